@@ -22,7 +22,7 @@ from torch.optim import Adagrad, Adam, Adamax, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from ampcompare.diagnosis.prefix import PrefixWatch
-from ampcompare.diagnosis.state_rounding import states_of
+from ampcompare.diagnosis.state_rounding import state_tensors_of
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "ahead-state.json"
 LENGTHS = (300, 800, 2400)
@@ -80,7 +80,7 @@ def train(
         scheduler.step()
         if rounds:
             for param in model.parameters():
-                held = dict(states_of(optimizer, param))[state]
+                held = dict(state_tensors_of(optimizer, param))[state]
                 held.copy_(held.bfloat16())
         losses.append(loss.item())
     return statistics.fmean(losses[-steps // 10 :])

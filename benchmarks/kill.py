@@ -24,14 +24,14 @@ import click
 import torch
 from harness import load, make_table, write_results
 
-from ampcompare.base.tensors.tree import first_difference
+from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.checkpoints.store import file
 from ampcompare.checkpoints.store.folder import CheckpointFolder
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.checkpoint.saver import Saver
+from ampcompare.training.checkpoint.saver import CheckpointSaver
 
 ARMS = (
     "fp32",
@@ -63,7 +63,7 @@ def _config(arm: str, **saving: Any) -> RunConfig:
 
 def _slow_down(shared: mmap.mmap) -> None:
     """Pause in every part of a save of this process, and say in shared memory which part is at work."""
-    write, sync, rename, save = file._HashingWriter.write, os.fsync, os.replace, Saver.save
+    write, sync, rename, save = file._HashingWriter.write, os.fsync, os.replace, CheckpointSaver.save_run
 
     def slow_write(self: Any, data: Any) -> int:
         time.sleep(WRITE_PAUSE)
@@ -82,14 +82,14 @@ def _slow_down(shared: mmap.mmap) -> None:
         time.sleep(RENAME_PAUSE)
         shared[PHASE] = PHASES.index("tidying") if saving else 0
 
-    def noted_save(self: Saver, position: Any, state: Any, **options: Any) -> None:
+    def noted_save(self: CheckpointSaver, position: Any, state: Any, **options: Any) -> None:
         shared[PHASE] = PHASES.index("writing")
         save(self, position, state, **options)
         shared[STEP] = position.step
         shared[PHASE] = 0
 
     file._HashingWriter.write, os.fsync, os.replace = slow_write, slow_sync, slow_rename  # type: ignore[method-assign]
-    Saver.save = noted_save  # type: ignore[method-assign]
+    CheckpointSaver.save_run = noted_save  # type: ignore[method-assign]
 
 
 def _fork_run(config: RunConfig, folder: Path, shared: mmap.mmap) -> int:
@@ -134,7 +134,7 @@ class Undisturbed:
         """Return in what the run of a folder differs; "" where it does not."""
         if _steps(folder) != self.steps:
             return "steps.jsonl"
-        return first_difference(self.state, _newest(folder), apart=APART)
+        return first_difference_text(self.state, _newest(folder), apart=APART)
 
 
 def _steps(folder: Path) -> list[str]:

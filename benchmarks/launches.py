@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
-from ampcompare.base.tensors.skippable_step import DeferredFlag, skip_on_device
+from ampcompare.base.tensors.skippable_step import DeferredFlag, make_step_skippable
 from ampcompare.tasks.models import build_model
 from ampcompare.training.precision import half
 from ampcompare.training.precision.base import Precision, make_precision
@@ -184,7 +184,7 @@ def _step_of(
     kind, _, skips = implementation.partition(", ")
     optimizer = OPTIMIZERS[name](model.parameters(), **{kind: True})
     if skips:
-        skip_on_device(optimizer)
+        make_step_skippable(optimizer)
     precision: Precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [optimizer])
 

@@ -30,7 +30,7 @@ from workloads import WORKLOADS, sgd
 from ampcompare import Arm
 from ampcompare.apex._install import install
 from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.recording.recorder import Recorder, Rows, header
+from ampcompare.script.recording.recorder import Recorder, Rows, record_header
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import CellFactsRecorder
 
@@ -98,7 +98,7 @@ def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
     steps, shuffler = BLOCK[model_name], random.Random(seed)
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(f"{folder}/record.jsonl", header(ExecSettings(name="script")))
+        recorder = Recorder(f"{folder}/record.jsonl", record_header(ExecSettings(name="script")))
         watch = CellFactsRecorder(recorder)
         for _ in range(ROUNDS[model_name]):
             for kind in shuffler.sample(KINDS, len(KINDS)):

@@ -219,12 +219,12 @@ def test_only_the_command_line_prints_and_exits() -> None:
 def _subscribed_names() -> set[str]:
     """Return the names of the functions that anything in the package subscribes to."""
     names = set()
-    for module in _with(r"\.(wrap|put)\(", MODULES):
+    for module in _with(r"\.(wrap|put_innermost)\(", MODULES):
         for node in ast.walk(_tree(module)):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("wrap", "put")
+                and node.func.attr in ("wrap", "put_innermost")
             ):
                 names |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}
     points = next(node for node in _tree("ampcompare.base.patches").body if getattr(node, "name", "") == "Points")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.processes.start import kill_group
+from ampcompare.base.processes.start import kill_process_group
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.settings.config import RunConfig
 
@@ -86,8 +86,8 @@ def test_a_group_ends_without_process_groups(monkeypatch: pytest.MonkeyPatch) ->
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
         child = psutil.Process(int(parent.stdout.readline()))
-        kill_group(parent.pid)
+        kill_process_group(parent.pid)
         assert parent.wait(timeout=20) != 0
         psutil.wait_procs([child], timeout=20)
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-    kill_group(parent.pid)
+    kill_process_group(parent.pid)

@@ -106,8 +106,8 @@ PARTICIPLE = re.compile(
 )
 VERBS = {"cut", "feed", "flatten", "listen", "open", "put", "read", "set", "unflatten", "widen"}
 OTHERS = {"__len__", "children", "seed", "when"}
-# Public ones: of a loss scaler of Apex, of a step, of a probe's answer, and of a rewritten file.
-PUBLIC = {"_unskipped", "applied", "done", "changed"}
+# Public ones: of a loss scaler of Apex, of a step, and of a rewritten file.
+PUBLIC = {"_unskipped", "applied", "changed"}
 
 
 def participles(source: str) -> list[str]:

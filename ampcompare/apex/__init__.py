@@ -20,11 +20,11 @@ __all__ = [
     "deprecated_warning",
     "fp16_utils",
     "install",
+    "is_strict_by_environment",
     "multi_tensor_apply",
     "normalization",
     "optimizers",
     "parallel",
-    "strict_from_environment",
 ]
 
 __version__ = "25.05+compat"
@@ -56,7 +56,7 @@ def deprecated_warning(msg: str) -> None:
     warnings.warn(msg, DeprecatedFeatureWarning, stacklevel=level)
 
 
-def strict_from_environment() -> bool:
+def is_strict_by_environment() -> bool:
     """Return whether the environment enables strict mode, with Apex's defects (`AMPCOMPARE_APEX_STRICT=1`)."""
     return os.environ.get("AMPCOMPARE_APEX_STRICT", "").strip().lower() in {"1", "true", "yes", "on"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.tree import map_tree
+from ampcompare.base.tensors.tree import map_tensors_in_tree
 
 
 def _get_autocast_dtypes() -> list[torch.dtype]:
@@ -25,10 +25,10 @@ def _get_current_dtype(dtype: torch.dtype | None = None) -> torch.dtype:
 
 def _cast_if_autocast_enabled(*args: Any) -> Any:
     """Return the arguments as a tuple, floating tensors cast where autocast is on for their device; fp64 stays."""
-    return tuple(map_tree(value, _cast) for value in args)
+    return tuple(map_tensors_in_tree(value, _cast_to_autocast_type) for value in args)
 
 
-def _cast(tensor: Tensor) -> Tensor:
+def _cast_to_autocast_type(tensor: Tensor) -> Tensor:
     device = tensor.device.type
     if not tensor.is_floating_point() or tensor.dtype is torch.float64 or not torch.is_autocast_enabled(device):
         return tensor

@@ -27,7 +27,7 @@ KERNELS = frozenset(
 )
 
 
-def real_name(alias: str) -> str | None:
+def real_module_name(alias: str) -> str | None:
     """Return the module behind `apex`, `apex.x` or one of `STANDALONE`; None for any other name."""
     if alias == "apex" or alias.startswith("apex."):
         return HOME + alias[len("apex") :]
@@ -52,12 +52,12 @@ class ApexFinder(MetaPathFinder):
             # `from apex.x import y` looks for a submodule y of the package before it fails.
             spec = PathFinder.find_spec(fullname, path)
             if spec is None:
-                self._miss("apex" + fullname[len(HOME) :])
+                self._record_missing_name("apex" + fullname[len(HOME) :])
             return spec
-        real = real_name(fullname)
+        real = real_module_name(fullname)
         if real is None:
             if fullname in KERNELS:
-                self._miss(fullname)
+                self._record_missing_name(fullname)
             return None
         # A lookup must not import: scripts probe with importlib.util.find_spec.
         real_spec = importlib.util.find_spec(real)
@@ -65,7 +65,7 @@ class ApexFinder(MetaPathFinder):
             return None
         return ModuleSpec(fullname, AliasLoader(real), is_package=real_spec.submodule_search_locations is not None)
 
-    def _miss(self, name: str) -> None:
+    def _record_missing_name(self, name: str) -> None:
         if name not in self.missing:
             self.missing.append(name)
 
@@ -80,7 +80,7 @@ def install() -> ApexFinder:
         if isinstance(finder, ApexFinder):
             return finder
     for name in list(sys.modules):
-        if real_name(name) is not None:
+        if real_module_name(name) is not None:
             del sys.modules[name]
     finder = ApexFinder()
     sys.meta_path.insert(0, finder)

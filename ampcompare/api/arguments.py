@@ -1,7 +1,7 @@
 """Functions that take the parameters of an options class, and the text that its docstring has for each.
 
 An option is written once, as a parameter of the class: name, type, default, and a line below `Args:`. Python's function
-gets all of it by `takes`, the command line by `ampcompare.cli.help.option_factory`.
+gets all of it by `takes_parameters_of`, the command line by `ampcompare.cli.help.option_factory`.
 """
 
 import inspect
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 SECTION = re.compile(r"^(Args|Attributes):\n((?:[ ].*\n?|\n(?=[ ]))*)", flags=re.MULTILINE)
 
 
-def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
+def takes_parameters_of(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
     """Return a decorator: a function of options becomes one of their parameters, with signature and docstring.
 
     Args:
@@ -49,7 +49,7 @@ def takes(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result
     return with_parameters
 
 
-def texts_of(source: Callable[..., Any]) -> dict[str, str]:
+def parameter_docs_of(source: Callable[..., Any]) -> dict[str, str]:
     """Return what the docstring of a function or class says of each parameter, in one line without its period."""
     texts: dict[str, str] = {}
     for _, section in SECTION.findall((inspect.getdoc(source) or "") + "\n"):

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from ampcompare.api.arguments import takes
+from ampcompare.api.arguments import takes_parameters_of
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import GateFailed, RecordError
 from ampcompare.experiment.compare import run_comparison
-from ampcompare.experiment.notebook_progress import default_observer
+from ampcompare.experiment.notebook_progress import observer_or_notebook_progress
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_options import CompareOptions, RunOptions, settings_request
 from ampcompare.experiment.single_run import run_single
@@ -21,7 +21,7 @@ from ampcompare.settings.reads import TRAIN
 from ampcompare.settings.recipe import Recipe
 
 
-@takes(RunOptions)
+@takes_parameters_of(RunOptions)
 def run(options: RunOptions) -> RunRecord:
     """Train one arm in a separate process and return its record.
 
@@ -33,10 +33,10 @@ def run(options: RunOptions) -> RunRecord:
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: no process could be started.
     """
-    return run_single(options, observer=default_observer(options.observer)).record
+    return run_single(options, observer=observer_or_notebook_progress(options.observer)).record
 
 
-@takes(CompareOptions)
+@takes_parameters_of(CompareOptions)
 def compare(options: CompareOptions) -> Comparison:
     """Train every arm with every seed on the same weights and batches, compare them, and write the reports.
 
@@ -50,7 +50,7 @@ def compare(options: CompareOptions) -> Comparison:
         LaunchError: no process could be started.
         GateFailed: an arm exceeds a limit of `fail_on`; its `comparison` has the results.
     """
-    outcome = run_comparison(options, observer=default_observer(options.observer))
+    outcome = run_comparison(options, observer=observer_or_notebook_progress(options.observer))
     outcome.write_junit()
     failures = [f"{check.arm}: {check.failure}" for check in outcome.checks if check.failure]
     if failures:
@@ -133,7 +133,7 @@ def export_run(
     comparison = reload_comparison(folder)
     target = folder / to if output_dir is None else Path(output_dir)
     exporter = make_exporter(to, target, note, project)
-    exporter.write(comparison, folder)
+    exporter.export_records(comparison, folder)
     return comparison, exporter.destination or str(target)
 
 

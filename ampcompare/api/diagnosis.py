@@ -63,20 +63,22 @@ def diagnose(
     """
     from ampcompare.experiment.diagnose import diagnose as _diagnose
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import try_configs
-    from ampcompare.experiment.run_options import settings_request, with_script
+    from ampcompare.experiment.preflight import run_trials_of_configs
+    from ampcompare.experiment.run_options import settings_request, settings_with_script
 
     if loop is not None and script is not None:
         raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
-    request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
+    request = settings_request(
+        recipe, size, config_file, settings_with_script({**settings, "arm": str(arm)}, script, ())
+    )
     config = collect_settings(request, DIAGNOSE if loop is None else DIAGNOSE_LOOP, one_run=True).config
     options = DiagnoseOptions(config, steps, reference, cures)
     options.check()
     if loop is None:
         check_cells([config])
     if script is not None and preflight:
-        try_configs([config])
+        run_trials_of_configs([config])
     return _diagnose(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 
@@ -115,23 +117,25 @@ def profile(
         LaunchError: the reference could not be trained.
     """
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import try_configs
+    from ampcompare.experiment.preflight import run_trials_of_configs
     from ampcompare.experiment.profile import profile as _profile
-    from ampcompare.experiment.run_options import settings_request, with_script
+    from ampcompare.experiment.run_options import settings_request, settings_with_script
 
     if loop is not None and script is not None:
         raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
     names, reads = _distinct_arm_texts(arms), PROFILE if loop is None else PROFILE_LOOP
     configs = []
     for name in names:
-        request = settings_request(recipe, size, config_file, with_script({**settings, "arm": name}, script, ()))
+        request = settings_request(
+            recipe, size, config_file, settings_with_script({**settings, "arm": name}, script, ())
+        )
         configs.append(collect_settings(request, reads, one_run=True).config)
     options = ProfileOptions(tuple(configs), steps=steps, profiled=profiled_steps, trials=trials)
     options.check()
     if loop is None:
         check_cells(configs)
     if script is not None and preflight:
-        try_configs(configs)
+        run_trials_of_configs(configs)
     return _profile(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 
@@ -167,9 +171,9 @@ def look_ahead(
     """
     from ampcompare.experiment.look_ahead import AheadOptions
     from ampcompare.experiment.look_ahead import look_ahead as _look_ahead
-    from ampcompare.experiment.run_options import settings_request, with_script
+    from ampcompare.experiment.run_options import settings_request, settings_with_script
 
-    given = with_script({**settings, "arm": "fp32"}, script, ())
+    given = settings_with_script({**settings, "arm": "fp32"}, script, ())
     config = collect_settings(settings_request(recipe, size, config_file, given), AHEAD, one_run=True).config
     judged = [Arm.parse(name) for name in _distinct_arm_texts(arms)]
     return _look_ahead(AheadOptions(config, judged, prefix, steps, twin))
@@ -207,12 +211,14 @@ def find_batch(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: a try failed for another reason than memory or too few samples.
     """
-    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of, search_batches
+    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of_arms, find_largest_batches_on_free_gpu
     from ampcompare.experiment.run_options import settings_request
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), FIND_BATCH, one_run=True).config
-    configs = configs_of(config, _distinct_arm_texts(arms))
-    return search_batches(BatchSearchTerms(configs, memory_limit, margin / 100, note, preflight), gpus)
+    configs = configs_of_arms(config, _distinct_arm_texts(arms))
+    return find_largest_batches_on_free_gpu(
+        BatchSearchTerms(configs, memory_limit, margin / 100, note, preflight), gpus
+    )
 
 
 def _distinct_arm_texts(arms: Sequence[Arm | str] | str) -> list[str]:

@@ -14,7 +14,7 @@ from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, require_one_of
 
 if TYPE_CHECKING:
-    from ampcompare.checkpoints.convert.fp32_weights import Conversion
+    from ampcompare.checkpoints.convert.fp32_weights import ConvertedCheckpoint
     from ampcompare.source.lint.report import Report
     from ampcompare.source.migrate.project import FileMigration
 
@@ -101,7 +101,7 @@ def lint_paths(
         ConfigError: a code that does not exist, or settings that cannot be read.
     """
     from ampcompare.source.find import find_sources
-    from ampcompare.source.lint.report import Unread
+    from ampcompare.source.lint.report import UnreadFile
     from ampcompare.source.lint.run import lint_files, read_selection
     from ampcompare.source.versions import known_versions
 
@@ -111,9 +111,9 @@ def lint_paths(
         selection = replace(selection, select=tuple(select))
     if ignore is not None:
         selection = replace(selection, ignore=tuple(ignore))
-    missing: list[Unread] = []
+    missing: list[UnreadFile] = []
     patterns = (*selection.exclude, *exclude)
-    files = find_sources(places, exclude=patterns, unreadable=lambda path, why: missing.append(Unread(path, why)))
+    files = find_sources(places, exclude=patterns, unreadable=lambda path, why: missing.append(UnreadFile(path, why)))
     report = lint_files(files, selection, fix=fix, named=set(places))
     report.unread[:0] = missing
     return report
@@ -144,7 +144,7 @@ def migrate_script(
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
-    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite
+    from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter
     from ampcompare.source.migrate.project import FileMigration
     from ampcompare.source.versions import known_versions
 
@@ -153,9 +153,9 @@ def migrate_script(
     if not file.is_file():
         raise ConfigError(f"there is no file {file}; give the path of a script or notebook")
     if how == "adapter":
-        choice = adapt_all([file])
+        choice = choose_adapter_for_all([file])
     else:
-        choice = choose_rewrite(
+        choice = choose_rewrite_or_adapter(
             [file],
             only_ordinary=how != "rewrite",
             must_parse=lambda each: True,
@@ -185,7 +185,7 @@ def convert_checkpoint(
     opt_level: Literal["O0", "O1", "O2", "O3", "O4", "O5"] | None = None,
     save_apex_format: bool = False,
     static_scale: bool | None = None,
-) -> Conversion:
+) -> ConvertedCheckpoint:
     """Convert a checkpoint file between Apex and torch.amp. Imports torch.
 
     Args:

@@ -5,7 +5,7 @@ from typing import TextIO, get_args
 
 from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.experiment.reload_report import load_records
-from ampcompare.results.analysis.against import AgainstResult, judge_new, table_of_records
+from ampcompare.results.analysis.against import AgainstResult, judge_new_results, table_of_records
 from ampcompare.results.analysis.inference.terms import Preference, Terms
 from ampcompare.results.analysis.results_table import Better, ResultsTable, judge_arms, read_table
 from ampcompare.results.records.comparison import Comparison
@@ -77,7 +77,7 @@ def judge_against(
     """
     require_one_of((None, *get_args(Better)), "better", better)
     tables = [_read_results(side, metric, better) for side in (new, old)]
-    return judge_new(*tables, arm=arm, sd=sd, terms=Terms(margin))
+    return judge_new_results(*tables, arm=arm, sd=sd, terms=Terms(margin))
 
 
 def _read_results(source: str | Path | TextIO, metric: str | None, better: Better | None) -> ResultsTable:

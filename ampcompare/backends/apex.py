@@ -24,7 +24,7 @@ from ampcompare.backends.options import (
     parse_flag,
     parse_loss_scale,
     parse_module_patterns,
-    parse_positive,
+    parse_positive_number,
     roles_with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
@@ -237,8 +237,8 @@ SPEC = BackendSpec(
         "keep_batchnorm_fp32": parse_flag,
         "master_weights": parse_flag,
         "cast_model_outputs": float_dtype,
-        "min_loss_scale": parse_positive,
-        "max_loss_scale": parse_positive,
+        "min_loss_scale": parse_positive_number,
+        "max_loss_scale": parse_positive_number,
         "keep_fp32": parse_module_patterns,
         "engine": make_choice_parser("auto", "nvidia", "compat"),
     },

@@ -91,7 +91,7 @@ def require_real_apex(device: str) -> ApexInstall:
     installed = find_installed_apex()
     if not installed.has_amp:
         raise BackendUnavailable(installed.reason)
-    if not _is_cuda(device):
+    if not _is_cuda_device(device):
         raise BackendUnavailable(f"the real Apex runs on CUDA only, and the device is {device}: use --engine compat")
     return installed
 
@@ -116,21 +116,21 @@ def select_engine(engine: str, opt_level: str, device: str, *, torch_version: st
             )
         return _EngineChoice("compat", f"{opt_level} is a level of ROCm's Apex, which NVIDIA's does not have")
     if engine == "nvidia":
-        return _real_engine(require_real_apex(device), o1_raises)
+        return _choice_of_real_engine(require_real_apex(device), o1_raises)
     if engine == "compat":
         return _EngineChoice("compat", "asked for")
     installed = find_installed_apex()
     if not installed.has_amp:
         return _EngineChoice("compat", installed.reason.partition(";")[0])
-    if not _is_cuda(device):
+    if not _is_cuda_device(device):
         return _EngineChoice("compat", f"the real Apex runs on CUDA only, and the device is {device}")
     # Without its CUDA extensions the real Apex waits for the device at each parameter, which is not how it was used.
     if installed.kind != "full":
         return _EngineChoice("compat", f"{installed.reason}; --engine nvidia uses it anyway")
-    return _EngineChoice("compat", o1_raises) if o1_raises else _real_engine(installed, "")
+    return _EngineChoice("compat", o1_raises) if o1_raises else _choice_of_real_engine(installed, "")
 
 
-def _real_engine(installed: ApexInstall, o1_raises: str) -> _EngineChoice:
+def _choice_of_real_engine(installed: ApexInstall, o1_raises: str) -> _EngineChoice:
     version = installed.version if installed.kind == "full" else f"{installed.version}, Python only"
     caution = (
         f"{o1_raises} (a weight used twice, a second forward, RNN modules, evaluation without no_grad); "
@@ -139,5 +139,5 @@ def _real_engine(installed: ApexInstall, o1_raises: str) -> _EngineChoice:
     return _EngineChoice("nvidia", installed.reason, version, caution if o1_raises else "")
 
 
-def _is_cuda(device: str) -> bool:
+def _is_cuda_device(device: str) -> bool:
     return device.partition(":")[0] == "cuda"

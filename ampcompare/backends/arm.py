@@ -101,7 +101,7 @@ def _unknown_option_message(backend: str, spec: BackendSpec, name: str, given: M
     return f"backend {backend!r} has no option {name!r}: {hint}its options are: {', '.join(parsers) or 'none'}"
 
 
-def _is_value(spec: BackendSpec, word: str) -> bool:
+def _is_positional_value(spec: BackendSpec, word: str) -> bool:
     """Return whether a word can be the value of the option that may be written without its name."""
     try:
         return bool(spec.parsers and spec.positional and (spec.parsers[spec.positional](word), True))
@@ -142,7 +142,11 @@ class Arm:
             name, equals, value = word.partition("=")
             if not equals:
                 known = name in ((spec.parsers if spec else None) or {})
-                if positional is not None and not known and (number == 0 or (spec and _is_value(spec, word))):
+                if (
+                    positional is not None
+                    and not known
+                    and (number == 0 or (spec and _is_positional_value(spec, word)))
+                ):
                     name, value = positional, word
                 else:
                     value = "true"
@@ -218,7 +222,7 @@ class Arm:
         return scale is not None and scale.interval is not None
 
     @property
-    def runs(self) -> Arm | None:
+    def underlying_arm(self) -> Arm | None:
         """The arm of ampcompare's own that a library is asked for, or that this one runs on; None if there is none.
 
         What a library really runs on a device is a matter of the ledger.
@@ -230,10 +234,10 @@ class Arm:
     def roles(self) -> Roles | None:
         """In which type each part of a step is held or computed, as the arm declares it; None if that is not known."""
         own = self.spec.roles(self.options)
-        inner = None if own is not None or self.runs is None else self.runs.roles
+        inner = None if own is not None or self.underlying_arm is None else self.underlying_arm.roles
         return own if inner is None else self.spec.wraps(self.options, inner)
 
-    def declares_the_same(self, other: Arm) -> bool:
+    def declares_same_types(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""
 
         def options_besides_ignored(arm: Arm) -> dict[str, Any]:
@@ -252,7 +256,7 @@ class Arm:
         return Arm.parse(text) if text else None
 
     @property
-    def words(self) -> dict[str, str]:
+    def option_texts(self) -> dict[str, str]:
         """Its options by name, each as people write it, such as `bf16` for the dtype of `half`."""
         spellings = self.spec.spellings
         words = {name: self._option_with_name(name, value) for name, value in self.options.items()}
@@ -261,7 +265,7 @@ class Arm:
     @property
     def key(self) -> str:
         """The text that digests are made of: options under their full names, which no later spelling changes."""
-        return _join_words(
+        return _arm_text_of_words(
             self.backend, {name: self._option_for_key(name, value) for name, value in self.options.items()}
         )
 
@@ -283,20 +287,20 @@ class Arm:
         """
         return Arm.make(self.backend, **{**self.options, **changes})
 
-    def without(self, option: str) -> Arm | None:
+    def without_option(self, option: str) -> Arm | None:
         """Return the arm without one of its options; None if the others need it."""
         with contextlib.suppress(ConfigError):
             return self.with_options(**{option: None})
         return None
 
     def __str__(self) -> str:
-        return _join_words(self.backend, self.words)
+        return _arm_text_of_words(self.backend, self.option_texts)
 
     def __hash__(self) -> int:
         return hash(str(self))
 
 
-def _join_words(backend: str, words: Mapping[str, str]) -> str:
+def _arm_text_of_words(backend: str, words: Mapping[str, str]) -> str:
     return f"{backend}:{','.join(words.values())}" if words else backend
 
 
@@ -400,7 +404,7 @@ def split_arms(text: str) -> tuple[list[str], str]:
             arms.append([word])
             continue
         is_arm = _may_be_arm(word)
-        is_option = _is_option(word, arms[-1][0])
+        is_option = _is_option_of_arm(word, arms[-1][0])
         has_options = len(arms[-1]) > 1 or ":" in arms[-1][0]
         if is_arm and not (is_option and has_options):
             arms.append([word])
@@ -416,7 +420,7 @@ def _may_be_arm(word: str) -> bool:
     return "=" not in head and (bool(colon) or backend_or_arm_named(head) is not None)
 
 
-def _is_option(word: str, arm: str) -> bool:
+def _is_option_of_arm(word: str, arm: str) -> bool:
     """Return whether the backend of an arm takes a word as an option."""
     spec = find_spec(_split_backend(arm)[0])
     head, colon, _ = word.partition(":")

@@ -115,7 +115,7 @@ def _loss_scale_text(roles: Roles) -> str:
 def apex_script_lines(options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `apex.amp` says."""
     given = {name: value for name, value in options.items() if name not in ("engine", "keep_fp32")}
-    words = [f"{name}={_python_argument(name, value)}" for name, value in given.items()]
+    words = [f"{name}={_python_argument_text(name, value)}" for name, value in given.items()]
     return (
         "# or: from ampcompare.apex import amp",
         "from apex import amp",
@@ -204,7 +204,7 @@ def half_script_lines(
     )
 
 
-def _python_argument(name: str, value: Any) -> str:
+def _python_argument_text(name: str, value: Any) -> str:
     if name == "cast_model_outputs":
         return f"torch.{value}"
     return f'"{value}"' if isinstance(value, str) else f"{value!r}"

@@ -10,7 +10,7 @@ from ampcompare.backends.options import (
     half_dtype,
     parse_count,
     parse_module_patterns,
-    parse_positive,
+    parse_positive_number,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
@@ -126,7 +126,7 @@ SPEC = BackendSpec(
         "reduce": float_dtype,
         "output": float_dtype,
         "keep_fp32": parse_module_patterns,
-        "init_scale": parse_positive,
+        "init_scale": parse_positive_number,
         "growth_interval": parse_count,
     },
     aliases={"bf16": "param=bf16", "fp16": "param=fp16"},

@@ -14,7 +14,7 @@ from ampcompare.backends.options import (
     parse_flag,
     parse_loss_scale,
     parse_module_patterns,
-    parse_positive,
+    parse_positive_number,
     roles_with_types,
     why_types_conflict,
 )
@@ -117,7 +117,7 @@ SPEC = BackendSpec(
         "bn_fp32": parse_flag,
         "master_weights": parse_flag,
         "loss_scale": parse_loss_scale,
-        "init_scale": parse_positive,
+        "init_scale": parse_positive_number,
         "growth_interval": parse_count,
         "keep_fp32": parse_module_patterns,
         "state": float_dtype,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ampcompare.backends.explanation import ArmExplanation
-from ampcompare.base.environment.packages import installed_version, quiet_import
+from ampcompare.base.environment.packages import installed_version, silenced_import
 from ampcompare.base.errors import BackendUnavailable
 
 
@@ -28,7 +28,7 @@ class Library:
     remark: str = ""
     extra: str = ""
 
-    def find(self) -> tuple[str, str, str] | None:
+    def find_installed(self) -> tuple[str, str, str] | None:
         """Return module, distribution and version of what is installed, without importing it; None if nothing is."""
         for module, distribution in zip(self.modules, self.distributions, strict=True):
             if importlib.util.find_spec(module.partition(".")[0]) is not None:
@@ -37,18 +37,18 @@ class Library:
 
     def why_missing(self) -> str:
         """Return why it cannot be used, with what to type; "" if it is installed."""
-        if self.find() is not None:
+        if self.find_installed() is not None:
             return ""
         return f"not installed: {self.install}" + (f" ({self.remark})" if self.remark else "")
 
     def load(self, backend: str) -> tuple[ModuleType, str, str]:
         """Import it; return the module with the name and version of its distribution."""
-        found = self.find()
+        found = self.find_installed()
         if found is None:
             raise BackendUnavailable(f"{backend} is {self.why_missing()}")
         name, distribution, version = found
         try:
-            with quiet_import():
+            with silenced_import():
                 return importlib.import_module(name), distribution, version
         except Exception as error:  # a library built for another torch may raise any exception
             raise BackendUnavailable(

@@ -54,7 +54,7 @@ def parse_flag(text: str) -> bool:
     raise ValueError("expected true or false")
 
 
-def parse_positive(text: str) -> float:
+def parse_positive_number(text: str) -> float:
     """Return a finite number above 0."""
     try:
         number = float(text)
@@ -65,16 +65,16 @@ def parse_positive(text: str) -> float:
     return number
 
 
-def parse_above_one(text: str) -> float:
+def parse_number_above_one(text: str) -> float:
     """Return a finite number above 1."""
-    if (number := parse_positive(text)) <= 1:
+    if (number := parse_positive_number(text)) <= 1:
         raise ValueError("expected a number above 1")
     return number
 
 
 def parse_between_zero_and_one(text: str) -> float:
     """Return a number between 0 and 1."""
-    if (number := parse_positive(text)) >= 1:
+    if (number := parse_positive_number(text)) >= 1:
         raise ValueError("expected a number between 0 and 1")
     return number
 
@@ -91,7 +91,7 @@ def parse_loss_scale(text: str) -> float | str:
     if text.lower() == "dynamic":
         return "dynamic"
     try:
-        return parse_positive(text)
+        return parse_positive_number(text)
     except ValueError:
         raise ValueError("expected dynamic or a finite number above 0") from None
 

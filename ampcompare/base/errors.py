@@ -31,7 +31,7 @@ MAX_LISTED = 12
 
 
 @dataclass(frozen=True)
-class Advice:
+class ArmAdvice:
     """What to do where an arm cannot train.
 
     Attributes:
@@ -48,7 +48,7 @@ class Advice:
         arms = f"compare {', '.join(most)}{' or ' * bool(most)}{last}" if last else ""
         return ", or ".join(filter(None, [arms, self.remedy]))
 
-    def without_other_arms(self, arms: Collection[str]) -> "Advice":
+    def without_other_arms(self, arms: Collection[str]) -> "ArmAdvice":
         """Return it without the arms that are not among these."""
         return replace(self, arms=tuple(arm for arm in self.arms if arm in arms))
 
@@ -62,11 +62,11 @@ class AmpCompareError(Exception):
     """
 
     exit_code: ClassVar[int] = 3
-    advice: Advice = Advice()
+    advice: ArmAdvice = ArmAdvice()
     seen: str = ""
 
     @classmethod
-    def advising(cls, seen: str, *arms: str, remedy: str = "") -> Self:
+    def with_advice(cls, seen: str, *arms: str, remedy: str = "") -> Self:
         """Return an error that ends with advice.
 
         Args:
@@ -74,13 +74,13 @@ class AmpCompareError(Exception):
             arms: texts of other arms that may train what this one cannot, the most useful first.
             remedy: what else helps, in words.
         """
-        advice = Advice(arms, remedy)
+        advice = ArmAdvice(arms, remedy)
         error = cls(message_with_advice(seen, advice))
         error.advice, error.seen = advice, seen
         return error
 
 
-def message_with_advice(seen: str, advice: Advice) -> str:
+def message_with_advice(seen: str, advice: ArmAdvice) -> str:
     """Return an error in words.
 
     Args:

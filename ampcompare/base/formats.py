@@ -20,7 +20,7 @@ class Element:
     largest: float
 
     @property
-    def end(self) -> float:
+    def cutoff_magnitude(self) -> float:
         """The magnitude from which numbers are cut off: half a step above the largest."""
         return float(self.largest + 2.0 ** (self.greatest - self.fraction - 1))
 

@@ -34,7 +34,7 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def ordinal(number: int) -> str:
+def format_ordinal(number: int) -> str:
     """Return a number as it counts, such as `6th`."""
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
@@ -51,7 +51,7 @@ def format_ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in groups)
 
 
-def first_line(text: object, otherwise: str = "no message") -> str:
+def first_line_of_text(text: object, otherwise: str = "no message") -> str:
     """Return the first line of a text or of what an error says.
 
     Args:
@@ -69,7 +69,7 @@ def format_duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m{rest:02d}s" if hours else f"{minutes}m{rest:02d}s"
 
 
-def rough_duration(seconds: float) -> str:
+def format_rough_duration(seconds: float) -> str:
     """Return a time to the second, and from an hour on to the minute, such as `41s`, `3m20s` or `6h41m`."""
     hours, minutes, rest = _hours_minutes_seconds(seconds)
     if hours:
@@ -114,7 +114,7 @@ def format_percent(share: float | None, *, missing: str = "-") -> str:
     return missing if share is None else f"{100 * share:.2f}"
 
 
-def rough_percent(share: float) -> str:
+def format_rough_percent(share: float) -> str:
     """Return a share of 1 in percent, with two digits below 10 %."""
     return f"{100 * share:.2g}" if share < 0.0995 else f"{100 * share:.0f}"
 
@@ -140,7 +140,7 @@ def format_mebibytes(size: int | None, *, decimals: int = 1, missing: str = "-")
     return missing if size is None else f"{size / MIB:.{decimals}f}"
 
 
-def printable(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: bool = False) -> str:
+def printable_line(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: bool = False) -> str:
     """Return text from a user's names, files or errors as one harmless line, which cannot steer a terminal.
 
     Args:
@@ -156,13 +156,13 @@ def printable(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: 
     return line[: longest - 1 - keep_end] + "…" + (line[-keep_end:] if keep_end else "")
 
 
-def few_names(names: Sequence[str]) -> str:
+def format_few_names(names: Sequence[str]) -> str:
     """Return names as a list, of which a long one has only the first."""
     more = len(names) - MOST_NAMES
     return ", ".join(names) if more <= 1 else f"{', '.join(names[:MOST_NAMES])} and {more} more"
 
 
-def fold_to_terminal(line: str) -> str:
+def fold_line_to_terminal_width(line: str) -> str:
     """Return a line as lines that fit the terminal that stderr is; whole elsewhere, where programs search it.
 
     All but the first are two columns further to the right.

@@ -75,7 +75,7 @@ def user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
     return frames
 
 
-def call_site() -> tuple[int, ...]:
+def call_site_key() -> tuple[int, ...]:
     """Return what identifies this call: code and instruction of the three innermost frames of the user."""
     frame: FrameType | None = sys._getframe(1)
     site: list[int] = []
@@ -104,7 +104,7 @@ def user_location(frame: FrameType | None = None) -> Location:
     return Location(file, line, caller)
 
 
-def message_with_line(problem: str) -> str:
+def message_with_script_line(problem: str) -> str:
     """Return a message that begins with the line of the script that is running."""
     frames = [Location(code.co_filename, line) for code, line in user_frames()]
     # Decorators of installed packages stand between the script and torch.

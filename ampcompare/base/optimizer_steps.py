@@ -23,8 +23,8 @@ class OptimizerSteps:
         self._running: dict[int, list[Any]] = {}  # by thread: the optimizers that step, the outer one first
         self._before: list[Follower] = []
         self._after: list[Follower] = []
-        events.at_end(register_optimizer_step_pre_hook(self._begin).remove)
-        events.at_end(register_optimizer_step_post_hook(self._end).remove)
+        events.call_at_end(register_optimizer_step_pre_hook(self._begin).remove)
+        events.call_at_end(register_optimizer_step_post_hook(self._end).remove)
 
     def before(self, follower: Follower) -> None:
         """Call a function with the optimizer before each step from now on."""

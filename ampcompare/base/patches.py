@@ -63,25 +63,27 @@ class _ReplacedFunction:
         self.arounds: list[tuple[Layer, Around]] = []
         self.others: list[_ReplacedFunction] = []  # with the same subscribers
 
-    def set(self) -> None:
+    def put_in_place(self) -> None:
         """Put in place what the present subscribers need; code that has wrapped it since calls them still."""
         self._inner = self._chain = self.puts[-1] if self.puts else self._original
         for _, around in sorted(self.arounds, key=lambda one: one[0]):
             self._chain = functools.partial(around, self._chain)
         for other in self.others:
-            other.set()
+            other.put_in_place()
         if not self.arounds and not self.puts:
             _places.pop((id(self._owner), self._name), None)
         if vars(self._owner).get(self._name) is not self._value:
             return
         if self.arounds or self.puts or self._is_own:
-            self._value = self._replacement_for() if self.arounds else self.puts[-1] if self.puts else self._before
+            self._value = (
+                self._replacement_with_subscribers() if self.arounds else self.puts[-1] if self.puts else self._before
+            )
             setattr(self._owner, self._name, self._value)
         elif self._name in vars(self._owner):
             self._value = None
             delattr(self._owner, self._name)
 
-    def _replacement_for(self) -> Any:
+    def _replacement_with_subscribers(self) -> Any:
         if self._replacement is None:
             compiler, tracing = torch.compiler, torch._C._get_tracing_state
 
@@ -115,7 +117,7 @@ def follow_modules_with_own_call() -> None:
             place = _replaced_function_at(kind, "__call__")
             place.arounds = forward.arounds
             forward.others.append(place)
-            place.set()
+            place.put_in_place()
 
 
 class Subscriptions:
@@ -135,7 +137,7 @@ class Subscriptions:
         place = _replaced_function_at(owner, name)
         self._add_subscriber(place, place.arounds, (self._layer, around))
 
-    def put(self, owner: Any, name: str, value: Any) -> None:
+    def put_innermost(self, owner: Any, name: str, value: Any) -> None:
         """Set what the subscribers of `owner.name` lie around: a function, or any other attribute."""
         place = _replaced_function_at(owner, name)
         self._add_subscriber(place, place.puts, value)
@@ -143,13 +145,13 @@ class Subscriptions:
     def _add_subscriber(self, place: _ReplacedFunction, entries: list[Any], entry: Any) -> None:
         def remove_subscriber() -> None:
             entries.remove(entry)
-            place.set()
+            place.put_in_place()
 
         entries.append(entry)
-        place.set()
+        place.put_in_place()
         self._undo.append(remove_subscriber)
 
-    def at_end(self, function: Callable[[], None]) -> None:
+    def call_at_end(self, function: Callable[[], None]) -> None:
         """Call a function at the end, such as `remove` of a hook of torch's own."""
         self._undo.append(function)
 
@@ -192,14 +194,14 @@ def without_subscribers(owner: Any, name: str) -> Iterator[None]:
     arounds, puts = place.arounds[:], place.puts[:]
     place.arounds.clear()
     place.puts.clear()
-    place.set()
+    place.put_in_place()
     _places[id(owner), name] = place
     try:
         yield
     finally:
         place.arounds += arounds
         place.puts += puts
-        place.set()
+        place.put_in_place()
 
 
 class GradientReads:
@@ -237,14 +239,14 @@ class GradientReads:
         self._is_redirected = get is not None
         self._put_property_in_place()
 
-    def want(self, before: Callable[[Tensor], None], wanted: bool) -> None:
+    def call_before_reads(self, before: Callable[[Tensor], None], wanted: bool) -> None:
         """Call a function with the tensor before each read from now on, or no longer."""
         if wanted != (before in self._wanted_by):
             (self._wanted_by.append if wanted else self._wanted_by.remove)(before)
             self._put_property_in_place()
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause_notices_of_reads(self) -> Iterator[None]:
         """Run a block whose reads do not count; blocks nest."""
         self._pauses += 1
         self._put_property_in_place()

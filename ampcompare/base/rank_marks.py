@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.base.environment.ranks import is_rank, rank_of
+from ampcompare.base.environment.ranks import is_one_of_several_ranks, rank_of_process
 from ampcompare.base.environment.variables import CELL_FOLDER
 
 MARKED = re.compile(rb"\x1e(\d+)\x1f([^\x1d]*)\x1d")
@@ -18,7 +18,7 @@ MAX_MARKED = 4096  # bytes that a pipe keeps together
 PIECE = 1000  # characters of at most four bytes
 
 
-def mark_output() -> None:
+def mark_output_with_rank() -> None:
     """Mark what this process and its forks print through Python while they are in a process group of several ranks."""
     if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _RankMarkedStream):
         return
@@ -88,4 +88,4 @@ def _rank_in_group() -> int | None:
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
         return int(torch_distributed.get_rank()) if torch_distributed.get_world_size() > 1 else None
-    return rank_of() if is_rank() and os.environ.get("WORLD_SIZE") != "1" else None
+    return rank_of_process() if is_one_of_several_ranks() and os.environ.get("WORLD_SIZE") != "1" else None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ampcompare.base.secrets import MIN_LITERAL, NAME, hide_value
+from ampcompare.base.secrets import MIN_LITERAL, NAME, note_value_if_secret
 
 SETTINGS = {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".properties"}
 FOLDERS = ("conf", "config", "configs")  # of Hydra, and by habit
@@ -27,7 +27,7 @@ def note_secrets_in_files(script: str | Path | None, arguments: Sequence[str]) -
     """
     for path in _files_with_settings(script, arguments):
         for name, value in _named_values_in(path):
-            hide_value(name, value)
+            note_value_if_secret(name, value)
 
 
 def _files_with_settings(script: str | Path | None, arguments: Sequence[str]) -> Iterator[Path]:

@@ -59,12 +59,12 @@ _values: dict[str, str] = {}  # placeholder by value
 _placeholders: dict[str, str] = {}  # value by placeholder
 
 
-def hide_names(patterns: Iterable[str]) -> None:
+def note_secret_names(patterns: Iterable[str]) -> None:
     """Take arguments and variables of these names for secrets too; `*` and `?` stand for any characters."""
     _names.extend(pattern.lstrip("-").lower().replace("-", "_") for pattern in patterns if pattern)
 
 
-def hidden_names_variable() -> str:
+def value_of_secret_names_variable() -> str:
     """Return the value of the variable by which a process that this one starts knows these names."""
     given = os.environ.get(MASK, "").split(",")
     return ",".join(dict.fromkeys(filter(None, [*given, *_names])))
@@ -73,7 +73,7 @@ def hidden_names_variable() -> str:
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an argument or variable, such as `--hf-token` or `WANDB_API_KEY`, is of a secret."""
     words = [word for word in re.split(r"[^a-z0-9]+", _name_in_lower_case(name)) if word]
-    if _has_hidden_name(name):
+    if _matches_users_secret_patterns(name):
         return True
     if not words or words[-1] in NOT_THE_SECRET:
         return False
@@ -87,8 +87,8 @@ def _name_in_lower_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
 
 
-def _has_hidden_name(name: str) -> bool:
-    patterns = hidden_names_variable().lower().replace("-", "_").split(",")
+def _matches_users_secret_patterns(name: str) -> bool:
+    patterns = value_of_secret_names_variable().lower().replace("-", "_").split(",")
     return any(fnmatch.fnmatchcase(_name_in_lower_case(name), pattern) for pattern in patterns if pattern)
 
 
@@ -96,12 +96,12 @@ def _is_secret(name: str, value: str) -> bool:
     if not value or PLACEHOLDER.fullmatch(value):
         return False
     if is_secret_name(name):
-        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _has_hidden_name(name)
+        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _matches_users_secret_patterns(name)
     is_key = _name_in_lower_case(name).rpartition("_")[2] == "key"
     return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None
 
 
-def hide_value(name: str, value: str) -> None:
+def note_value_if_secret(name: str, value: str) -> None:
     """Take a value for a secret, from now on, if its name or its form says that it is one."""
     if _is_secret(name, value) or TOKENS.fullmatch(value):
         _values.setdefault(
@@ -109,7 +109,7 @@ def hide_value(name: str, value: str) -> None:
         )
 
 
-def hide_words(words: Sequence[str]) -> list[str]:
+def hide_secrets_in_words(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with a placeholder for each secret, and keep the values in memory."""
     shown: list[str] = []
     used: dict[str, str] = {}
@@ -119,12 +119,12 @@ def hide_words(words: Sequence[str]) -> list[str]:
         if flag and found is None and _is_secret(flag, word):
             shown.append(_placeholder_for(flag, word, used))
         else:
-            shown.append(_hide_inside_word(word, flag, used))
+            shown.append(_hide_secret_inside_word(word, flag, used))
         flag = found[1] if found else ""
     return shown
 
 
-def _hide_inside_word(word: str, flag: str, used: dict[str, str]) -> str:
+def _hide_secret_inside_word(word: str, flag: str, used: dict[str, str]) -> str:
     whole = re.fullmatch(rf"(?s)([-+]*({NAME})=)(.+)", word)
     if whole and _is_secret(whole[2], whole[3]):
         return whole[1] + _placeholder_for(whole[2], whole[3], used)
@@ -207,7 +207,7 @@ def mask_secrets(text: str, *, of_script: bool = False) -> str:
     """
     known = {**_secrets_in_environment(tuple(os.environ.items()), tuple(_names)), **_values}
     for value, placeholder in sorted(known.items(), key=lambda item: -len(item[0])):
-        for form in _written_forms_of(value):
+        for form in _written_forms_of_value(value):
             if len(value) >= MIN_LITERAL:
                 text = text.replace(form, placeholder)
             elif of_script and len(value) >= MIN_WORD:
@@ -230,7 +230,7 @@ def _secrets_in_environment(environment: tuple[tuple[str, str], ...], _patterns:
     return known
 
 
-def _written_forms_of(value: str) -> Iterable[str]:
+def _written_forms_of_value(value: str) -> Iterable[str]:
     """Return how a value appears in files of several formats."""
     in_json = (json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
     return dict.fromkeys([value, *in_json, html.escape(value), urllib.parse.quote(value, safe="")])
@@ -242,22 +242,22 @@ class StreamMask:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, block: bytes) -> bytes:
+    def mask_block(self, block: bytes) -> bytes:
         """Return what can be written now."""
         data = self._rest + block
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > MAX_HELD:
             end = len(data)
         self._rest = data[end:]
-        return _mask_bytes(data[:end])
+        return _mask_secrets_in_bytes(data[:end])
 
-    def end(self) -> bytes:
+    def masked_rest(self) -> bytes:
         """Return what was held back."""
         rest, self._rest = self._rest, b""
-        return _mask_bytes(rest)
+        return _mask_secrets_in_bytes(rest)
 
 
-def _mask_bytes(data: bytes) -> bytes:
+def _mask_secrets_in_bytes(data: bytes) -> bytes:
     return mask_secrets(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode(
         "utf-8", "surrogateescape"
     )

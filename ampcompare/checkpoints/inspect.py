@@ -13,20 +13,25 @@ from torch import Tensor
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import CheckpointError, ConfigError, ConversionError
-from ampcompare.base.formatting import format_bytes, printable
-from ampcompare.checkpoints.convert.detect import CheckpointContents, find_contents
+from ampcompare.base.formatting import format_bytes, printable_line
+from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind
 from ampcompare.checkpoints.convert.fp32_weights import common_wrapper_prefix
-from ampcompare.checkpoints.convert.masters import HALF_DTYPES, are_rounded_to, floating_entries, half_type_of_weights
+from ampcompare.checkpoints.convert.masters import (
+    HALF_DTYPES,
+    are_rounded_to,
+    floating_entries_of_model,
+    half_type_of_weights,
+)
 from ampcompare.checkpoints.convert.scalers import (
     SMALLEST_NORMAL,
-    is_loss_scaler,
+    is_loss_scaler_state,
     plain_number,
-    unchecked_scale,
+    unchecked_scale_of_state,
     values_of_loss_scaler,
 )
-from ampcompare.checkpoints.reader.foreign import FileContents, faults_named, open_checkpoint
+from ampcompare.checkpoints.reader.foreign import FileContents, open_checkpoint, parser_errors_translated
 from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
-from ampcompare.checkpoints.store.file import verify_file
+from ampcompare.checkpoints.store.file import verify_checksum_of_file
 
 MAX_LINES = 20
 MAX_LENGTH = 500
@@ -35,7 +40,7 @@ STATISTICS = {"mean", "std", "var", "variance", "min", "max", "count", "median",
 
 
 @dataclass
-class Inspection:
+class CheckpointInspection:
     """What was found in a file; plain data throughout."""
 
     path: str
@@ -56,18 +61,18 @@ class Inspection:
     keys: list[str] = field(default_factory=list)  # other top-level entries
 
 
-def inspect_file(path: Path) -> Inspection:
+def inspect_file(path: Path) -> CheckpointInspection:
     """Look into a checkpoint of any program without running anything in it."""
     contents = open_checkpoint(path)
-    with faults_named(path), torch.no_grad():
+    with parser_errors_translated(path), torch.no_grad():
         return _inspect_contents(path, contents)
 
 
-def _inspect_contents(path: Path, contents: FileContents) -> Inspection:
-    root, objects, _ = contents.plain()
-    parts = find_contents(root)
-    level, because = guess_level(parts)
-    inspection = Inspection(
+def _inspect_contents(path: Path, contents: FileContents) -> CheckpointInspection:
+    root, objects, _ = contents.plain_contents()
+    parts = contents_by_kind(root)
+    level, because = guess_opt_level(parts)
+    inspection = CheckpointInspection(
         path=str(path),
         format=contents.format,
         size=contents.size,
@@ -98,7 +103,7 @@ def _checksum_text(path: Path, contents: FileContents) -> str:
     if not contents.comment.startswith(b"ampcompare checkpoint"):
         return "none"
     try:
-        verify_file(path)
+        verify_checksum_of_file(path)
     except CheckpointError as error:
         return str(error)
     return "right"
@@ -158,10 +163,10 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
                 "clean_steps": plain_number(own["unskipped"]),
             }
     for place, state in (*parts.wrappers.items(), *parts.loss_scales.items()):
-        if (scale := unchecked_scale(state)) is None:
+        if (scale := unchecked_scale_of_state(state)) is None:
             continue  # none, or an object of another program, which is listed as such
         holds = state.items() if isinstance(state, Mapping) else ()
-        inner = [key for key, value in holds if key == "loss_scaler" or is_loss_scaler(value)]
+        inner = [key for key, value in holds if key == "loss_scaler" or is_loss_scaler_state(value)]
         entry: dict[str, Any] = {"place": ".".join((*place, *inner[:1])) or "(all)", "scale": scale}
         try:
             held = values_of_loss_scaler(state)
@@ -189,10 +194,10 @@ def _note_sentences(parts: CheckpointContents) -> Iterator[str]:
 
 def _iter_weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
     for model in parts.models.values():
-        yield from floating_entries(model, of_norms=of_norms)
+        yield from floating_entries_of_model(model, of_norms=of_norms)
 
 
-def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
+def guess_opt_level(parts: CheckpointContents) -> tuple[str | None, str]:
     """Return the opt level that a file was written at, as far as its numbers show, and the evidence."""
     if parts.arm is not None:
         try:
@@ -313,7 +318,7 @@ def _count_broken(tensor: Tensor) -> int:
     return int((~tensor.isfinite()).sum())
 
 
-def inspection_lines(inspection: Inspection) -> list[str]:
+def inspection_lines(inspection: CheckpointInspection) -> list[str]:
     """Return what was found in a checkpoint, for a terminal."""
     lines = [
         f"{inspection.path}: {inspection.format}, {format_bytes(inspection.size)}, checksum: {inspection.checksum}"
@@ -345,7 +350,7 @@ def inspection_lines(inspection: Inspection) -> list[str]:
     hidden = [name for name in inspection.calls if not any(place.endswith(f": {name}") for place in inspection.objects)]
     if hidden:
         lines.append(f"unpickling would also call: {', '.join(hidden[:MAX_LINES])}")
-    return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
+    return [printable_line(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 
 def conversion_report_lines(document: dict[str, Any]) -> list[str]:
@@ -357,4 +362,4 @@ def conversion_report_lines(document: dict[str, Any]) -> list[str]:
     lines += [f"  carried: {line}" for line in document["changed"]]
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
     lines += [f"  note: {line}" for line in document["notes"]]
-    return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
+    return [printable_line(line, MAX_LENGTH, keep_spaces=True) for line in lines]

@@ -51,7 +51,7 @@ option can be set by an environment variable such as AMPCOMPARE_RUN_EPOCHS.
 """
 
 
-def overview() -> str:
+def help_overview_text() -> str:
     """Return the first page of help: what each command is for."""
     lines = ["Usage: ampcompare COMMAND [OPTIONS]", "", SUMMARY]
     for title, names in SECTIONS.items():
@@ -66,12 +66,12 @@ def main(arguments: list[str] | None = None) -> int:
     open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if words in (["-h"], ["--help"]):
-        return _write_output(overview())
+        return _write_output(help_overview_text())
     if words in (["-V"], ["--version"]):
         return _write_output(f"ampcompare, version {__version__}\n")
-    from ampcompare.cli.group import run_group
+    from ampcompare.cli.group import run_command_line
 
-    return run_group(arguments)
+    return run_command_line(arguments)
 
 
 def _write_output(text: str) -> int:

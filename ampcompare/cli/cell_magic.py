@@ -44,7 +44,7 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
     A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.
     """
     from ampcompare.base.errors import GateFailed, LaunchError
-    from ampcompare.cli.compare_command import FORMS, options_from, run_instead_of_comparison
+    from ampcompare.cli.compare_command import FORMS, compare_options_from_parameters, run_instead_of_comparison
     from ampcompare.cli.forms import resolve_form
     from ampcompare.cli.group import cli
     from ampcompare.experiment.compare import run_comparison
@@ -55,29 +55,31 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
     except ValueError as error:
         raise ConfigError(f"the line of the magic cannot be read: {error}; write {USAGE}") from None
     place = words.index("--") if "--" in words else len(words)
-    names, own = _split_shared_names(words[:place])
-    path = _write_script(script_of(cell, {name: _variable_as_code(name, variables) for name in names}))
+    names, own = _split_variable_names(words[:place])
+    path = _write_script(script_of_cell(cell, {name: _variable_as_code(name, variables) for name in names}))
     typed = [*own, "--", str(path), *words[place + 1 :]]
     group = click.Context(cli, info_name="ampcompare", **cli.context_settings)
     command = cli.get_command(group, "compare")
     assert command is not None
     with command.make_context("compare", typed, parent=group) as context:
         asked = resolve_form(context, FORMS)
-        options = options_from(context.params)
+        options = compare_options_from_parameters(context.params)
         options.command = shlex.join(["ampcompare", "compare", *typed])
         if run_instead_of_comparison(asked, options, context.params) is not None:
             return None
         outcome = run_comparison(options, observer=None if context.params["quiet"] else NotebookProgress())
     outcome.write_junit()
-    if outcome.common_failure is not None:
-        raise LaunchError(f"every run failed: {outcome.common_failure.error}; the logs are in {outcome.folder}/cells")
+    if outcome.record_of_common_failure is not None:
+        raise LaunchError(
+            f"every run failed: {outcome.record_of_common_failure.error}; the logs are in {outcome.folder}/cells"
+        )
     failures = [f"{check.arm}: {check.failure}" for check in outcome.checks if check.failure]
     if failures:
         raise GateFailed("; ".join(failures), outcome.comparison)
     return outcome.comparison
 
 
-def _split_shared_names(words: list[str]) -> tuple[list[str], list[str]]:
+def _split_variable_names(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the names after `--with`, and the other words."""
     params = [click.Option(["--with"], multiple=True), click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)]
     settings = {"ignore_unknown_options": True}
@@ -109,7 +111,7 @@ def _variable_as_code(name: str, variables: Mapping[str, Any]) -> str:
     return text
 
 
-def script_of(cell: str, values: Mapping[str, str]) -> str:
+def script_of_cell(cell: str, values: Mapping[str, str]) -> str:
     """Return the script: the cell below one line that sets the variables to their code."""
     try:
         tree = ast.parse(f"\n{cell}")

@@ -8,26 +8,31 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import ordinal
+from ampcompare.base.formatting import format_ordinal
 from ampcompare.cli.comparison_output import details_option, show_comparison, show_failed_checks, show_plan
-from ampcompare.cli.forms import AllBut, Form, form_asked_by, plain_form
+from ampcompare.cli.forms import AllNamesBut, Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
-from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
+from ampcompare.cli.launching import (
+    add_launch_options,
+    count_processes_asked_for,
+    options_from_parameters,
+    save_at_signals,
+)
 from ampcompare.cli.output import note_on_stderr
-from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
+from ampcompare.cli.settings import ScriptCommand, add_script_options, print_script_metrics, request_from
 from ampcompare.cli.shared_options import (
     ARM_FLAGS,
     SETTING_OPTIONS,
+    add_arm_options,
+    add_output_options,
     arm_from_flags,
-    arm_options,
     margin_options,
-    output_options,
     recipe_options,
     stack_option,
 )
 from ampcompare.cli.values import FILE, FOLDER
-from ampcompare.experiment.plan import parse_vary
-from ampcompare.experiment.run_options import CompareOptions, to_seconds
+from ampcompare.experiment.plan import parse_varied_setting
+from ampcompare.experiment.run_options import CompareOptions, parse_seconds
 from ampcompare.settings.reads import KEEP_STEP, TRAIN, VERIFY_RESUME
 from ampcompare.settings.script import SCRIPT_ARMS
 
@@ -40,10 +45,10 @@ CAPSULE = form_asked_by(
     "--capsule STEP", "capsule", OF_ONE_STEP, ", which keeps a step of one process of the script as it is"
 )
 # What these print depends on every option of the comparison.
-LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllBut(("resume_args", "dry_run", "emit_cells")))
-DRY_RUN = form_asked_by("--dry-run", "dry_run", AllBut(("resume_args", "emit_cells")))
-EMIT_CELLS = form_asked_by("--emit-cells", "emit_cells", AllBut(("resume_args",)))
-FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllBut(("resume_args",))))
+LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllNamesBut(("resume_args", "dry_run", "emit_cells")))
+DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("resume_args", "emit_cells")))
+EMIT_CELLS = form_asked_by("--emit-cells", "emit_cells", AllNamesBut(("resume_args",)))
+FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllNamesBut(("resume_args",))))
 
 compare_option = option_factory(CompareOptions)
 
@@ -83,7 +88,7 @@ compare_option = option_factory(CompareOptions)
     help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )
 @stack_option(compare_option)
-@arm_options
+@add_arm_options
 @compare_option(
     "--seeds",
     metavar="SEEDS",
@@ -112,7 +117,7 @@ compare_option = option_factory(CompareOptions)
     group=COMPARISON,
     help="sweep a setting: a row for each value, as in workers=0,2; repeatable",
 )
-@script_options
+@add_script_options
 @recipe_options(TRAIN)
 @compare_option(
     "--jobs",
@@ -156,10 +161,10 @@ compare_option = option_factory(CompareOptions)
     help="with -- SCRIPT: in place of the comparison, keep this step of the script as it is, with the first seed, in "
     "capsule.pt for `ampcompare replay`",
 )
-@launch_options
+@add_launch_options
 @details_option
 @compare_option("--tag", metavar="NAME", group=OUTPUT)
-@output_options
+@add_output_options
 @option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
 @compare_option("--tensorboard", type=FOLDER, group=OUTPUT)
 @compare_option("--junit", type=FILE, group=OUTPUT)
@@ -169,15 +174,15 @@ def command(asked: Form, **parameters: Any) -> int:
     All arms of one seed start from the same weights and see the same batches. Running the same command again resumes
     where it stopped.
     """
-    from ampcompare.cli.progress_display import Display
+    from ampcompare.cli.progress_display import ProgressDisplay
     from ampcompare.experiment.compare import run_comparison
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
-    options = options_from(parameters)
+    options = compare_options_from_parameters(parameters)
     if (code := run_instead_of_comparison(asked, options, parameters)) is not None:
         return code
-    notify_seconds = to_seconds("--progress-interval", interval) if interval else None
-    with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
+    notify_seconds = parse_seconds("--progress-interval", interval) if interval else None
+    with ProgressDisplay(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
         outcome = run_comparison(options, observer=display, while_running=save_at_signals)
     show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
     outcome.write_junit()
@@ -197,7 +202,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
             "ampcompare run --verify-resume"
         )
     require_torch()
-    VERIFY_RESUME.check(options.settings.layers)
+    VERIFY_RESUME.refuse_unread_settings(options.settings.layers)
     cells = plan_comparison(options).plan.cells
     config = cells[0]
     script = config.script
@@ -219,7 +224,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     return compare_resumptions(list(arms), settings, check, is_module=script.is_module, say=click.echo)
 
 
-def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool) -> int:
+def _write_capsule_of_script(options: CompareOptions, step: int, *, has_script: bool) -> int:
     """Keep a step of the script with the seed and the arguments of its first cell, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.compare import plan_comparison
@@ -227,10 +232,10 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
     if not has_script:
         raise ConfigError("--capsule keeps a step of a script: compare --capsule STEP -- SCRIPT ARGS...")
     require_torch()
-    KEEP_STEP.check(options.settings.layers)
+    KEEP_STEP.refuse_unread_settings(options.settings.layers)
     from ampcompare.script.exec_settings import ExecSettings
     from ampcompare.script.process.target import target_of
-    from ampcompare.script.replay.keep import keep_step
+    from ampcompare.script.replay.keep import keep_step_in_capsule
 
     config = plan_comparison(options).plan.cells[0]
     script = config.script
@@ -241,48 +246,50 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
         compat_torch=script.compat_torch, name=script.name, arguments=tuple(arguments),
     )  # fmt: skip
     target = target_of(script.name, arguments, is_module=script.is_module)
-    return keep_step(target, settings, step, Path("capsule.pt").absolute())
+    return keep_step_in_capsule(target, settings, step, Path("capsule.pt").absolute())
 
 
 def run_instead_of_comparison(asked: Form, options: CompareOptions, parameters: dict[str, Any]) -> int | None:
     """Do what is asked for in the place of a comparison, and return the exit code; None for a comparison."""
-    from ampcompare.experiment.compare import emit_cells, plan_comparison, try_rows
-    from ampcompare.experiment.preflight import require_any_trainable, require_followed_seeds
+    from ampcompare.experiment.compare import plan_comparison, preflight_planned_rows, write_cell_commands
+    from ampcompare.experiment.preflight import require_own_run_of_each_seed, require_trainable_arm
 
     if asked is RESUME:
         return _verify_resume(options, parameters)
     if asked is CAPSULE:
-        return _keep_step_of_script(options, parameters["capsule"], has_script=parameters["script"] is not None)
+        return _write_capsule_of_script(options, parameters["capsule"], has_script=parameters["script"] is not None)
     if asked is LIST_METRICS:
-        return show_metrics(plan_comparison(options).plan.cells[0])
+        return print_script_metrics(plan_comparison(options).plan.cells[0])
     if asked is DRY_RUN:
         planned = plan_comparison(options)
-        found = try_rows(planned)
+        found = preflight_planned_rows(planned)
         show_plan(planned, found, as_json=parameters["as_json"])
         if found is not None:
-            require_any_trainable(found)
+            require_trainable_arm(found)
             if options.seeds is not None:
-                require_followed_seeds(found, planned.plan.seeds)
+                require_own_run_of_each_seed(found, planned.plan.seeds)
         return 0
     if asked is EMIT_CELLS:
         file = parameters["emit_cells"]
-        count = emit_cells(options, Path(file))
+        count = write_cell_commands(options, Path(file))
         click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
         return 0
     return None
 
 
-def options_from(parameters: dict[str, Any]) -> CompareOptions:
+def compare_options_from_parameters(parameters: dict[str, Any]) -> CompareOptions:
     """Return what the parameters of the command ask for."""
-    request = request_from({**parameters, "processes": count_processes(parameters)})
-    budget = None if parameters["budget"] is None else to_seconds("--budget", parameters["budget"])
-    options = options_by_name(CompareOptions, parameters, arms=_arms_from_flags(parameters), budget=budget, sweep=None)
-    options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))
+    request = request_from({**parameters, "processes": count_processes_asked_for(parameters)})
+    budget = None if parameters["budget"] is None else parse_seconds("--budget", parameters["budget"])
+    options = options_from_parameters(
+        CompareOptions, parameters, arms=_arms_from_flags(parameters), budget=budget, sweep=None
+    )
+    options.settings, options.sweep = request, tuple(map(parse_varied_setting, parameters["sweep"]))
     options.strict = parameters["strict"]
     if re.fullmatch("[1-9][0-9]*", parameters["seeds"] or "") and not parameters["quiet"]:
         seed = int(parameters["seeds"])
         note_on_stderr(
-            f"note: --seeds {seed} is one seed, the {ordinal(seed + 1)}; {seed} seeds are --seeds 0-{seed - 1}"
+            f"note: --seeds {seed} is one seed, the {format_ordinal(seed + 1)}; {seed} seeds are --seeds 0-{seed - 1}"
         )
     return options
 

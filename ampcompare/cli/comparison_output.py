@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.base.formatting import format_count, format_duration, printable
+from ampcompare.base.formatting import format_count, format_duration, printable_line
 from ampcompare.cli.help import OUTPUT, option
 from ampcompare.cli.output import note_on_stderr, say_on_stdout
 
@@ -39,22 +39,22 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
     """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
     from ampcompare.results.report.base import FORMATS
 
-    failure = outcome.common_failure
+    failure = outcome.record_of_common_failure
     if as_json:
-        say_on_stdout(FORMATS["json"].reporter().render(outcome.comparison), nl=False)
+        say_on_stdout(FORMATS["json"].make_reporter().render(outcome.comparison), nl=False)
     elif failure is None:
         say_on_stdout(terminal_text(outcome.comparison, details=details), nl=False)
     if failure is not None:
         what = (
             "every cell" if len(outcome.comparison.records) == len(outcome.comparison.order) else "each cell that ran"
         )
-        note_on_stderr(f"ampcompare: {what} failed: {printable(failure.error or '', 2000, keep_end=600)}")
+        note_on_stderr(f"ampcompare: {what} failed: {printable_line(failure.error or '', 2000, keep_end=600)}")
     elif not quiet:
         if sys.stdout.isatty() and sys.stderr.isatty():
             click.echo(err=True)
         click.echo(f"report: {outcome.folder / 'report.md'}", err=True)
         page = FORMATS["html"]
-        if page.missing:
+        if page.missing_packages:
             click.echo('no HTML page: pip install "ampcompare[html]" adds it', err=True)
         elif page.file:
             click.echo(f"page: {outcome.folder / page.file}", err=True)
@@ -66,19 +66,19 @@ def show_failed_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
         return
     for check in outcome.checks:
         if check.skipped and not quiet:
-            note_on_stderr(f"note: {printable(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}")
+            note_on_stderr(f"note: {printable_line(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}")
     for check in outcome.checks:
         if check.failure:
-            note_on_stderr(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}")
+            note_on_stderr(f"failed: {printable_line(f'{check.arm}: {check.failure}', 500)}")
 
 
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
     """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
-    from ampcompare.experiment.eta import estimate_cost
+    from ampcompare.experiment.eta import estimate_remaining_cost
     from ampcompare.results.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder
-    remaining = estimate_cost(plan, folder, found)
+    remaining = estimate_remaining_cost(plan, folder, found)
     labeled_cells = list(zip(plan.labels, plan.cells, strict=True))
     if as_json:
         cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells]
@@ -90,7 +90,7 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
     order = "in this order" if is_recorded else "in an order like this, which each new run directory draws"
     lines = [f"{format_count(len(plan.cells), 'cell')} into {folder}, {order}:"]
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]
-    lines += [] if found is None or not found.arms else found.lines(plan.labels)
+    lines += [] if found is None or not found.arms else found.summary_lines(plan.labels)
     if not remaining.cells:
         refused = [label for label in plan.arms if found is not None and found.is_refused(label)]
         why = f"the other cells, of {', '.join(refused)}, cannot train" if refused else "every cell has a record"

@@ -50,11 +50,11 @@ def command(context: click.Context, what: str, origin: bool, name: str, as_json:
     from ampcompare.results.records.run import dump_json
 
     if what == "schema":
-        from ampcompare.settings.file import schema
+        from ampcompare.settings.file import settings_file_schema
 
         if options or origin:
             raise ConfigError(f"config schema takes no options; leave out {' '.join(options) or '--origin'}")
-        click.echo(dump_json(schema()))
+        click.echo(dump_json(settings_file_schema()))
         return 0
     sources, matrix = _settings_sources(context, name, list(options))
     if as_json:
@@ -67,9 +67,9 @@ def command(context: click.Context, what: str, origin: bool, name: str, as_json:
 
 def _settings_sources(context: click.Context, name: str, options: list[str]) -> tuple[SettingsSources, dict[str, Any]]:
     """Return what the options of a command come to, and what it would cross them with."""
-    from ampcompare.cli.compare_command import options_from
+    from ampcompare.cli.compare_command import compare_options_from_parameters
     from ampcompare.cli.run_command import settings_sources_from
-    from ampcompare.experiment.compare import requested_seeds
+    from ampcompare.experiment.compare import requested_or_default_seeds
     from ampcompare.experiment.sources import collect_settings, matrix_rows
     from ampcompare.settings.reads import TRAIN
 
@@ -88,10 +88,10 @@ def _settings_sources(context: click.Context, name: str, options: list[str]) -> 
     with made as inner:
         if name == "run":
             return settings_sources_from(inner.params), {}
-        compare = options_from(inner.params)
+        compare = compare_options_from_parameters(inner.params)
         sources = collect_settings(compare.settings, TRAIN)
         rows = matrix_rows(sources, arms=compare.arms, reference=compare.reference, sweep=compare.sweep)
-        seeds = requested_seeds(compare, sources)
+        seeds = requested_or_default_seeds(compare, sources)
         return sources, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": seeds}
 
 

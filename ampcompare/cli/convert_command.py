@@ -64,7 +64,7 @@ def command(
     """
     require_torch()
     if source.is_dir():
-        raise ConfigError(_describe_folder(source))
+        raise ConfigError(_why_folder_is_no_checkpoint(source))
     if asked is INSPECT:
         from ampcompare.checkpoints.inspect import inspect_file, inspection_lines
 
@@ -94,7 +94,7 @@ def command(
     return 0
 
 
-def _describe_folder(folder: Path) -> str:
+def _why_folder_is_no_checkpoint(folder: Path) -> str:
     """Return that a checkpoint is a file, and the names of those in a folder, two levels deep."""
     try:
         files = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())

@@ -12,9 +12,9 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
-from ampcompare.cli.launching import leave_at_signals
+from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr, text_width
-from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
+from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import AHEAD, DIAGNOSE
@@ -64,7 +64,7 @@ ahead_option = option_factory(api_look_ahead)
 )
 @diagnose_option("--reference", group=OUTPUT)
 @diagnose_option("--cures/--no-cures", group=OUTPUT)
-@watched_script_options
+@add_watched_script_options
 @diagnose_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options(DIAGNOSE, AHEAD)
 @option(
@@ -89,7 +89,7 @@ def command(asked: Form, **parameters: Any) -> int:
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import try_configs
+    from ampcompare.experiment.preflight import run_trials_of_configs
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
 
@@ -110,9 +110,9 @@ def command(asked: Form, **parameters: Any) -> int:
     def say(line: str) -> None:
         note_on_stderr(f"ampcompare: {line}")
 
-    with leave_at_signals():
+    with leave_block_at_signals():
         if config.script is not None and parameters["preflight"]:
-            try_configs([config], say)
+            run_trials_of_configs([config], say)
         folder = parameters["output_dir"]
         diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
     as_json = parameters["as_json"]
@@ -134,7 +134,7 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
     def say(line: str) -> None:
         note_on_stderr(f"ampcompare: {line}")
 
-    with leave_at_signals():
+    with leave_block_at_signals():
         found = look_ahead(options, say)
         folder = parameters["output_dir"]
         for path in write_result(found, Path(folder), ("json", "html")) if folder else ():

@@ -45,7 +45,7 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tu
     Libraries that may be broken, such as torch or Apex, are tried in a separate process, so that a crash or a hang
     becomes a line of the report. Nothing is changed.
     """
-    from ampcompare.doctor.examine import examine, render
+    from ampcompare.doctor.examine import examine, render_examination
     from ampcompare.results.records.run import dump_json
 
     for script in scripts:
@@ -60,5 +60,5 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tu
         def color_by_verdict(word: str, verdict: str) -> str:
             return word if plain else click.style(word, COLORS[verdict])
 
-        click.echo(render(examination, width=text_width(), style=color_by_verdict), nl=False)
-    return 0 if all(arm.fits for arm in examination.arms) else 4
+        click.echo(render_examination(examination, width=text_width(), style=color_by_verdict), nl=False)
+    return 0 if all(arm.can_run for arm in examination.arms) else 4

@@ -27,7 +27,7 @@ IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
 OF_RUNS = ("seed", "shift_seeds", "twin", "first_weights", "max_steps", "record", "ledger", "autocast_lists")
 
 
-def _names_stack(values: Mapping[str, Any]) -> bool:
+def _is_stack_asked_for(values: Mapping[str, Any]) -> bool:
     """Return whether a call asks for a script in another environment."""
     return bool(values["stacks"]) or "@" in (values["arm"] or "")
 
@@ -47,7 +47,7 @@ KEEP_STEP = form_asked_by(
 IN_STACK = Form(
     "--stack",
     frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
-    _names_stack,
+    _is_stack_asked_for,
     ", whose environment has its own",
 )
 UNDER_ARM = Form(
@@ -145,26 +145,26 @@ def command(
     Everything after SCRIPT is passed to the script. With several processes:
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
     """
-    call = ScriptCall(script, (*_local_rank(), *arguments), module)
+    call = ScriptCall(script, (*_local_rank_arguments(), *arguments), module)
     if asked is VERIFY_RESUME:
         assert verify_resume is not None
-        if _names_stack({"stacks": stacks, **options}):
+        if _is_stack_asked_for({"stacks": stacks, **options}):
             raise ConfigError(f"--verify-resume is for a script in this environment, and --arm is {options['arm']}")
         how = (verify_resume, resume_args, fault is not None)
         return _verify_resume(how, call, options)
     if asked is KEEP_STEP:
         assert capsule is not None
-        return _keep_step(capsule, call, options)
+        return _write_capsule(capsule, call, options)
     if asked is IN_STACK:
-        return _run_in_stack(stacks, call.python_arguments, ledger=ledger, **options)
+        return _run_script_in_stack(stacks, call.python_arguments, ledger=ledger, **options)
     if asked is UNDER_ARM and options["arm"] is None:
         options["arm"] = "script"
     if options["shift_seeds"] is not None and options["seed"] is None:
         raise ConfigError(
             f"--shift-seeds {options['shift_seeds']} adds an offset for the seed, and there is none; give --seed N too"
         )
-    status = _run_here(call, ledger, options)
-    if status == USAGE and (stray := _own_option(call.arguments)) is not None:
+    status = _run_script_here(call, ledger, options)
+    if status == USAGE and (stray := _find_own_option(call.arguments)) is not None:
         click.echo(
             f"ampcompare: {stray} comes after the script, so it was passed to the script; an option of ampcompare "
             f"comes before it: ampcompare exec {stray} ... {script}",
@@ -194,14 +194,14 @@ class ScriptCall:
         return target_of(self.script, list(self.arguments), is_module=self.is_module)
 
 
-def _local_rank() -> list[str]:
+def _local_rank_arguments() -> list[str]:
     """Return the script's --local-rank, which torch.distributed.launch puts before the command."""
     parent = click.get_current_context().parent
     local_rank = parent.params.get("local_rank") if parent is not None else None
     return [] if local_rank is None else [f"--local-rank={local_rank}"]
 
 
-def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
+def _run_script_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
     """Run a script in this process, write what was seen of it to stderr, and return its exit code."""
     from ampcompare.base.environment.extras import require_torch
 
@@ -227,9 +227,9 @@ def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
         status = run_script(target, settings)
     is_first = os.environ.get("RANK", "0") == "0"
     if options["shift_seeds"] is not None and not is_cell and is_first:
-        _say_what_was_shifted()
+        _say_shifted_seeds()
     if looks and is_first:
-        _say_what_ran(Arm.parse(arm), whole=ledger)
+        _say_ledger_or_ineffective_options(Arm.parse(arm), whole=ledger)
     return status
 
 
@@ -252,22 +252,22 @@ def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options:
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
 
-def _keep_step(step: int, call: ScriptCall, options: dict[str, Any]) -> int:
+def _write_capsule(step: int, call: ScriptCall, options: dict[str, Any]) -> int:
     """Run a script as it is, keep one of its steps, and return its exit code."""
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
-    from ampcompare.script.replay.keep import keep_step
+    from ampcompare.script.replay.keep import keep_step_in_capsule
 
     target = call.target
     settings = ExecSettings(
         engine=options["engine"], device=options["device"], seed=options["seed"], guards="off",
         compat_torch=options["compat_torch"], name=target.name, arguments=tuple(target.arguments),
     )  # fmt: skip
-    return keep_step(target, settings, step, Path("capsule.pt").absolute())
+    return keep_step_in_capsule(target, settings, step, Path("capsule.pt").absolute())
 
 
-def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:
+def _run_script_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:
     """Run a script in the stack that its arm names, and return its exit code."""
     from ampcompare.settings.stack import arms_with_stacks, parse_stacks
 
@@ -280,24 +280,24 @@ def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
-    from ampcompare.experiment.launch.script.stacks import run_in_stack
-    from ampcompare.script.recording.summary import in_words, read_exec_record
+    from ampcompare.experiment.launch.script.stacks import run_script_in_stack
+    from ampcompare.script.recording.summary import read_exec_record, summary_text
 
     names = ("seed", "max_steps", "shift_seeds", "twin", "first_weights", "device", "autocast_lists", "compat_torch")
     given = {name: options[name] for name in names if options[name] not in (None, False)}
-    code = run_in_stack(stack, arm, words, options["record"], ledger=ledger, **given)
+    code = run_script_in_stack(stack, arm, words, options["record"], ledger=ledger, **given)
     if options["record"] is not None and os.path.exists(options["record"]):
         summary = read_exec_record(Path(options["record"]))
-        click.echo(f"ampcompare: {in_words(summary)}; for more: ampcompare report {options['record']}", err=True)
+        click.echo(f"ampcompare: {summary_text(summary)}; for more: ampcompare report {options['record']}", err=True)
     return code
 
 
-def _say_what_was_shifted() -> None:
+def _say_shifted_seeds() -> None:
     """Write which seeds of a script have an offset to stderr."""
     from ampcompare.results.analysis.pairing.seeding import seed_line_texts
-    from ampcompare.script.arm_process import shifted_seeds
+    from ampcompare.script.arm_process import shifted_seed_calls
 
-    calls = shifted_seeds()
+    calls = shifted_seed_calls()
     for words, found in (
         ("seeds shifted", [call for call in calls if call.used]),
         ("seeds as written", [call for call in calls if call.seed and not call.used]),
@@ -306,23 +306,23 @@ def _say_what_was_shifted() -> None:
             click.echo(f"ampcompare: {words}: {', '.join(seed_line_texts(found))}", err=True)
 
 
-def _say_what_ran(arm: Arm, *, whole: bool) -> None:
+def _say_ledger_or_ineffective_options(arm: Arm, *, whole: bool) -> None:
     """Write the ledger of a script, or which options had no effect, to stderr, since its output is its own."""
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
-    from ampcompare.script.arm_process import script_ledger
+    from ampcompare.script.arm_process import find_script_ledger
 
-    found = script_ledger()
+    found = find_script_ledger()
     if whole and found is None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
     elif whole and found is not None:
-        click.echo(Terminal(text_width(), details=True).write(ledger_document(found, arm)), nl=False, err=True)
+        click.echo(Terminal(text_width(), details=True).document_text(ledger_document(found, arm)), nl=False, err=True)
     for sentence in () if whole or found is None else ineffective_option_sentences(arm, found):
         click.echo(f"ampcompare: {sentence}", err=True)
 
 
-def _own_option(arguments: tuple[str, ...]) -> str | None:
+def _find_own_option(arguments: tuple[str, ...]) -> str | None:
     """Return the first argument of a script that has the name of an option of this command."""
     own = {flag for param in click.get_current_context().command.params for flag in param.opts if flag[:2] == "--"}
     return next((word for word in arguments if word.partition("=")[0].replace("_", "-") in own), None)

@@ -13,7 +13,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.output import text_width
-from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
+from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.settings.reads import EXPLAIN
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ampcompare.settings.config import RunConfig
 
 
-def _names_model(values: Mapping[str, Any]) -> bool:
+def _is_model_named(values: Mapping[str, Any]) -> bool:
     """Return whether a call names the model that is prepared."""
     return any(values[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name"))
 
 
 IN_EACH = ("arm_text", "as_json")
 OF_SCRIPT = form_asked_by("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS))
-OF_MODEL = Form("a model named with --arch", frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}), _names_model)
+OF_MODEL = Form("a model named with --arch", frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}), _is_model_named)
 FORMS = (OF_SCRIPT, OF_MODEL, plain_form(IN_EACH))
 
 
@@ -45,7 +45,7 @@ FORMS = (OF_SCRIPT, OF_MODEL, plain_form(IN_EACH))
     ],
 )
 @click.argument("arm_text", metavar="ARM")
-@watched_script_options
+@add_watched_script_options
 @recipe_options(EXPLAIN)
 @json_option()
 def command(asked: Form, **parameters: Any) -> int:
@@ -56,11 +56,11 @@ def command(asked: Form, **parameters: Any) -> int:
     is trained for some steps under ARM; what ran is shown next to what ARM declares.
     """
     from ampcompare.diagnosis.explain import (
-        casts_in_child,
+        autocast_lists_from_child,
+        casts_text,
         explain_arm,
-        observe_in_child,
-        render_casts,
-        render_observation,
+        observation_text,
+        step_observed_in_child,
     )
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.results.records.run import dump_json
@@ -71,19 +71,19 @@ def command(asked: Form, **parameters: Any) -> int:
     arm, width, below = Arm.parse(parameters["arm_text"]), text_width(), ""
     document = explain_arm(arm).data()
     if asked is OF_SCRIPT:
-        ran = _train_briefly(watched_config(parameters, str(arm), EXPLAIN))
+        ran = _ledger_of_brief_training(watched_config(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
-        below = Terminal(width, details=True).write(ledger_document(ran, arm))
+        below = Terminal(width, details=True).document_text(ledger_document(ran, arm))
     elif asked is OF_MODEL:
         config = watched_config(parameters, str(arm), EXPLAIN)
         check_cells([config])
-        document["observed"] = observation = observe_in_child(config)
-        below = render_observation(observation, width=width)
+        document["observed"] = observation = step_observed_in_child(config)
+        below = observation_text(observation, width=width)
     else:
         document["observed"] = None
         if arm.roles is not None and arm.roles.lists == AUTOCAST_LISTS:
-            document["casts"] = casts = casts_in_child()
-            below = "" if casts is None else render_casts(casts, arm.roles.half, width=width)
+            document["casts"] = casts = autocast_lists_from_child()
+            below = "" if casts is None else casts_text(casts, arm.roles.half, width=width)
     if parameters["as_json"]:
         click.echo(dump_json(document))
     else:
@@ -91,14 +91,14 @@ def command(asked: Form, **parameters: Any) -> int:
     return 0
 
 
-def _train_briefly(config: RunConfig) -> Ledger:
+def _ledger_of_brief_training(config: RunConfig) -> Ledger:
     """Train a script for some steps, and return in which types."""
-    from ampcompare.experiment.launch.script.listing import record_brief_run
+    from ampcompare.experiment.launch.script.listing import record_short_run
     from ampcompare.experiment.option_checks import check_cells
 
     check_cells([config])
     with tempfile.TemporaryDirectory() as folder:
-        record = record_brief_run(config, Path(folder))
+        record = record_short_run(config, Path(folder))
     if record.ledger is None:
         raise LaunchError(f"{config.arm}: {record.error or 'the script has made no step'}")
     return record.ledger

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ampcompare.base.errors import RecordError
-from ampcompare.base.formatting import format_count, printable
+from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.values import FILE, FOLDER, WordChoice
 
@@ -46,16 +46,16 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     MLFLOW_TRACKING_URI names a server.
     """
     from ampcompare.api.comparison import export_run
-    from ampcompare.experiment.run_directory import newest_runs
+    from ampcompare.experiment.run_directory import newest_run_directories
 
-    folder = newest_runs()[0] if run is None else Path(run)
+    folder = newest_run_directories()[0] if run is None else Path(run)
 
     def note(text: str) -> None:
-        click.echo(f"note: {printable(text, 2000)}", err=True)
+        click.echo(f"note: {printable_line(text, 2000)}", err=True)
 
     comparison, destination = export_run(folder, tracker, output, project, note)
     count = format_count(len(comparison.records), "record")
-    click.echo(f"{printable(str(folder), 300)}: {count}, in {printable(destination, 300)}")
+    click.echo(f"{printable_line(str(folder), 300)}: {count}, in {printable_line(destination, 300)}")
     for line in comparison.excluded:
-        click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
+        click.echo(f"ampcompare: not used: {printable_line(line, 2000)}", err=True)
     return RecordError.exit_code if comparison.excluded else 0

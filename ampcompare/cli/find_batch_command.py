@@ -11,7 +11,7 @@ from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option, option_factory
-from ampcompare.cli.launching import leave_at_signals
+from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
@@ -69,21 +69,21 @@ def command(**parameters: Any) -> int:
             "find-batch tries batches of a recipe, and a stack trains a script, whose batches are its own: leave out "
             "--stack and @; where the stack has ampcompare, call find-batch there"
         )
-    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of, search_batches
+    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of_arms, find_largest_batches_on_free_gpu
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.tables import listing_table, terminal_width
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
     search = BatchSearchTerms(
-        configs_of(config, list(dict.fromkeys(arms))),
+        configs_of_arms(config, list(dict.fromkeys(arms))),
         memory_gib=parameters["memory_limit"],
         margin=parameters["margin"] / 100,
         note=note_on_stderr,
         preflight=parameters["preflight"],
     )
-    with leave_at_signals():
-        limits = search_batches(search, parameters["gpus"])
+    with leave_block_at_signals():
+        limits = find_largest_batches_on_free_gpu(search, parameters["gpus"])
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:
@@ -98,7 +98,7 @@ def command(**parameters: Any) -> int:
 
 
 def _rows_of_limits(limits: Sequence[BatchLimit]) -> list[list[str]]:
-    from ampcompare.base.formatting import format_mebibytes, printable
+    from ampcompare.base.formatting import format_mebibytes, printable_line
 
     rows = []
     for limit in limits:
@@ -107,6 +107,6 @@ def _rows_of_limits(limits: Sequence[BatchLimit]) -> list[list[str]]:
             largest, peak = str(limit.fits.batch), limit.fits.peak_bytes
         next_tried, reason = "-", "-"
         if limit.fails is not None:
-            next_tried, reason = str(limit.fails.batch), printable(limit.fails.reason)
+            next_tried, reason = str(limit.fails.batch), printable_line(limit.fails.reason)
         rows.append([limit.arm, largest, format_mebibytes(peak), next_tried, reason])
     return rows

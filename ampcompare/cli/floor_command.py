@@ -9,7 +9,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.cli.help import COMPARISON, OUTPUT, option
-from ampcompare.cli.launching import leave_at_signals
+from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.values import FILE
@@ -34,14 +34,14 @@ def command(script: list[str] | None, steps: int | None, seed: int, output: str)
     nothing at all. `judge STEPS --against FILE` then tells whether other steps are of the same training.
     """
     from ampcompare.base.environment.extras import require_torch
-    from ampcompare.experiment.floor import find_floor
+    from ampcompare.experiment.floor import measure_floor
     from ampcompare.settings.script import script_config
 
     if script is None:
         raise ConfigError("floor trains a script: ampcompare floor [OPTIONS] -- SCRIPT ARGS...")
     require_torch()
-    with leave_at_signals():
-        envelope = find_floor(script_config(script), seed=seed, steps=steps, say=note_on_stderr)
+    with leave_block_at_signals():
+        envelope = measure_floor(script_config(script), seed=seed, steps=steps, say=note_on_stderr)
     write_atomically(Path(output), envelope.to_json())
     click.echo(f"floor: {output}; judge other steps by it: ampcompare judge STEPS --against {output}")
     return 0

@@ -35,7 +35,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class AllBut:
+class AllNamesBut:
     """Holds every name but some: what acts in a form with many options."""
 
     names: tuple[str, ...]
@@ -45,23 +45,23 @@ class AllBut:
 
 
 def form_asked_by(
-    asked_by: str, parameter: str, reads: Iterable[str] | AllBut, because: str = "", advice: str = ""
+    asked_by: str, parameter: str, reads: Iterable[str] | AllNamesBut, because: str = "", advice: str = ""
 ) -> Form:
     """Return the form that a parameter asks for when it has a value; it is one of those that act."""
 
     def has_value(values: Mapping[str, Any]) -> bool:
         return values[parameter] is not None and values[parameter] is not False  # 0 is a value
 
-    acting = reads if isinstance(reads, AllBut) else frozenset({parameter, *reads})
+    acting = reads if isinstance(reads, AllNamesBut) else frozenset({parameter, *reads})
     return Form(asked_by, acting, has_value, because, advice or Form.advice)
 
 
-def plain_form(reads: Iterable[str] | AllBut) -> Form:
+def plain_form(reads: Iterable[str] | AllNamesBut) -> Form:
     """Return what a command does where no other form is asked for."""
-    return Form("", reads if isinstance(reads, AllBut) else frozenset(reads))
+    return Form("", reads if isinstance(reads, AllNamesBut) else frozenset(reads))
 
 
-def asked_form(forms: Sequence[Form], values: Mapping[str, Any]) -> Form:
+def form_asked_for(forms: Sequence[Form], values: Mapping[str, Any]) -> Form:
     """Return what a command does: the first of its forms that is asked for; the last one always is.
 
     Args:
@@ -81,11 +81,11 @@ def resolve_form(context: click.Context, forms: Sequence[Form]) -> Form:
     Raises:
         ConfigError: names the option, and the form that it is for or that it is not for.
     """
-    asked = asked_form(forms, context.params)
+    asked = form_asked_for(forms, context.params)
     for parameter in given_parameters(context):
         if parameter.name in asked.reads:
             continue
-        name = name_in_messages(parameter, context.params.get(parameter.name or ""))
+        name = parameter_name_in_messages(parameter, context.params.get(parameter.name or ""))
         if asked.asked_by:
             raise ConfigError(f"{name} is not for {asked.asked_by}{asked.because}; leave it out")
         others = [each for each in forms if parameter.name in each.reads and each.asked_by]
@@ -117,10 +117,12 @@ def refuse_given(names: Collection[str], why: str) -> None:
     context = click.get_current_context()
     for parameter in given_parameters(context):
         if parameter.name in names:
-            raise ConfigError(f"{name_in_messages(parameter, context.params.get(parameter.name or ''))} {why}")
+            raise ConfigError(
+                f"{parameter_name_in_messages(parameter, context.params.get(parameter.name or ''))} {why}"
+            )
 
 
-def name_in_messages(parameter: click.Parameter, value: Any) -> str:
+def parameter_name_in_messages(parameter: click.Parameter, value: Any) -> str:
     """Return the longest spelling of an option that has a value, or what the usage calls an argument."""
     if isinstance(parameter, click.Argument):
         return parameter.human_readable_name.strip("[]")

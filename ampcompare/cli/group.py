@@ -10,8 +10,8 @@ import click
 from ampcompare.base.environment.variables import OTHER_VARIABLES
 from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
-from ampcompare.cli import COMMANDS, SUMMARY, overview
-from ampcompare.cli.help import OLD_NAMES, variable_name
+from ampcompare.cli import COMMANDS, SUMMARY, help_overview_text
+from ampcompare.cli.help import OLD_NAMES, environment_variable_of_option
 from ampcompare.cli.output import discard_buffered_output, note_on_stderr, write_traceback
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
@@ -32,7 +32,7 @@ class _LazyGroup(click.Group):
         command: click.Command = module.command
         for parameter in command.params:
             if isinstance(parameter, click.Option):
-                parameter.envvar = variable_name(cmd_name, max(parameter.opts, key=len))
+                parameter.envvar = environment_variable_of_option(cmd_name, max(parameter.opts, key=len))
         return command
 
     def resolve_command(
@@ -47,7 +47,7 @@ class _LazyGroup(click.Group):
             raise click.UsageError(f"{error.message} Did you mean {close[0]!r}?", ctx) from None
 
         if name is not None and command is not None and not ctx.resilient_parsing:
-            _note_unused_variables(name, command)
+            _report_unused_environment_variables(name, command)
         return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -63,7 +63,7 @@ class _LazyGroup(click.Group):
             return _print_error(f"interrupted{rest}", 130)
 
     def get_help(self, ctx: click.Context) -> str:
-        return overview().rstrip("\n")
+        return help_overview_text().rstrip("\n")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         """Return the commands that begin with `incomplete`, each with its summary, or the flags of the group."""
@@ -74,10 +74,10 @@ class _LazyGroup(click.Group):
         return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
 
 
-def _note_unused_variables(name: str, command: click.Command) -> None:
+def _report_unused_environment_variables(name: str, command: click.Command) -> None:
     """Report variables that look like settings and are not: a mistyped one would silently change nothing."""
     known = [parameter.envvar for parameter in command.params if isinstance(parameter.envvar, str)]
-    renamed = [variable_name(name, flag) for flag in OLD_NAMES.values()]
+    renamed = [environment_variable_of_option(name, flag) for flag in OLD_NAMES.values()]
     prefix = f"AMPCOMPARE_{name}_".replace("-", "_").upper()
     for variable in sorted(os.environ):
         word = variable.removeprefix("AMPCOMPARE_")
@@ -94,7 +94,7 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
 NEW_NAMES = {old.removeprefix("--"): new.removeprefix("--") for new, old in OLD_NAMES.items()}
 
 
-def _present_option_name(name: str) -> str:
+def _respelled_option_name(name: str) -> str:
     """Return the name of an option in its present form: with hyphens, and without its old name."""
     plain = name.replace("_", "-")
     return NEW_NAMES.get(plain, plain)
@@ -103,7 +103,7 @@ def _present_option_name(name: str) -> str:
 @click.command(
     cls=_LazyGroup,
     help=SUMMARY,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _present_option_name},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _respelled_option_name},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="ampcompare")
 @click.option(
@@ -113,7 +113,7 @@ def cli(local_rank: str | None) -> None:
     """Group the commands; each has its own file."""
 
 
-def run_group(arguments: list[str] | None = None) -> int:
+def run_command_line(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code; errors meant for users are one line on stderr."""
     try:
         result = cli.main(arguments, prog_name="ampcompare", standalone_mode=False)
@@ -141,13 +141,15 @@ def run_group(arguments: list[str] | None = None) -> int:
 
 
 def _print_error(message: str, code: int) -> int:
-    from ampcompare.base.environment.ranks import rank_of
-    from ampcompare.base.formatting import printable
+    from ampcompare.base.environment.ranks import rank_of_process
+    from ampcompare.base.formatting import printable_line
 
-    if (rank := rank_of()) > 0:  # an error that stops every rank is reported once, by rank 0; the others wait for that
+    if (
+        rank := rank_of_process()
+    ) > 0:  # an error that stops every rank is reported once, by rank 0; the others wait for that
         time.sleep(SILENT_SECONDS)
         if code == 2:
             return code
         message = f"rank {rank}: {message}"
-    note_on_stderr(f"ampcompare: {printable(message, 2000, keep_end=600)}")
+    note_on_stderr(f"ampcompare: {printable_line(message, 2000, keep_end=600)}")
     return code

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import click
 
-from ampcompare.api.arguments import texts_of
+from ampcompare.api.arguments import parameter_docs_of
 from ampcompare.cli.forms import Form, resolve_form
 from ampcompare.cli.values import WordChoice
 
@@ -42,7 +42,7 @@ OLD_NAMES = {
 }
 
 
-def variable_name(command: str, flag: str) -> str:
+def environment_variable_of_option(command: str, flag: str) -> str:
     """Return the environment variable that sets an option of a command."""
     return f"AMPCOMPARE_{command}_{flag.lstrip('-')}".replace("-", "_").upper()
 
@@ -58,7 +58,9 @@ class Option(click.Option):
         """Return the value of the variable, or else of the old one."""
         old = OLD_NAMES.get(max(self.opts, key=len))
         value = super().resolve_envvar_value(ctx)
-        return value or (os.environ.get(variable_name(ctx.info_name or "", old)) if old else None) or None
+        return (
+            value or (os.environ.get(environment_variable_of_option(ctx.info_name or "", old)) if old else None) or None
+        )
 
 
 def option(*names: str, group: str = OTHER, **settings: Any) -> Callable[[Function], Function]:
@@ -66,7 +68,7 @@ def option(*names: str, group: str = OTHER, **settings: Any) -> Callable[[Functi
     return click.option(*names, cls=Option, group=group, **settings)
 
 
-def default_of(function: Callable[..., Any], parameter: str) -> Any:
+def default_of_parameter(function: Callable[..., Any], parameter: str) -> Any:
     """Return the default of a parameter."""
     return inspect.signature(function).parameters[parameter].default
 
@@ -77,7 +79,7 @@ def option_factory(source: Callable[..., Any]) -> OptionOf:
     The help is the line of the docstring; "; by default X" at its end becomes "[default: X]". What is passed to the
     option wins, such as a help about how the value is written in a shell.
     """
-    parameters, texts = inspect.signature(source).parameters, texts_of(source)
+    parameters, texts = inspect.signature(source).parameters, parameter_docs_of(source)
     names_of_types = inspect.unwrap(source.__init__ if inspect.isclass(source) else source).__globals__
 
     def option_of(*names: str, **settings: Any) -> Callable[[Function], Function]:
@@ -86,7 +88,7 @@ def option_factory(source: Callable[..., Any]) -> OptionOf:
         default = parameters[name].default
         # One at a time: other parameters may have types that are imported for type checkers alone.
         alone = type("", (), {"__annotations__": {name: parameters[name].annotation}})
-        kind = value_type(get_type_hints(alone, names_of_types)[name])
+        kind = value_type_of_annotation(get_type_hints(alone, names_of_types)[name])
         found: dict[str, Any] = {"help": BY_DEFAULT.sub("  [default: ", texts[name])}
         if "[default: " in found["help"]:
             found["help"] += "]"
@@ -104,7 +106,7 @@ def option_factory(source: Callable[..., Any]) -> OptionOf:
     return option_of
 
 
-def value_type(annotation: Any) -> Any:
+def value_type_of_annotation(annotation: Any) -> Any:
     """Return what is held where something is given: the type inside of `Annotated` and of `... | None`.
 
     None stands for several types.
@@ -122,7 +124,7 @@ def add_options(options: Sequence[Callable[[Function], Function]], function: Fun
     return function
 
 
-def group_of(parameter: click.Parameter) -> str:
+def help_group_of(parameter: click.Parameter) -> str:
     """Return the group of an option; those of plain click stand under `OTHER`."""
     return OUTPUT if "--help" in parameter.opts else getattr(parameter, "group", OTHER)
 
@@ -160,7 +162,7 @@ class Command(click.Command):
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         def show(context: click.Context, parameter: click.Parameter, value: bool) -> None:
             if value and not context.resilient_parsing:
-                click.echo(self._short_help(context), color=context.color)
+                click.echo(self._short_help_text(context), color=context.color)
                 context.exit()
 
         short = Option(
@@ -169,7 +171,7 @@ class Command(click.Command):
         )  # fmt: skip
         return [*super().get_params(ctx), *([short] if self.common else [])]
 
-    def _short_help(self, ctx: click.Context) -> str:
+    def _short_help_text(self, ctx: click.Context) -> str:
         """Return usage, summary, common options and examples."""
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
@@ -177,7 +179,7 @@ class Command(click.Command):
         with formatter.indentation():
             formatter.write_text((self.help or "").partition("\n\n")[0])
         flags = {flag: param for param in self.params if isinstance(param, click.Option) for flag in param.opts}
-        _write_options(formatter, "Common options", [flags[flag] for flag in self.common], ctx)
+        _write_option_group(formatter, "Common options", [flags[flag] for flag in self.common], ctx)
         self._format_examples(formatter)
         formatter.write("\n--help lists all options.\n")
         return formatter.getvalue().rstrip("\n")
@@ -190,7 +192,7 @@ class Command(click.Command):
         """Write the options group by group."""
         flags = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
         for name in GROUPS:
-            _write_options(formatter, name, [each for each in flags if group_of(each) == name], ctx)
+            _write_option_group(formatter, name, [each for each in flags if help_group_of(each) == name], ctx)
 
     def _format_examples(self, formatter: click.HelpFormatter) -> None:
         if self.examples:
@@ -199,7 +201,7 @@ class Command(click.Command):
             formatter.write(f"  {question}\n    {command}\n")
 
 
-def _write_options(
+def _write_option_group(
     formatter: click.HelpFormatter, title: str, options: Sequence[click.Option], ctx: click.Context
 ) -> None:
     if rows := [record for each in options if (record := each.get_help_record(ctx)) is not None]:

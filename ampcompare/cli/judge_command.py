@@ -12,16 +12,16 @@ import click
 from ampcompare.api.results_table import judge_against, judge_table
 from ampcompare.base.errors import AmpCompareError, ConfigError, UnusableInput
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.forms import Form, asked_form, form_asked_by, plain_form, refuse_given
+from ampcompare.cli.forms import Form, form_asked_by, form_asked_for, plain_form, refuse_given
 from ampcompare.cli.help import (
     ARMS,
     COMPARISON,
     DATA,
     Command,
-    default_of,
+    default_of_parameter,
+    environment_variable_of_option,
     option,
     option_factory,
-    variable_name,
 )
 from ampcompare.cli.output import say_on_stdout
 from ampcompare.cli.shared_options import json_option, margin_options
@@ -29,7 +29,7 @@ from ampcompare.cli.values import FILE
 
 judge_option = option_factory(judge_table)
 GATES = ("--against", "--logprobs")
-VARIABLE = variable_name("judge", "--against")
+VARIABLE = environment_variable_of_option("judge", "--against")
 
 
 OF_TABLES = ("metric", "better", "margin", "sd")
@@ -57,7 +57,7 @@ class _JudgeCommand(Command):
         try:
             return super().invoke(ctx)
         except (AmpCompareError, click.UsageError) as error:
-            if asked_form(FORMS, ctx.params) is TABLE or error.exit_code not in (1, 2):
+            if form_asked_for(FORMS, ctx.params) is TABLE or error.exit_code not in (1, 2):
                 raise
             raise UnusableInput(
                 error.format_message() if isinstance(error, click.UsageError) else str(error)
@@ -134,7 +134,7 @@ def command(
     if old is None and example == (table is not None):
         raise ConfigError("name one table, a CSV or Markdown file, or give --example")
     if options["margin"] is None:
-        options["margin"] = default_of(judge_table, "margin")
+        options["margin"] = default_of_parameter(judge_table, "margin")
     if asked is AGAINST:
         assert old is not None
         return _judge_against(table, old, arm, options)
@@ -143,7 +143,7 @@ def command(
     source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
     comparison = judge_table(source, **options)
     say_on_stdout(
-        FORMATS["json"].reporter().render(comparison) if as_json else terminal_text(comparison, details=details),
+        FORMATS["json"].make_reporter().render(comparison) if as_json else terminal_text(comparison, details=details),
         nl=False,
     )
     return 0
@@ -160,11 +160,11 @@ def _judge_logprobs(files: tuple[str, str], twin: str | None) -> int:
 
 def _judge_against(table: str | None, old: str, arm: str | None, options: dict[str, Any]) -> int:
     """Print one line of JSON, and return the exit code that is the answer."""
-    from ampcompare.results.analysis.floor import is_envelope, judge_rows, read_envelope, read_step_rows
+    from ampcompare.results.analysis.floor import is_envelope, judge_step_rows, read_envelope, read_step_rows
 
     if is_envelope(Path(old)):
         refuse_given((*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`; leave it out")
-        judgment = judge_rows(read_step_rows(Path(table or "")), read_envelope(Path(old)))
+        judgment = judge_step_rows(read_step_rows(Path(table or "")), read_envelope(Path(old)))
         say_on_stdout(json.dumps(judgment.data(), allow_nan=False))
         return judgment.exit_code
     kept = {name: options[name] for name in ("metric", "better", "margin", "sd")}

@@ -18,9 +18,9 @@ from ampcompare.source.edits import Edit
 from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text
 from ampcompare.source.lint.module import Finding
-from ampcompare.source.lint.report import level_of
+from ampcompare.source.lint.report import level_of_code
 from ampcompare.source.lint.run import Selection, fix_text, read_selection
-from ampcompare.source.migrate.choice import choose_rewrite
+from ampcompare.source.migrate.choice import choose_rewrite_or_adapter
 from ampcompare.source.syntax import SourceInvalid
 from ampcompare.source.versions import known_versions
 
@@ -43,7 +43,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         path = Path(document.path)
         try:
             selection = replace(read_selection([path]), versions=versions)
-            return selection, check_text(document.source, selection.reports, versions, path)
+            return selection, check_text(document.source, selection.reports_code, versions, path)
         except (AmpCompareError, SourceInvalid):  # half a line is written, or the settings are: the next change tells
             return Selection(versions=versions), []
 
@@ -96,7 +96,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
                 )
             )
         wanted = params.context.only
-        return [one for one in found if wanted is None or any(_is_of_kind(one.kind, kind) for kind in wanted)]
+        return [one for one in found if wanted is None or any(_is_action_of_kind(one.kind, kind) for kind in wanted)]
 
     return server
 
@@ -107,7 +107,7 @@ def _rewrite_for_torch_amp(document: TextDocument) -> tuple[str, int] | None:
     What other files of the project do with this one counts, so it is read from the disk: it must be saved.
     """
     path = Path(document.path)
-    choice = choose_rewrite([path])
+    choice = choose_rewrite_or_adapter([path])
     result = choice.files[0]
     if path in choice.reasons or not result.changed or result.document is None or result.migration is None:
         return None
@@ -116,7 +116,7 @@ def _rewrite_for_torch_amp(document: TextDocument) -> tuple[str, int] | None:
     return result.migration.text, result.by_hand
 
 
-def _is_of_kind(kind: object, wanted: object) -> bool:
+def _is_action_of_kind(kind: object, wanted: object) -> bool:
     """Return whether a kind of action is another one or below it: `source.fixAll.ampcompare` is of `source.fixAll`."""
     one, other = (str(getattr(each, "value", each)) for each in (kind, wanted))
     return one == other or one.startswith(f"{other}.")
@@ -129,7 +129,7 @@ def _diagnostic_of_finding(document: TextDocument, finding: Finding) -> types.Di
     return types.Diagnostic(
         range=document.position_codec.range_to_client_units(document.lines, types.Range(start, end)),
         message=f"{finding.message}; {CODES[finding.code].remedy}",
-        severity=LEVELS[level_of(finding.code)],
+        severity=LEVELS[level_of_code(finding.code)],
         code=finding.code,
         source=SOURCE,
     )

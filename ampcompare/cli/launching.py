@@ -13,7 +13,7 @@ import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
 from ampcompare.cli.help import PROCESSES, add_options, option, option_factory
-from ampcompare.cli.output import leave_closed_terminal
+from ampcompare.cli.output import discard_output_of_closed_terminal
 from ampcompare.cli.shared_options import typed_command
 
 if TYPE_CHECKING:
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 
-# Arguments in Python that are no options of the command, or settings, which `request_from` and `options_by_name` read.
+# Arguments in Python that are no options of the command, or settings: `request_from` and `options_from_parameters`
+# read them.
 READ_ELSEWHERE = {"size", "config_file", "script", "mask", "shift_seeds", "slurm_options"}
 
 
-def launch_options(function: Function) -> Function:
+def add_launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
     from ampcompare.experiment.run_options import LaunchOptions
 
@@ -50,7 +51,7 @@ def launch_options(function: Function) -> Function:
     return add_options(options, function)
 
 
-def count_processes(parameters: Mapping[str, Any]) -> int | None:
+def count_processes_asked_for(parameters: Mapping[str, Any]) -> int | None:
     """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does."""
     from ampcompare.base.environment.ranks import read_distributed_env
 
@@ -66,7 +67,7 @@ def count_processes(parameters: Mapping[str, Any]) -> int | None:
     return world.size
 
 
-def options_by_name(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
+def options_from_parameters(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
     """Return options of a run or comparison: each is the parameter of the command that has its name, or a value."""
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions
@@ -90,7 +91,7 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
 
     def end_cell(name: str) -> None:
         names.append(name)
-        if not launcher.terminate():
+        if not launcher.ask_cell_to_stop():
             raise Ended(f"ended by {name}; the same command resumes with the first cell that has no record")
 
     launcher.may_start = lambda: not names
@@ -99,7 +100,7 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leave_at_signals() -> Iterator[None]:
+def leave_block_at_signals() -> Iterator[None]:
     """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too."""
 
     def leave_block(name: str) -> None:
@@ -121,7 +122,7 @@ def _signals_handled_by(act: Callable[[str], None]) -> Iterator[None]:
     raised: list[Ended] = []
 
     def call_act(number: int, frame: object) -> None:
-        leave_closed_terminal()
+        discard_output_of_closed_terminal()
         try:
             act(signal.Signals(number).name)
         except Ended as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import format_ranges, printable
+from ampcompare.base.formatting import format_ranges, printable_line
 from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, WordChoice
 
@@ -37,7 +37,7 @@ def command(what: str, folder: str | None) -> int:
     seeds, how many of its planned cells are done, and the headline of its report.
     """
     if what == "runs":
-        return _list_runs(folder)
+        return _print_runs(folder)
     if folder is not None:
         raise ConfigError(f"FOLDER is for list runs; list {what} takes none")
     from ampcompare.experiment.choices import list_choices
@@ -50,12 +50,12 @@ def command(what: str, folder: str | None) -> int:
     return 0
 
 
-def _list_runs(folder: str | None) -> int:
-    from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_runs
+def _print_runs(folder: str | None) -> int:
+    from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_run_directories
     from ampcompare.results.report.tables import listing_table, terminal_width
 
     root = Path(folder) if folder is not None else DEFAULT_FOLDER
-    found = find_runs(root) if folder is not None or root.is_dir() else []
+    found = find_run_directories(root) if folder is not None or root.is_dir() else []
     if not found:
         click.echo(f"no run directories in {root.absolute()}; ampcompare compare makes one", err=True)
         return 0
@@ -68,11 +68,11 @@ def run_row(run: RunBrief) -> list[str]:
     done, planned = run.cells
     more = f" and {len(run.arms) - MAX_SHOWN} more" if len(run.arms) > MAX_SHOWN else ""
     return [
-        printable(str(run.path), 80),
+        printable_line(str(run.path), 80),
         f"{run.changed:%Y-%m-%d %H:%M}",
-        printable(run.tag, 30) or "-",
-        printable(", ".join(run.arms[:MAX_SHOWN]) + more, 100) or "-",
+        printable_line(run.tag, 30) or "-",
+        printable_line(", ".join(run.arms[:MAX_SHOWN]) + more, 100) or "-",
         format_ranges(run.seeds) or "-",
         f"{done}" if planned is None else f"{done}/{planned}",
-        printable(run.fault or run.headline, 300) or "-",
+        printable_line(run.fault or run.headline, 300) or "-",
     ]

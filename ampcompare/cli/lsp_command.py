@@ -20,9 +20,9 @@ def command(torch_version: str | None) -> int:
 
     A language server over standard input and output: what lint finds, its fixes, and the rewriting of migrate.
     """
-    from ampcompare.base.environment.extras import require_lsp
+    from ampcompare.base.environment.extras import require_lsp_packages
 
-    require_lsp()
+    require_lsp_packages()
     from ampcompare.cli.language_server import make_server
 
     make_server(torch_version).start_io()

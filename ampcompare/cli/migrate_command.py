@@ -17,7 +17,7 @@ from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.values import FILE, WordChoice
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.adapter.project import Plan
+    from ampcompare.source.migrate.adapter.project import AdapterPlan
     from ampcompare.source.migrate.project import FileMigration
 
 VERIFY_RESUME = form_asked_by(
@@ -140,52 +140,54 @@ def command(
         require_torch()
 
         def check() -> None:
-            from ampcompare.experiment.preflight import try_configs
+            from ampcompare.experiment.preflight import run_trials_of_configs
             from ampcompare.settings.config import RunConfig
             from ampcompare.settings.script import script_config
 
-            try_configs([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say_on_stderr)
+            run_trials_of_configs([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say_on_stderr)
 
         first = check if preflight and stack is None else lambda: None
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))
         return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, how=how, stack=where)
-    return _write_all(paths, torch_version, adapter=adapter, rewrite=rewrite, write=mode == "write")
+    return _write_or_print_migrations(paths, torch_version, adapter=adapter, rewrite=rewrite, write=mode == "write")
 
 
-def _write_all(paths: tuple[str, ...], torch_version: str | None, *, adapter: bool, rewrite: bool, write: bool) -> int:
+def _write_or_print_migrations(
+    paths: tuple[str, ...], torch_version: str | None, *, adapter: bool, rewrite: bool, write: bool
+) -> int:
     """Print or write what becomes of files, and the adapter next to those that take it; return the exit code."""
     from ampcompare.source.find import find_sources
-    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite
+    from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter
     from ampcompare.source.versions import known_versions
 
     versions = known_versions(torch_version)
-    output = _Output(write=write)
-    files = list(find_sources(paths, unreadable=lambda path, why: output.fail(f"{path}: not read: {why}")))
+    output = _MigrationOutput(write=write)
+    files = list(find_sources(paths, unreadable=lambda path, why: output.report_fault(f"{path}: not read: {why}")))
     if adapter:
-        choice = adapt_all(files)
+        choice = choose_adapter_for_all(files)
     else:
         named = set(map(Path, paths))
-        choice = choose_rewrite(
+        choice = choose_rewrite_or_adapter(
             files, only_ordinary=not rewrite, must_parse=named.__contains__, versions=versions, within=paths
         )
-    for line in choice.lines():
+    for line in choice.reason_lines():
         _say_on_stderr(line)
     for plan in choice.plans:
-        output.put_plan(plan)
+        output.put_project_plan(plan)
     adapted = len(output.changed)
     output.put_files(choice.rewritten)
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
     _say_on_stderr(_line_of_counts(len(files), output, adapted, left, len(waiting)))
     if left and not adapter:
-        _say_how_it_runs([each.path for each in waiting], paths, some_written=bool(output.changed) and write)
+        _say_command_for_unmigrated([each.path for each in waiting], paths, some_written=bool(output.changed) and write)
     elif output.changed and not output.faults:
         flag = "--adapter " * adapter + "--rewrite " * rewrite
-        _say_what_is_next(files, output, f"ampcompare migrate {flag}--verify")
+        _say_next_command(files, output, f"ampcompare migrate {flag}--verify")
     return ConfigError.exit_code if output.faults else int(left > 0)
 
 
-class _Output:
+class _MigrationOutput:
     """Where what becomes of files goes.
 
     Attributes:
@@ -199,12 +201,12 @@ class _Output:
         self.faults = 0
         self.changed: list[FileMigration] = []
 
-    def fail(self, line: str) -> None:
+    def report_fault(self, line: str) -> None:
         """Say what is wrong with a file."""
         self.faults += 1
         _say_on_stderr(f"ampcompare: {line}")
 
-    def put_plan(self, plan: Plan) -> None:
+    def put_project_plan(self, plan: AdapterPlan) -> None:
         """Put the files of a project that take the adapter, and the adapter first."""
         from ampcompare.source.migrate.adapter.project import KEPT_FILE
 
@@ -215,7 +217,7 @@ class _Output:
             elif count and not self.write:
                 click.echo(plan.adapter.diff(), nl=False)
         except OSError as fault:
-            self.fail(f"{plan.adapter.path.parent}: not written: {fault}")
+            self.report_fault(f"{plan.adapter.path.parent}: not written: {fault}")
             return
         self.put_files(plan.files)
         if count and plan.adapter.is_edited:
@@ -229,13 +231,13 @@ class _Output:
         """Print the patches of files, or write them, and say what is found in them."""
         for each in files:
             if each.fault is not None:
-                self.fail(each.summary())
+                self.report_fault(each.summary())
                 continue
             if each.changed and self.write:
                 try:
                     each.write()
                 except (ValueError, OSError, EnvironmentUnfit) as fault:  # what `write` says of a file
-                    self.fail(f"{each.path}: not written: {fault}")
+                    self.report_fault(f"{each.path}: not written: {fault}")
                     continue
             elif each.changed:
                 click.echo(each.diff(), nl=False)
@@ -245,7 +247,7 @@ class _Output:
                 self.changed.append(each)
 
 
-def _say_what_is_next(files: list[Path], output: _Output, command: str) -> None:
+def _say_next_command(files: list[Path], output: _MigrationOutput, command: str) -> None:
     """Name the command that verifies a patch, or what becomes of checkpoints once it is written."""
     if output.write:
         if any(each.loads_state for each in output.changed):
@@ -257,11 +259,11 @@ def _say_what_is_next(files: list[Path], output: _Output, command: str) -> None:
         _say_on_stderr(f"next, check that it trains the same: {command} {script} -- ARGS")
 
 
-def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written: bool) -> None:
+def _say_command_for_unmigrated(files: list[Path], paths: tuple[str, ...], *, some_written: bool) -> None:
     """Name what runs the files that are left by hand: the adapter, or the engine for what the adapter lacks."""
-    from ampcompare.source.migrate.adapter.project import lacking
+    from ampcompare.source.migrate.adapter.project import files_needing_apex
 
-    rest = lacking(files)
+    rest = files_needing_apex(files)
     if len(rest) < len(files):
         command = shlex.join(["ampcompare", "migrate", "--adapter", *paths])
         first = "; undo this --write first, since all files of a project share one loss scaler" * some_written
@@ -273,7 +275,7 @@ def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written:
         _say_on_stderr(f"what is left{names} runs on with {install}")
 
 
-def _line_of_counts(files: int, output: _Output, adapted: int, left: int, by_hand: int) -> str:
+def _line_of_counts(files: int, output: _MigrationOutput, adapted: int, left: int, by_hand: int) -> str:
     done = ["rewritten", "moved to the adapter"] if output.write else ["to rewrite", "to move to the adapter"]
     changed = (len(output.changed) - adapted, adapted)
     counts = [f"{count} {how}" for count, how in zip(changed, done, strict=True) if count]

@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Callable
 
-from ampcompare.base.formatting import fold_to_terminal
+from ampcompare.base.formatting import fold_line_to_terminal_width
 
 MAX_TEXT_WIDTH = 120
 
@@ -27,7 +27,7 @@ def note_on_stderr(line: str, write: Callable[[str], object] | None = None) -> N
     """Write a line for people to stderr, or by a function, folded to the width of a terminal."""
     import click
 
-    text = fold_to_terminal(line)
+    text = fold_line_to_terminal_width(line)
     if write is None:
         click.echo(text, err=True)
     else:
@@ -49,7 +49,7 @@ def discard_buffered_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def leave_closed_terminal() -> None:
+def discard_output_of_closed_terminal() -> None:
     """Send output nowhere that went to a terminal which is closed: writing there would end the command, unsaved."""
     for number in (1, 2):
         if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):

@@ -8,10 +8,10 @@ import click
 
 from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import parse_arms
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, option_factory
-from ampcompare.cli.launching import leave_at_signals
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
+from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr, text_width
-from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
+from ampcompare.cli.settings import ScriptCommand, add_watched_script_options, watched_config
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import PROFILE
@@ -43,7 +43,7 @@ profile_option = option_factory(api_profile)
 @profile_option("--steps", metavar="N", group=OUTPUT)
 @profile_option("--profiled-steps", metavar="N", group=OUTPUT)
 @profile_option("--trials/--no-trials", group=OUTPUT)
-@watched_script_options
+@add_watched_script_options
 @profile_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options(PROFILE)
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write profile.json, .md, .html and trace.json here")
@@ -56,12 +56,12 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.diagnosis.profiling.options import ProfileOptions
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import try_configs
-    from ampcompare.experiment.profile import profile, steps_needed
+    from ampcompare.experiment.preflight import run_trials_of_configs
+    from ampcompare.experiment.profile import profile, steps_needed_for_profile
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
 
-    arms = dict.fromkeys(map(str, parse_arms(parameters["arms"] or default_of(api_profile, "arms"))))
+    arms = dict.fromkeys(map(str, parse_arms(parameters["arms"] or default_of_parameter(api_profile, "arms"))))
     configs = [watched_config(parameters, arm, PROFILE) for arm in arms]
     options = ProfileOptions(
         tuple(configs),
@@ -76,9 +76,9 @@ def command(**parameters: Any) -> int:
     def say(line: str) -> None:
         note_on_stderr(f"ampcompare: {line}")
 
-    with leave_at_signals():
+    with leave_block_at_signals():
         if options.reference.script is not None and parameters["preflight"]:
-            try_configs(configs, say, min_steps=steps_needed(options.steps, options.profiled))
+            run_trials_of_configs(configs, say, min_steps=steps_needed_for_profile(options.steps, options.profiled))
         folder = parameters["output_dir"]
         found = profile(options, output_dir=Path(folder) if folder else None, say=say)
     as_json = parameters["as_json"]

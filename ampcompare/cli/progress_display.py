@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ampcompare.base.environment.gpus import torch_build
-from ampcompare.base.formatting import printable
-from ampcompare.cli.output import leave_closed_terminal, note_on_stderr
+from ampcompare.base.environment.gpus import platform_versions_of_torch
+from ampcompare.base.formatting import printable_line
+from ampcompare.cli.output import discard_output_of_closed_terminal, note_on_stderr
 from ampcompare.cli.progress_lines import describe_outline, notice_lines
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.launch.contract import Progress
@@ -22,7 +22,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
-    from ampcompare.cli.progress_region import Region
+    from ampcompare.cli.progress_region import ProgressRegion
 
 TICK_SECONDS = 0.5
 NOTICE_SECONDS = 60.0
@@ -30,15 +30,15 @@ END_SECONDS = 2.0
 
 
 @contextlib.contextmanager
-def _despite_hangup() -> Iterator[None]:
+def _run_continued_at_hangup() -> Iterator[None]:
     """Let a run continue to its end or to a checkpoint when its terminal is closed."""
     try:
         yield
     except OSError:
-        leave_closed_terminal()
+        discard_output_of_closed_terminal()
 
 
-class Display(Observer):
+class ProgressDisplay(Observer):
     """Bars on a terminal, a plain line each minute elsewhere, a line per cell on both, nothing when quiet.
 
     A separate thread draws the bars, so that times are updated during long steps too. Use it as a context manager,
@@ -55,11 +55,11 @@ class Display(Observer):
         self._cells = RunningCells(self.notified)
         self._found: set[str] = set()
         self._lock = threading.RLock()
-        self._region: Region | None = None
+        self._region: ProgressRegion | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -67,48 +67,48 @@ class Display(Observer):
 
     def plan(self, outline: PlanOutline) -> None:
         with self._lock:
-            self._cells.plan(outline)
+            self._cells.note_plan(outline)
             if not self.quiet:
                 # Without torch: a process that forks cells must not touch CUDA.
-                has_cuda = has_nvidia_gpu() and (torch_build() or {"cuda": "?"}).get("cuda")
-                self._print(describe_outline(outline, "cuda" if has_cuda else "cpu"))
-            self._start()
+                has_cuda = has_nvidia_gpu() and (platform_versions_of_torch() or {"cuda": "?"}).get("cuda")
+                self._print_line(describe_outline(outline, "cuda" if has_cuda else "cpu"))
+            self._start_drawing()
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
         with self._lock:
-            self._cells.begin(config, number, total, time.monotonic())
-            self._start()
+            self._cells.note_begun_cell(config, number, total, time.monotonic())
+            self._start_drawing()
 
     def place(self, number: int, name: str) -> None:
         with self._lock:
-            self._cells.place(number, name)
+            self._cells.note_place(number, name)
 
     def progress(self, number: int, progress: Progress) -> None:
         with self._lock:
-            self._cells.report(number, progress, time.monotonic())
-            self._notify()
+            self._cells.note_progress(number, progress, time.monotonic())
+            self._print_due_notices()
 
     def end(self, record: RunRecord, *, reused: bool) -> None:
         with self._lock:
-            cell, total = self._cells.end(record, time.monotonic(), reused=reused), self._cells.total
+            cell, total = self._cells.note_ended_cell(record, time.monotonic(), reused=reused), self._cells.total
             if not self.quiet and not (total == 1 and record.status == "failed"):  # whose error is said by the command
                 cached = " (cached)" if reused else ""
-                self._print(f"[{cell.number}/{total}] {cell.full_name}: {_outcome_text(record)}{cached}")
+                self._print_line(f"[{cell.number}/{total}] {cell.full_name}: {_outcome_text(record)}{cached}")
             for finding in record.guards:
                 if not self.quiet and finding not in self._found:
                     self._found.add(finding)
-                    self._print(printable(f"ampcompare {finding}", 500))
+                    self._print_line(printable_line(f"ampcompare {finding}", 500))
 
     def preflight(self, lines: Sequence[str]) -> None:
         if not self.quiet:
             with self._lock:
                 for line in lines:
-                    self._print(printable(line, 500, keep_end=300, keep_spaces=True))
+                    self._print_line(printable_line(line, 500, keep_end=300, keep_spaces=True))
 
     def note(self, text: str) -> None:
         if not self.quiet:
             with self._lock:
-                self._print(f"note: {printable(text, 500, keep_end=300)}")
+                self._print_line(f"note: {printable_line(text, 500, keep_end=300)}")
 
     def close(self) -> None:
         """End the thread and clear the bars; later notes are plain lines."""
@@ -116,50 +116,50 @@ class Display(Observer):
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.join(END_SECONDS)
-        with self._lock, _despite_hangup():
+        with self._lock, _run_continued_at_hangup():
             region, self._region = self._region, None
             if region is not None:
                 region.close()
 
-    def _print(self, line: str) -> None:
-        with _despite_hangup():
+    def _print_line(self, line: str) -> None:
+        with _run_continued_at_hangup():
             note_on_stderr(line, None if self._region is None else self._draw_region)
 
     def _draw_region(self, above: str | None = None) -> None:
         if self._region is not None:
-            self._region.draw(*self._cells.views(time.monotonic()), self._idle, above)
+            self._region.draw(*self._cells.views(time.monotonic()), self._idle_text, above)
 
-    def _start(self) -> None:
+    def _start_drawing(self) -> None:
         """Start to draw bars or to show notices; again only after `close`."""
         if self._thread is not None or self.quiet:
             return
         if self.wants_bar:
-            from ampcompare.cli.progress_region import Region
+            from ampcompare.cli.progress_region import ProgressRegion
 
-            with _despite_hangup():
-                self._region = Region(sys.stderr)
+            with _run_continued_at_hangup():
+                self._region = ProgressRegion(sys.stderr)
         self._ended.clear()
-        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+        self._thread = threading.Thread(target=self._redraw_each_tick, name="progress", daemon=True)
         self._thread.start()
 
-    def _tick(self) -> None:
+    def _redraw_each_tick(self) -> None:
         while not self._ended.wait(TICK_SECONDS):
-            with self._lock, _despite_hangup():
+            with self._lock, _run_continued_at_hangup():
                 if not self._ended.is_set():
                     self._draw_region()
-                self._notify()
+                self._print_due_notices()
 
-    def _notify(self) -> None:
+    def _print_due_notices(self) -> None:
         """Show a plain line on each running cell if it is time for one."""
         now = time.monotonic()
         if self.notify_seconds is None or now - self.notified < self.notify_seconds:
             return
         self.notified = now
-        for line in notice_lines(*self._cells.views(now), idle=self._idle):
-            self._print(line)
+        for line in notice_lines(*self._cells.views(now), idle=self._idle_text):
+            self._print_line(line)
 
     @property
-    def _idle(self) -> str:
+    def _idle_text(self) -> str:
         """What happens while no cell runs."""
         outline = self._cells.outline
         if self._cells.total > 1 and self._cells.done == self._cells.total:
@@ -183,4 +183,4 @@ def _outcome_text(record: RunRecord) -> str:
         return "; ".join([*reached, *([f"ended early: {summary.ended}"] if summary.ended else [])])
     if record.status == "diverged":
         return f"diverged at step {summary.diverged_step} ({summary.divergence})"
-    return printable(f"{record.status}: {record.error}", 500, keep_end=300) if record.error else record.status
+    return printable_line(f"{record.status}: {record.error}", 500, keep_end=300) if record.error else record.status

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ampcompare.base.formatting import format_count, format_ranges, printable, rough_duration
+from ampcompare.base.formatting import format_count, format_ranges, format_rough_duration, printable_line
 from ampcompare.experiment.observer import PlanOutline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.settings.config import RunConfig
@@ -14,20 +14,20 @@ MAX_NOTICES = 16  # plain lines at a time
 def describe_outline(outline: PlanOutline, device: str) -> str:
     """Return the first line: what will run, on which device, into which folder, and what is there already."""
     arms, seeds, count = outline.arms, outline.seeds, len(outline.cells)
-    named = f" ({printable(', '.join(arms), 100)})" if len(arms) <= MAX_NAMED else ""
+    named = f" ({printable_line(', '.join(arms), 100)})" if len(arms) <= MAX_NAMED else ""
     if count == 1:
-        what = f"{printable(arms[0])}, seed {seeds[0]}"
+        what = f"{printable_line(arms[0])}, seed {seeds[0]}"
     else:
         what = f"{format_count(count, 'cell')}: {format_count(len(arms), 'arm')}{named}"
         numbers = format_ranges(seeds).replace(",", ", ")
-        what += f" x {format_count(len(seeds), 'seed')} ({printable(numbers, 60)})"
+        what += f" x {format_count(len(seeds), 'seed')} ({printable_line(numbers, 60)})"
     if count == outline.num_cached:
         what += ", cached" if count == 1 else ", all cached"
     elif outline.num_cached:
         what += f", {outline.num_cached} cached"
     if outline.jobs > 1:
         what += f", {outline.jobs} at a time"
-    return f"{what}; {_places_text(outline.cells, device)}; into {printable(str(outline.folder), 300)}"
+    return f"{what}; {_places_text(outline.cells, device)}; into {printable_line(str(outline.folder), 300)}"
 
 
 def _places_text(cells: Sequence[RunConfig], device: str) -> str:
@@ -46,12 +46,15 @@ def _places_text(cells: Sequence[RunConfig], device: str) -> str:
 
 def notice_lines(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
     """Return plain lines on some running cells and the matrix, and in one more how many others run."""
-    end = f"; {rough_duration(int(matrix.seconds))} since the start"
+    end = f"; {format_rough_duration(int(matrix.seconds))} since the start"
     if matrix.left is not None and matrix.total > 1:
-        end += f", about {rough_duration(matrix.left)} left"
+        end += f", about {format_rough_duration(matrix.left)} left"
     if not cells:
         return [f"{matrix.done} of {matrix.total} cells: {idle}{end}"] if idle else []
     shown = cells if len(cells) <= MAX_NOTICES else cells[: MAX_NOTICES - 1]
     left = " left" if matrix.total == 1 else " for this cell"
-    lines = [f"[{one.number}/{matrix.total}] {one.full_name}: {', '.join(one.words(left))}{end}" for one in shown]
+    lines = [
+        f"[{one.number}/{matrix.total}] {one.full_name}: {', '.join(one.phase_steps_and_figures(left))}{end}"
+        for one in shown
+    ]
     return lines if len(shown) == len(cells) else [*lines, f"and {len(cells) - len(shown)} more cells run"]

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ampcompare.base.formatting import rough_duration
+from ampcompare.base.formatting import format_rough_duration
 from ampcompare.experiment.running_cells import CellView, MatrixView
 
 MAX_BAR = 40
@@ -25,7 +25,7 @@ class _Console(Console):
         return False
 
 
-class Region:
+class ProgressRegion:
     """Draws bars over those that it drew before; lines that are printed stand above them."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -60,19 +60,21 @@ def draw_bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, i
     for cell in shown:
         name = Text(cell.full_name, style="bold")
         name.truncate(name_width, pad=True)
-        time = Text(rough_duration(int(cell.seconds)))
+        time = Text(format_rough_duration(int(cell.seconds)))
         if cell.progress is not None and (total := cell.progress.total_steps):
             time = Text(f"{cell.progress.steps:>{len(str(total))}}/{total}  ") + time
-        lines.append(_row_of_parts(name, Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), cell.share, time))
-        lines.append(Text("  " + between.join(cell.figures()), style="dim", no_wrap=True, overflow="crop"))
+        lines.append(
+            _row_of_parts(name, Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), cell.share_of_steps_made, time)
+        )
+        lines.append(Text("  " + between.join(cell.figure_texts()), style="dim", no_wrap=True, overflow="crop"))
     if len(shown) < len(cells):
         lines.append(Text(f"and {len(cells) - len(shown)} more", style="dim"))
     if not cells and idle:
         lines.append(Text(idle))
     if matrix.total > 1:
-        text = "" if matrix.left is None else f"{between}about {rough_duration(matrix.left)} left"
+        text = "" if matrix.left is None else f"{between}about {format_rough_duration(matrix.left)} left"
         count = Text(f"{matrix.done} of {matrix.total} cells", style="bold")
-        lines.append(_row_of_parts(count, matrix.share, Text(f"{rough_duration(int(matrix.seconds))}{text}")))
+        lines.append(_row_of_parts(count, matrix.share, Text(f"{format_rough_duration(int(matrix.seconds))}{text}")))
     return Group(*lines)
 
 

@@ -8,7 +8,7 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import COMPARISON, option
-from ampcompare.cli.launching import leave_at_signals
+from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr, text_width
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.shared_options import json_option
@@ -47,7 +47,7 @@ def command(
     after -- stands for another version of it.
     """
     from ampcompare.base.environment.extras import require_torch
-    from ampcompare.experiment.replay import read_facts, replay, sides_of
+    from ampcompare.experiment.replay import read_capsule_facts, replay, replay_sides_of_changes
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.replay import replay_document
     from ampcompare.results.report.terminal import Terminal
@@ -55,17 +55,17 @@ def command(
     from ampcompare.settings.stack import parse_stacks
 
     require_torch()
-    facts = read_facts(Path(capsule))
+    facts = read_capsule_facts(Path(capsule))
     own = [*(["-m"] if facts["is_module"] else []), facts["script"], *facts["arguments"]]
-    sides = sides_of(changes, parse_stacks(stacks), script, own)
+    sides = replay_sides_of_changes(changes, parse_stacks(stacks), script, own)
     try:
         config = script_config(own)
     except ConfigError as error:
         raise ConfigError(f"{error}; the capsule was kept there, so call replay where its script is") from None
-    with leave_at_signals():
+    with leave_block_at_signals():
         found = replay(Path(capsule), facts, sides, config, lambda line: note_on_stderr(f"ampcompare: {line}"))
     if as_json:
         click.echo(dump_json([one.data() for one in found]))
     else:
-        click.echo(Terminal(text_width()).write(replay_document(found)), nl=False)
+        click.echo(Terminal(text_width()).document_text(replay_document(found)), nl=False)
     return max(one.exit_code for one in found)

@@ -15,7 +15,7 @@ import click
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say_on_stdout
@@ -85,14 +85,14 @@ def command(
     from ampcompare.experiment.reload_report import reload_comparison
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
-    target = _target_from(form, output, open_page)
-    source, excluded = Path(paths[0]) if paths else _newest_run(), list[str]()
+    target = _report_target_from_options(form, output, open_page)
+    source, excluded = Path(paths[0]) if paths else _newest_run_directory(), list[str]()
     is_of_exec = len(paths) < 2 and is_exec_record(source)
     if is_of_exec and reference is not None:
         raise ConfigError("--reference is for arms of a comparison; records of exec have none")
     target = target.with_file(source if source.is_dir() and reference is None and len(paths) < 2 else None)
     if is_of_exec:
-        text = target.reporter().write(record_document(source))
+        text = target.reporter().document_text(record_document(source))
     else:
         if len(paths) > 1:
             comparison = join_comparison([Path(path) for path in paths], reference=reference)
@@ -103,17 +103,17 @@ def command(
         text, excluded = reporter.render(comparison), comparison.excluded
     _write_or_show_report(text, target)
     for line in excluded:
-        click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
+        click.echo(f"ampcompare: not used: {printable_line(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0
 
 
-def _newest_run() -> Path:
-    from ampcompare.experiment.run_directory import newest_runs
+def _newest_run_directory() -> Path:
+    from ampcompare.experiment.run_directory import newest_run_directories
 
-    found, *others = newest_runs()
-    line = f"the newest run directory: {printable(str(found), 300)}"
+    found, *others = newest_run_directories()
+    line = f"the newest run directory: {printable_line(str(found), 300)}"
     if others:
-        line += f"; the one before it: ampcompare report {printable(shlex.quote(str(others[0])), 300)}"
+        line += f"; the one before it: ampcompare report {printable_line(shlex.quote(str(others[0])), 300)}"
     if len(others) > 1:
         line += f"; all {len(others) + 1}: ampcompare list runs"
     click.echo(line, err=True)
@@ -137,8 +137,8 @@ class _ReportTarget:
     def reporter(self, details: bool = False) -> Reporter:
         """Return what renders it, for a terminal in the width and the colors that it has."""
         if self.file is not None:
-            return FORMATS[self.form].reporter(details=details)
-        return FORMATS[self.form].reporter(terminal_width(), color=has_color(sys.stdout), details=details)
+            return FORMATS[self.form].make_reporter(details=details)
+        return FORMATS[self.form].make_reporter(terminal_width(), color=has_color(sys.stdout), details=details)
 
     def with_file(self, run: Path | None) -> _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""
@@ -149,7 +149,7 @@ class _ReportTarget:
         return replace(self, file=run / f"{RunFile.REPORT}.html")
 
 
-def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
+def _report_target_from_options(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
     """Return where a report goes, from the options of the command."""
     if shown and form not in (None, "html"):
         raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give only one of them")
@@ -179,6 +179,6 @@ def _write_or_show_report(text: str, target: _ReportTarget) -> None:
         say_on_stdout(text, nl=False)
         return
     write_atomically(target.file, text)
-    click.echo(f"report: {printable(str(target.file), 500)}", err=True)
+    click.echo(f"report: {printable_line(str(target.file), 500)}", err=True)
     if target.shown and not webbrowser.open(target.file.resolve().as_uri()):
         click.echo("note: no browser was found; open that file, or copy it to a machine with one", err=True)

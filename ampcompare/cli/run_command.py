@@ -11,27 +11,38 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.forms import AllBut, Form, form_asked_by, plain_form
+from ampcompare.cli.forms import AllNamesBut, Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
-from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
+from ampcompare.cli.launching import (
+    add_launch_options,
+    count_processes_asked_for,
+    options_from_parameters,
+    save_at_signals,
+)
 from ampcompare.cli.output import note_on_stderr, say_on_stdout
-from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
-from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options, stack_option
+from ampcompare.cli.settings import ScriptCommand, add_script_options, print_script_metrics, request_from
+from ampcompare.cli.shared_options import (
+    add_arm_options,
+    add_output_options,
+    arm_from_flags,
+    recipe_options,
+    stack_option,
+)
 from ampcompare.experiment.run_options import LaunchOptions, RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings
 from ampcompare.settings.reads import TRAIN
 from ampcompare.settings.stack import StackConfig, arms_with_stacks, parse_stacks
 
 if TYPE_CHECKING:
-    from ampcompare.experiment.single_run import RunOutcome, Verification
+    from ampcompare.experiment.single_run import ResumeVerification, RunOutcome
 
 # What the first two print depends on every option of the run.
-LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllBut(("dry_run", "verify_resume")))
-DRY_RUN = form_asked_by("--dry-run", "dry_run", AllBut(("verify_resume",)))
-VERIFY_RESUME = form_asked_by("--verify-resume", "verify_resume", AllBut(()))
-FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllBut(())))
+LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllNamesBut(("dry_run", "verify_resume")))
+DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("verify_resume",)))
+VERIFY_RESUME = form_asked_by("--verify-resume", "verify_resume", AllNamesBut(()))
+FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllNamesBut(())))
 
 
 @click.command(
@@ -56,7 +67,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllBut(())))
     help="backend and options in one word: fp32, bf16, O2 or apex:O2,loss_scale=128  [default: fp32]",
 )
 @stack_option(option)
-@arm_options
+@add_arm_options
 @option(
     "--seed",
     type=int,
@@ -65,7 +76,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllBut(())))
     help="random seed of weights, order and augmentation  [default: 0]",
 )
 @details_option
-@script_options
+@add_script_options
 @recipe_options(TRAIN)
 @option(
     "--verify-resume",
@@ -73,36 +84,36 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllBut(())))
     group=CHECKPOINTS,
     help="train with and without a stop, compare bit for bit; exit with 1 if they differ",
 )
-@launch_options
+@add_launch_options
 @option_factory(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
-@output_options
+@add_output_options
 def command(asked: Form, **parameters: Any) -> int:
     """Train one arm and print its row.
 
     Defaults to fp32 on the bundled digits. Running the same command again shows the finished record.
     """
-    from ampcompare.cli.progress_display import Display
-    from ampcompare.experiment.single_run import check_run, run_single, verify_single
+    from ampcompare.cli.progress_display import ProgressDisplay
+    from ampcompare.experiment.single_run import check_run, run_single, verify_resume_of_run
     from ampcompare.results.records.run import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
     sources = settings_sources_from(parameters)
     if (name := parameters["first_weights"]) is not None:
         sources = sources.with_first_weights(name, parse_stacks(parameters["stacks"]))
-    config = sources.config.model_copy(update={"stack": _stack_of(parameters)})
-    options = options_by_name(RunOptions, parameters, config=config)
+    config = sources.config.model_copy(update={"stack": _stack_named_by_arm(parameters)})
+    options = options_from_parameters(RunOptions, parameters, config=config)
     if asked is LIST_METRICS:
-        return show_metrics(options.config)
+        return print_script_metrics(options.config)
     if asked is DRY_RUN:
         check_run(options)
         click.echo(dump_json(options.config))
         return 0
     if asked is VERIFY_RESUME:
-        with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
-            verification = verify_single(options, observer=display, while_running=save_at_signals)
+        with ProgressDisplay(quiet=quiet, bar=not parameters["no_progress"]) as display:
+            verification = verify_resume_of_run(options, observer=display, while_running=save_at_signals)
         _show_verification(verification, as_json=as_json)
         return 1 if verification.difference else 0
-    with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
+    with ProgressDisplay(quiet=quiet, bar=not parameters["no_progress"]) as display:
         outcome = run_single(options, observer=display, while_running=save_at_signals)
     if outcome.is_main:
         _show_run(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
@@ -115,12 +126,12 @@ def settings_sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     arm = None if named is None else str(Arm.parse(named.rpartition("@")[0] or named))
     derived = {
         "arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm,
-        "processes": count_processes(parameters),
+        "processes": count_processes_asked_for(parameters),
     }
     return collect_settings(request_from({**parameters, **derived}), TRAIN, one_run=True)
 
 
-def _stack_of(parameters: Mapping[str, Any]) -> StackConfig | None:
+def _stack_named_by_arm(parameters: Mapping[str, Any]) -> StackConfig | None:
     """Return the stack that the arm names; None for an arm of this environment."""
     stacks = parse_stacks(parameters["stacks"])
     named = arms_with_stacks([parameters["arm_text"]], stacks) if parameters["arm_text"] is not None else []
@@ -141,8 +152,8 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     if as_json:
         say_on_stdout(dump_json(record))
     if record.status == "failed":
-        error = printable(record.error or "", 2000, keep_end=600)
-        note_on_stderr(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log})")
+        error = printable_line(record.error or "", 2000, keep_end=600)
+        note_on_stderr(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log_path})")
     elif record.status == "interrupted":
         raise Ended(f"{record.arm} was {record.error}; --resume auto continues from its newest checkpoint")
     elif not as_json:
@@ -152,10 +163,10 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
             for sentence in ineffective_option_sentences(Arm.parse(record.arm), record.ledger):
                 note_on_stderr(f"ampcompare: {sentence}")
         if not quiet:
-            click.echo(f"record: {outcome.cell / CellFile.RECORD}", err=True)
+            click.echo(f"record: {outcome.cell_folder / CellFile.RECORD}", err=True)
 
 
-def _show_verification(verification: Verification, *, as_json: bool) -> None:
+def _show_verification(verification: ResumeVerification, *, as_json: bool) -> None:
     """Print whether a run that was stopped and resumed equals one that was not."""
     from ampcompare.results.records.run import dump_json
 

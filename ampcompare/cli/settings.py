@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import click
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.cli.forms import refuse_given
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
-from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
+from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_name_of_setting
 from ampcompare.cli.values import WordChoice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
@@ -36,7 +36,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
         values: dict[str, Any] = {}
         set_path(values, *parse_assignment(text, "--set"))
         layers.append(Layer(f"--set {text}", values))
-    paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS} | OTHER_PARAMETERS
+    paths = {parameter_name_of_setting(path): path for _, path, _ in RECIPE_OPTIONS} | OTHER_PARAMETERS
     from_environment: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -80,7 +80,7 @@ class ScriptCommand(Command):
         try:
             rest = super().parse_args(ctx, list(own))
         except click.UsageError:
-            if (script := None if dashes else self._script_among(own, ctx)) is not None:
+            if (script := None if dashes else self._find_script_among(own, ctx)) is not None:
                 place = own.index(script)
                 line = shlex.join(["ampcompare", str(ctx.info_name), *own[:place], "--", *own[place:]])
                 raise ConfigError(f"a script comes after --, with its own arguments: {line}") from None
@@ -88,7 +88,7 @@ class ScriptCommand(Command):
         ctx.params["script"] = words if dashes else None
         return rest
 
-    def _script_among(self, words: list[str], ctx: click.Context) -> str | None:
+    def _find_script_among(self, words: list[str], ctx: click.Context) -> str | None:
         """Return the first word that no option takes, if it may begin a script: a file, or the option -m."""
         parser = self.make_parser(ctx)
         parser.ignore_unknown_options = True
@@ -121,7 +121,7 @@ SHIFT_SEEDS = option(
 )
 
 
-def script_options(function: Function) -> Function:
+def add_script_options(function: Function) -> Function:
     """Add the options that only a script after `--` has."""
     options = [
         option(
@@ -154,11 +154,11 @@ def script_options(function: Function) -> Function:
     return add_options(options, function)
 
 
-# Parameters of `watched_script_options`, with the script itself.
+# Parameters of `add_watched_script_options`, with the script itself.
 WATCHED = ("script", "seed", "seed_arg", "shift_seeds", "compat_torch", "nproc_per_node")
 
 
-def watched_script_options(function: Function) -> Function:
+def add_watched_script_options(function: Function) -> Function:
     """Add the seed, and the options of a script that is watched as it trains."""
     options = [
         option(
@@ -201,7 +201,7 @@ def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
         metrics=parameters["metric"],
         seed_arg=parameters["seed_arg"],
         shift_seeds=parameters["shift_seeds"],
-        max_steps=parameters.get(parameter_of("recipe.max_steps")),
+        max_steps=parameters.get(parameter_name_of_setting("recipe.max_steps")),
         compat_torch=parameters["compat_torch"],
         mask=parameters.get("mask") or (),
         torchrun=parameters["nproc_per_node"] is not None,
@@ -209,14 +209,14 @@ def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
     return Layer("script after --", {"script": script.model_dump()})
 
 
-def show_metrics(config: RunConfig) -> int:
+def print_script_metrics(config: RunConfig) -> int:
     """Print what metrics a script shows, each with the option to paste, and return the exit code."""
     from tabulate import tabulate
 
-    from ampcompare.experiment.launch.script.listing import list_metrics, script_steps
+    from ampcompare.experiment.launch.script.listing import short_run_of_script, step_count_of_short_run
 
-    found, steps = list_metrics(config), script_steps(config)
-    rows = [[printable(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in found.seen]
+    found, steps = short_run_of_script(config), step_count_of_short_run(config)
+    rows = [[printable_line(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in found.seen]
     if rows:
         click.echo(tabulate(rows, headers=["metric", "from", "values", "last", "to take it"]))
     else:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import hide_words
+from ampcompare.base.secrets import hide_secrets_in_words
 from ampcompare.cli.help import (
     ARMS,
     CHECKPOINTS,
@@ -24,7 +24,7 @@ from ampcompare.cli.help import (
     OptionOf,
     add_options,
     option,
-    value_type,
+    value_type_of_annotation,
 )
 from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, WordChoice
 from ampcompare.settings.config import RunConfig
@@ -154,7 +154,7 @@ def _field_at_path(path: str) -> Any:
     return model.model_fields[name]
 
 
-def parameter_of(path: str) -> str:
+def parameter_name_of_setting(path: str) -> str:
     """Return the name of the parameter that holds the option of a setting."""
     return path.replace(".", "__")
 
@@ -162,7 +162,7 @@ def parameter_of(path: str) -> str:
 def _option_of_setting(flags: str, path: str, group: str) -> Callable[[Function], Function]:
     """Return the option of a setting. Bounds are left to the field, whose message names the setting."""
     field = _field_at_path(path)
-    kind = value_type(field.annotation)
+    kind = value_type_of_annotation(field.annotation)
     names = flags.split()
     settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(kind))}
     if kind is bool:
@@ -173,15 +173,15 @@ def _option_of_setting(flags: str, path: str, group: str) -> Callable[[Function]
         settings["type"] = kind
     return option(
         *names,
-        parameter_of(path),
+        parameter_name_of_setting(path),
         group=group,
         default=None,
-        help=_help_text(field.description, field.default),
+        help=_setting_help_text(field.description, field.default),
         **settings,
     )
 
 
-def _help_text(description: str | None, default: object) -> str:
+def _setting_help_text(description: str | None, default: object) -> str:
     """Return the help of a setting with its default, unless that is to do nothing."""
     if default in (None, False, "none", ()):
         return description or ""
@@ -191,7 +191,7 @@ def _help_text(description: str | None, default: object) -> str:
 # Parameters of `recipe_options`. Which of them act in a command stands in `settings/reads.py`.
 SETTING_OPTIONS = (
     *("recipe_name", "size", "config_file", "overrides", "model_args", "guards"),
-    *(parameter_of(path) for _, path, _ in RECIPE_OPTIONS),
+    *(parameter_name_of_setting(path) for _, path, _ in RECIPE_OPTIONS),
 )
 
 
@@ -201,7 +201,7 @@ def recipe_options(*reads: CommandReads) -> Callable[[Function], Function]:
     These are the options of the settings, `--model-arg` and the guards, next to `--recipe`, `--size`, `--config` and
     `--set`, which name several or any of them.
     """
-    paths = frozenset[str]().union(*(each.options for each in reads))
+    paths = frozenset[str]().union(*(each.accepted_paths for each in reads))
     options = [
         option(
             "--recipe",
@@ -247,7 +247,7 @@ def _guard_options() -> tuple[Callable[[Function], Function], ...]:
     )
 
 
-def output_options(function: Function) -> Function:
+def add_output_options(function: Function) -> Function:
     """Add where results go and how much is printed."""
     options = [
         option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
@@ -293,7 +293,7 @@ def number_or_text(value: str | None) -> float | str | None:
 
 def typed_command() -> str:
     """Return the command line of this process, as it would be typed, with placeholders for secrets."""
-    return shlex.join(["ampcompare", *hide_words(sys.argv[1:])])
+    return shlex.join(["ampcompare", *hide_secrets_in_words(sys.argv[1:])])
 
 
 def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:
@@ -316,7 +316,7 @@ def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:
     return lambda function: added(weights(function))
 
 
-def arm_options(function: Function) -> Function:
+def add_arm_options(function: Function) -> Function:
     """Add `--backend` and the options of an arm."""
     for flag, settings in reversed(ARM_OPTIONS.items()):
         function = option(flag, group=ARMS, **settings)(function)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from ampcompare.base.shim.switch import ShimStatus, shim_status, switch_off, switch_on
+from ampcompare.base.shim.switch import ShimStatus, shim_status, switch_shim_off, switch_shim_on
 from ampcompare.cli.forms import Form, plain_form
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.shared_options import json_option
@@ -49,9 +49,9 @@ def command(asked: Form, action: str, answered: tuple[str, ...], as_json: bool) 
     that look for Apex, such as transformers, Megatron and timm, still find none.
     """
     if asked is ON:
-        status = switch_on(answered)
+        status = switch_shim_on(answered)
     else:
-        status = switch_off() if action == "off" else shim_status()
+        status = switch_shim_off() if action == "off" else shim_status()
     if as_json:
         found = {**asdict(status.apex), "path": None if status.apex.path is None else str(status.apex.path)}
         click.echo(json.dumps({**asdict(status), "folder": str(status.folder), "apex": found}))

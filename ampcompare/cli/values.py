@@ -38,19 +38,19 @@ class WordChoice(StringChoice):
         return words if param.required or isinstance(param, click.Option) else f"[{words}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        known = {_plain_word(word): word for word in self.choices} | {
-            _plain_word(key): to for key, to in self.others.items()
+        known = {_normalized_word(word): word for word in self.choices} | {
+            _normalized_word(key): to for key, to in self.others.items()
         }
-        if (word := known.get(_plain_word(str(value)))) is not None:
+        if (word := known.get(_normalized_word(str(value)))) is not None:
             return word
-        close = [known[word] for word in close_matches(_plain_word(str(value)), known)]
+        close = [known[word] for word in close_matches(_normalized_word(str(value)), known)]
         meant = self.mistakes.get(str(value)) or (close[0] if close else None)
         hint = f" Did you mean {meant!r}?" if meant else ""
         text = f"{value!r} is not one of {', '.join(map(repr, self.choices))}.{hint}"
         raise click.BadParameter(text, ctx, param)
 
 
-def _plain_word(word: str) -> str:
+def _normalized_word(word: str) -> str:
     return word.lower().replace("_", "-")
 
 

@@ -10,14 +10,14 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.findings import find_faults
-from ampcompare.diagnosis.loops import Conditions, Loop
+from ampcompare.diagnosis.loops import Loop, LoopConditions
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.product_formats import diagnose_formats
-from ampcompare.diagnosis.ranges import counts_of, make_range
-from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_sentence
-from ampcompare.diagnosis.watched_loop import watch_loop
+from ampcompare.diagnosis.ranges import counts_of_row, magnitude_range_of_row
+from ampcompare.diagnosis.remedies import TestedCandidate, diagnosis_sentence, diagnosis_with_cure
+from ampcompare.diagnosis.watched_loop import observe_loop
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
 from ampcompare.training.device import resolve_device
 
@@ -25,7 +25,7 @@ FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
 
 
-def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
+def headroom_of_steps(steps: Iterable[StepFacts]) -> Headroom | None:
     """Return the headroom over all watched steps with a finite loss; None if no gradient was seen.
 
     Exponents are those of the gradients of weights, in the wide run where there is one, at scale 1. The largest scale
@@ -34,8 +34,8 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
     exponents: Counter[int] = Counter()
     largest, own = 0.0, 1.0
     for facts in steps:
-        loss = facts.step.loss
-        if loss is not None and counts_of(facts.step.events[loss].row)[1]:
+        loss = facts.step.place_of_loss
+        if loss is not None and counts_of_row(facts.step.events[loss].row)[1]:
             continue  # the gradients of a loss that is not finite say nothing about a scale
         own, shift = facts.scale, round(math.log2(facts.scale))
         for event in facts.step.events:
@@ -43,10 +43,10 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
             if event.constant:
                 continue
             if phase == "gradient":
-                values = make_range(event.row if event.wide is None else event.wide)
+                values = magnitude_range_of_row(event.row if event.wide is None else event.wide)
                 exponents.update({power - shift: count for power, count in values.exponents.items()})
             elif phase == "backward" and event.dtype in HALF_DTYPES:
-                values = make_range(event.row)
+                values = magnitude_range_of_row(event.row)
             else:
                 continue
             largest = max(largest, (values.largest or 0.0) / facts.scale)
@@ -61,7 +61,7 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
     return Headroom(exponents=dict(sorted(exponents.items())), largest_scale=fits, own_scale=own, lost=lost)
 
 
-def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:
+def diagnose_loop_by_options(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:
     """Diagnose a loop.
 
     Args:
@@ -71,7 +71,7 @@ def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -
     """
     options.check()
     config = options.config
-    conditions = Conditions(
+    conditions = LoopConditions(
         steps=options.steps,
         reference=None if options.reference == "none" else getattr(torch, options.reference),
         device=str(resolve_device(config.device)),
@@ -85,7 +85,7 @@ def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -
 def diagnose_loop(
     loop: Loop,
     arm: Arm,
-    conditions: Conditions,
+    conditions: LoopConditions,
     *,
     subject: str = "",
     cures: bool = True,
@@ -100,7 +100,7 @@ def diagnose_loop(
     """
     if arm.roles is not None and arm.roles.linear_formats:
         return diagnose_formats(loop, arm, conditions, subject=subject, cures=cures)
-    observation = watch_loop(loop, arm, conditions)
+    observation = observe_loop(loop, arm, conditions)
     if not observation.facts:
         raise ConfigError(f"no step was watched: the loop made {observation.steps} calls of step")
     found = diagnosis_of_observation(
@@ -109,9 +109,9 @@ def diagnose_loop(
     if not cures:
         return found
 
-    def test(other: Arm, lines: Sequence[str]) -> Tested:
-        seen = watch_loop(loop, other, conditions, lines)
-        return Tested(find_faults(seen, left_out), sorted(seen.functions))
+    def test(other: Arm, lines: Sequence[str]) -> TestedCandidate:
+        seen = observe_loop(loop, other, conditions, lines)
+        return TestedCandidate(find_faults(seen, left_out), sorted(seen.functions))
 
     return diagnosis_with_cure(found, arm, test, device_type=observation.device_type)
 
@@ -144,16 +144,16 @@ def diagnosis_of_observation(
         observed=[facts.index for facts in observation.facts],
         reference=None if reference is None else str(reference).removeprefix("torch."),
         modules=observation.modules,
-        places=list(observation.reports("forward", "backward")),
-        weights=list(observation.reports("weight")),
-        gradients=list(observation.reports("gradient")),
-        map=observation.map(),
-        headroom=headroom(observation.facts),
+        places=list(observation.place_reports("forward", "backward")),
+        weights=list(observation.place_reports("weight")),
+        gradients=list(observation.place_reports("gradient")),
+        map=observation.cells_of_map(),
+        headroom=headroom_of_steps(observation.facts),
         updates=list(observation.updates.values()),
         faults=find_faults(observation, left_out),
         notes=[*notes, *_diagnosis_notes(arm, observation)],
     )
-    return found.model_copy(update={"verdict": verdict_sentence(arm, found)})
+    return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 
 def _diagnosis_notes(arm: Arm, observation: Observation) -> Iterator[str]:

@@ -2,23 +2,23 @@
 
 from typing import Any, Literal
 
-from ampcompare.diagnosis.diagnose import diagnose_given
+from ampcompare.diagnosis.diagnose import diagnose_loop_by_options
 from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.settings.examination import answering_errors
-from ampcompare.training.process import enter_process
+from ampcompare.settings.examination import return_user_errors
+from ampcompare.training.process import enter_examining_process
 
 
-@answering_errors
+@return_user_errors
 def diagnose_recipe(
     config: dict[str, Any],
     steps: int,
     reference: Literal["float32", "float64", "none"],
     cures: bool,
 ) -> dict[str, Any]:
-    settings, device = enter_process(config)
+    settings, device = enter_examining_process(config)
     recipe = settings.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
     loop = recipe_loop(settings, device)
     options = DiagnoseOptions(settings, steps=steps, reference=reference, cures=cures)
-    return diagnose_given(loop, options, subject=subject).model_dump(mode="json")
+    return diagnose_loop_by_options(loop, options, subject=subject).model_dump(mode="json")

@@ -14,7 +14,7 @@ from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.base.processes.call import call_in_child
 from ampcompare.results.report.document import Block, Code, Document, Facts, Items, Section, Text
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import examine_in_child, result_of
+from ampcompare.settings.examination import examine_in_child, result_of_answer
 
 # Tensors of the size of the parameter that an optimizer keeps.
 OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
@@ -92,15 +92,15 @@ def explanation_document(explanation: Explanation) -> Document:
         Section("memory", [Items([_memory_text(explanation.memory)], BYTES)] if explanation.memory is not None else []),
         Section("twin", [Items([parts.twin_is], f"Native equivalent: {parts.twin or 'none'}")]),
         Section("differs", [Items(parts.differs, differs)] if parts.differs else []),
-        Section("script", _script_blocks("In a script", parts.script)),
-        Section("twin's script", _script_blocks(f"The same as {parts.twin}", parts.twin_script)),
-        Section("compare", _script_blocks("Compare them", _comparison_commands(arm, parts.twin))),
+        Section("script", _script_line_blocks("In a script", parts.script)),
+        Section("twin's script", _script_line_blocks(f"The same as {parts.twin}", parts.twin_script)),
+        Section("compare", _script_line_blocks("Compare them", _comparison_commands(arm, parts.twin))),
     ]
     subtitle = [f"Native equivalent: {parts.twin or 'none'}", parts.twin_is]
     return Document("explanation", sections, explanation.data(), arm, f"{arm}: {parts.summary}", subtitle)
 
 
-def _script_blocks(title: str, lines: Sequence[str]) -> list[Block]:
+def _script_line_blocks(title: str, lines: Sequence[str]) -> list[Block]:
     return [Code("\n".join(lines), title)] if lines else []
 
 
@@ -133,17 +133,17 @@ def _memory_text(held: BytesPerParameter) -> str:
     return "; ".join([parts, *totals])
 
 
-def casts_in_child() -> dict[str, Any] | None:
+def autocast_lists_from_child() -> dict[str, Any] | None:
     """Return what autocast of the installed torch casts on a GPU, asked in a separate process; None without torch."""
     answer = call_in_child(CASTS, seconds=TIME_LIMIT, options={})
-    return result_of(answer, "") if answer.done else None
+    return result_of_answer(answer, "") if answer.has_returned else None
 
 
-def render_casts(found: dict[str, Any], dtype: str, *, width: int) -> str:
+def casts_text(found: dict[str, Any], dtype: str, *, width: int) -> str:
     """Return what autocast in a 16-bit type casts on a GPU, in lines.
 
     Args:
-        found: as `casts_in_child` returns it.
+        found: as `autocast_lists_from_child` returns it.
         dtype: the 16-bit type, such as "fp16".
         width: of a line, in characters.
     """
@@ -156,7 +156,7 @@ def render_casts(found: dict[str, Any], dtype: str, *, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def observe_in_child(config: RunConfig) -> dict[str, Any]:
+def step_observed_in_child(config: RunConfig) -> dict[str, Any]:
     """Prepare the model of `config` in a separate process, and return what one step of at most `MAX_SAMPLES` shows."""
     recipe = config.recipe
     changes = {"batch_size": min(recipe.batch_size, MAX_SAMPLES), "grad_accum_steps": 1}
@@ -164,27 +164,27 @@ def observe_in_child(config: RunConfig) -> dict[str, Any]:
     return examine_in_child(PROGRAM, small, f"{config.arm} cannot be observed on {recipe.model.arch}", {})
 
 
-def render_observation(observation: dict[str, Any], *, width: int) -> str:
+def observation_text(observation: dict[str, Any], *, width: int) -> str:
     """Return tables of modules and bytes; modules of like types share a row where there are many.
 
     Args:
-        observation: as `observe_in_child` returns it.
+        observation: as `step_observed_in_child` returns it.
         width: of the text around the tables, in characters.
     """
     from tabulate import tabulate
 
     rows = observation["modules"]
     if len(rows) > MAX_ROWS:
-        headers, table = ["module", "type", "modules", *HEADERS[2:]], _group_rows(rows)
+        headers, table = ["module", "type", "modules", *HEADERS[2:]], _rows_by_module_type(rows)
     else:
-        headers, table = [*HEADERS], [[row["module"], row["type"], *_cells(row)] for row in rows]
+        headers, table = [*HEADERS], [[row["module"], row["type"], *_row_cells(row)] for row in rows]
     unit = "KiB" if observation["bytes"]["total"] < 10 * UNITS["MiB"] else "MiB"
     aligned = ["right" if header in ("parameters", "modules") else "left" for header in headers]
     parts = [
-        "\n".join(textwrap.wrap(_observation_heading(observation), width)),
+        "\n".join(textwrap.wrap(_observation_heading_line(observation), width)),
         tabulate(table, headers=headers, tablefmt="simple", colalign=aligned, disable_numparse=True),
         tabulate(
-            _byte_rows(observation, unit),
+            _rows_of_bytes(observation, unit),
             headers=["memory per step", "dtype", "tensors", "elements", unit],
             tablefmt="simple",
             colalign=["left", "left", "right", "right", "right"],
@@ -196,7 +196,7 @@ def render_observation(observation: dict[str, Any], *, width: int) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _observation_heading(observation: dict[str, Any]) -> str:
+def _observation_heading_line(observation: dict[str, Any]) -> str:
     shape = "x".join(map(str, observation["batch_shape"]))
     how = f", {observation['half']}" if observation["half"] else ""
     engine = f", engine {observation['engine']}" if observation["engine"] else ""
@@ -207,7 +207,7 @@ def _observation_heading(observation: dict[str, Any]) -> str:
     )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _row_cells(row: dict[str, Any]) -> list[str]:
     if not row["ran"]:
         return [f"{row['parameters']:,}", _types_text(row["weights"]), "not called", ""]
     return [f"{row['parameters']:,}", *(_types_text(row[name]) for name in ("weights", "inputs", "outputs"))]
@@ -217,11 +217,11 @@ def _types_text(names: list[str]) -> str:
     return ", ".join(names) or "-"
 
 
-def _group_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
+def _rows_by_module_type(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return a row for all modules of one type with equal dtypes, named by the first of them."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["type"], *_cells(row)[1:]), []).append(row)
+        groups.setdefault((row["type"], *_row_cells(row)[1:]), []).append(row)
     table = []
     for (kind, *types), members in groups.items():
         name = members[0]["module"] + (", ..." if len(members) > 1 else "")
@@ -230,7 +230,7 @@ def _group_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def _byte_rows(observation: dict[str, Any], unit: str) -> list[list[str]]:
+def _rows_of_bytes(observation: dict[str, Any], unit: str) -> list[list[str]]:
     return [
         [name, dtype, f"{part['tensors']}", f"{part['elements']:,}", f"{part['bytes'] / UNITS[unit]:,.1f}"]
         for key, name in NAMES.items()

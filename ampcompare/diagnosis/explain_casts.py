@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ampcompare.base.tensors.cuda_casts import RECURRENT, Cast, find_cast, operations_cast_on
-from ampcompare.settings.examination import answering_errors
+from ampcompare.base.tensors.cuda_casts import RECURRENT, CastKind, cast_of_operation, operations_cast_on
+from ampcompare.settings.examination import return_user_errors
 
 # Between torch 2.6 and 2.14: the version, and what it changed.
 CHANGES = (
@@ -18,25 +18,25 @@ CHANGES = (
 )
 
 
-@answering_errors
+@return_user_errors
 def explain_casts() -> dict[str, Any]:
     """Return the names of operations by what is done with them, the version of torch, and what changed since 2.6."""
     casts: dict[str, set[str]] = {}
-    with _Silence():
+    with _StderrOfTorchHidden():
         for name in operations_cast_on("CUDA"):
             operation = name.partition("::")[2].partition(".")[0]
             if not operation.startswith(("_", "cudnn")):
-                casts.setdefault(find_cast(name).value, set()).add(operation)
-    casts.setdefault(Cast.LOWER.value, set()).update(name.partition(".")[0] for name in RECURRENT)
+                casts.setdefault(cast_of_operation(name).value, set()).add(operation)
+    casts.setdefault(CastKind.LOWER.value, set()).update(name.partition(".")[0] for name in RECURRENT)
     here = tuple(int(part) for part in torch.__version__.split(".")[:2])
     return {
         "torch": torch.__version__,
-        "casts": {cast.value: sorted(casts[cast.value]) for cast in Cast if cast.value in casts},
+        "casts": {cast.value: sorted(casts[cast.value]) for cast in CastKind if cast.value in casts},
         "changes": [f"{'.'.join(map(str, version))}: {text}" for version, text in CHANGES if version <= here],
     }
 
 
-class _Silence:
+class _StderrOfTorchHidden:
     """Keeps what torch itself writes to stderr, that some operations are deprecated, from the terminal."""
 
     def __enter__(self) -> None:

@@ -8,36 +8,36 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.tensors.products import dtype_name
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.examination import return_user_errors
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import Assembly, assemble
+from ampcompare.training.assemble import TrainingAssembly, assemble_run
 from ampcompare.training.precision.base import make_precision, owned_params
-from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.process import enter_process
-from ampcompare.training.process_group import group_for_one_process
+from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.process import enter_examining_process
+from ampcompare.training.process_group import process_group_for_cell
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 
 
-@answering_errors
+@return_user_errors
 def explain_step(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
-    settings, device = enter_process(config)
-    with group_for_one_process(settings):
-        return _observe(settings, device)
+    settings, device = enter_examining_process(config)
+    with process_group_for_cell(settings):
+        return _observe_step_on_device(settings, device)
 
 
-def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
+def _observe_step_on_device(config: RunConfig, device: torch.device) -> dict[str, Any]:
     precision = make_precision(config.arm, device=str(device), autocast_lists=config.autocast_lists)
     task = make_task(config.recipe)
-    assembly = assemble(config.recipe, task, precision, device)
+    assembly = assemble_run(config.recipe, task, precision, device)
     models, optimizers = assembly.models, assembly.optimizers
     model = models[0] if len(models) == 1 else nn.ModuleList(models)
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
-    how, context = cpu_half(config.cpu_half, precision.half_dtype, device, config.autocast_lists)
-    watch = _OpTracer(model)
+    how, context = choose_cpu_half(config.cpu_half, precision.half_dtype, device, config.autocast_lists)
+    watch = _ModuleTypeTracer(model)
     with context:
         scales_before = precision.loss_scales()
         with watch:
@@ -54,7 +54,7 @@ def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
             for optimizer in optimizers:
                 optimizer.zero_grad()
             _run_passes(assembly, batch)
-    states = [value for each in optimizers for state in each.state.values() for value in tensors_in(state)]
+    states = [value for each in optimizers for state in each.state.values() for value in tensors_in_value(state)]
     counts = {
         "parameters": _sizes_by_dtype(model.parameters()),
         "buffers": _sizes_by_dtype(model.buffers()),
@@ -69,14 +69,14 @@ def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
         "arch": config.recipe.model.arch,
         "data": config.recipe.data.name,
         "optimizer": config.recipe.optimizer.name,
-        "batch_shape": list(next(tensors_in(batch)).shape),
+        "batch_shape": list(next(tensors_in_value(batch)).shape),
         "device": str(device),
         "half": f"{precision.emulated} emulated" if precision.emulated else how,
         "notes": list(precision.notes),
         "engine": None if precision.engine is None else precision.engine.name,
         "engine_version": None if precision.engine is None else precision.engine.version,
         "kept_fp32": list(precision.kept_fp32),
-        "modules": watch.rows(),
+        "modules": watch.module_rows(),
         "loss": {"dtype": dtype_name(loss.dtype), "value": float(loss.detach())},
         "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
         "counts": counts,
@@ -86,7 +86,7 @@ def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _run_passes(assembly: Assembly, batch: Any) -> Tensor:
+def _run_passes(assembly: TrainingAssembly, batch: Any) -> Tensor:
     """Make forward and backward passes of each phase, without the steps in between; return the first loss."""
     losses = []
     for loss_id, phase in enumerate(assembly.task.phases(len(assembly.optimizers))):
@@ -98,7 +98,7 @@ def _run_passes(assembly: Assembly, batch: Any) -> Tensor:
     return losses[0]
 
 
-class _OpTracer:
+class _ModuleTypeTracer:
     """Hooks on the model and on each module that has its own parameters or no children."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -115,13 +115,13 @@ class _OpTracer:
 
     def __enter__(self) -> None:
         for name, module in self.modules.items():
-            self.handles.append(module.register_forward_hook(self._hook(name), with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self._type_hook(name), with_kwargs=True))
 
     def __exit__(self, *exc: object) -> None:
         for handle in self.handles:
             handle.remove()
 
-    def _hook(self, name: str) -> Callable[..., None]:
+    def _type_hook(self, name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name not in self.inputs:
                 self.order.append(name)
@@ -130,7 +130,7 @@ class _OpTracer:
 
         return note
 
-    def rows(self) -> list[dict[str, Any]]:
+    def module_rows(self) -> list[dict[str, Any]]:
         """Return a row per module: those that ran in the order of their first end, the model itself last."""
         silent = [name for name in self.modules if name not in self.inputs]
         rows = []
@@ -155,7 +155,7 @@ class _OpTracer:
 
 def _add_floating_types(names: list[str], value: Any) -> None:
     """Add to `names` each floating type in `value` that is not there yet."""
-    for tensor in tensors_in(value):
+    for tensor in tensors_in_value(value):
         if tensor.is_floating_point() and dtype_name(tensor.dtype) not in names:
             names.append(dtype_name(tensor.dtype))
 

@@ -7,12 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcompare.base.formatting import rough_percent
+from ampcompare.base.formatting import format_rough_percent
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.laws import HIGH
-from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, own_error_of, place_of
-from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
-from ampcompare.diagnosis.ranges import counts_of, make_range
+from ampcompare.diagnosis.observation import (
+    Observation,
+    StepFacts,
+    error_of_event,
+    operation_place_of,
+    own_error_of_event,
+)
+from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, OperationResult
+from ampcompare.diagnosis.ranges import counts_of_row, magnitude_range_of_row
 from ampcompare.results.records.diagnosis import Fault, FaultKind, MagnitudeRange, OperationPlace
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
@@ -31,43 +37,46 @@ MAX_NEAR = 2
 
 
 @dataclass(frozen=True)
-class Reason:
+class FaultReason:
     """What is said of a fault, and where to look first."""
 
     text: str
     at: int | None = None  # place among the events where it was made; None if that is the fault's own
 
 
-def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
+def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> FaultReason | None:
     """Return why the result at `origin` is the first that is not finite; None if that is not known."""
     number = events[origin].number
     if abs(number) > FP16_LARGEST:
-        return Reason(f"{number:g} is beyond the largest number of fp16")
+        return FaultReason(f"{number:g} is beyond the largest number of fp16")
 
     def before(at: int) -> list[int]:
-        return [source for source in events[at].sources if source < at and lost_share(events[source])]
+        return [source for source in events[at].sources if source < at and share_lost_to_zero(events[source])]
 
     zeros = sorted(set(_places_reached_backwards([origin], before)) - {origin})
     if not zeros:
         return None
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
     at = max(small, default=zeros[0])
-    name = _name_near(events[at], events[origin])
+    name = _place_name_beside(events[at], events[origin])
     made = None if _module_and_line(events[at]) == _module_and_line(events[origin]) else at
     if small:
-        return Reason(f"{events[at].number:g} in {name} is zero in fp16", made)
-    return Reason(f"{rough_percent(lost_share(events[at]))} % of the results of {name} are zero in the arm alone", made)
+        return FaultReason(f"{events[at].number:g} in {name} is zero in fp16", made)
+    return FaultReason(
+        f"{format_rough_percent(share_lost_to_zero(events[at]))} % of the results of {name} are zero in the arm alone",
+        made,
+    )
 
 
-def lost_share(event: Event) -> float:
+def share_lost_to_zero(event: OperationResult) -> float:
     """Return the share of a result that is zero in the arm alone."""
-    elements, _, lost = counts_of(event.row)
+    elements, _, lost = counts_of_row(event.row)
     return lost / elements if elements else 0.0
 
 
-def _name_near(event: Event, other: Event) -> str:
+def _place_name_beside(event: OperationResult, other: OperationResult) -> str:
     """Return the name of a place for a reader who knows another one."""
-    place = place_of(event.key)
+    place = operation_place_of(event.key)
     if _module_and_line(event) == _module_and_line(other):
         return place.operation
     return f"{place.name} ({place.where})" if place.where else place.name
@@ -81,14 +90,14 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
     for facts in observation.facts:
         if facts.applied:
             highest = max(highest, facts.scale)
-            faults = [one for one in _faults_of_step(facts) if not (fallen and one.kind in SMALL_SCALE)]
+            faults = [one for one in _faults_of_one_step(facts) if not (fallen and one.kind in SMALL_SCALE)]
         else:
             is_falling = facts.scale <= highest / FALL
             faults = list(_faults_of_skipped_step(facts, highest if is_falling else None))
             fallen |= is_falling and bool(faults)
         for fault in faults:
             found.setdefault(fault.kind, fault)
-    collapse = _collapse_fault(observation)
+    collapse = _no_step_applied_fault(observation)
     if collapse is not None and "overflow" not in found:
         found.setdefault(collapse.kind, collapse)
     lost = _lost_updates_fault(observation)
@@ -97,14 +106,14 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
     return [fault for kind, fault in found.items() if kind not in left_out]
 
 
-def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
+def _faults_of_one_step(facts: StepFacts) -> Iterator[Fault]:
     events = facts.step.events
-    loss = None if facts.step.loss is None else events[facts.step.loss]
-    if loss is not None and _is_nonfinite(loss):
-        yield _overflow_fault(facts, facts.step.loss or 0)
+    loss = None if facts.step.place_of_loss is None else events[facts.step.place_of_loss]
+    if loss is not None and _is_nonfinite_result(loss):
+        yield _overflow_fault(facts, facts.step.place_of_loss or 0)
         return
     gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
-    broken = [at for at, event in gradients if _is_nonfinite(event)]
+    broken = [at for at, event in gradients if _is_nonfinite_result(event)]
     if broken:
         yield _gradient_overflow_fault(facts, broken)
         return
@@ -112,15 +121,19 @@ def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
         yield fault
         return
     harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
-    wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients], harm)]
+    wrong = [(at, event) for at, event in gradients if _is_wrong_gradient(event, [one for _, one in gradients], harm)]
     if wrong:
-        yield _inexact_fault(facts, wrong)
-    elif loss is not None and error_of(loss) > harm and not _is_cancelled(events, facts.step.loss or 0):
-        yield _inexact_fault(facts, [(facts.step.loss or 0, loss)])
-    elif (swallowed := _find_swallowed(events, harm)) is not None:
+        yield _inexact_result_fault(facts, wrong)
+    elif (
+        loss is not None
+        and error_of_event(loss) > harm
+        and not _is_cancelled_sum(events, facts.step.place_of_loss or 0)
+    ):
+        yield _inexact_result_fault(facts, [(facts.step.place_of_loss or 0, loss)])
+    elif (swallowed := _find_swallowed_overflow(events, harm)) is not None:
         yield _swallowed_overflow_fault(facts, *swallowed)
-    elif (amplified := _find_amplified(events)) is not None:
-        yield _inexact_fault(facts, [amplified])
+    elif (amplified := _find_amplified_rounding(events)) is not None:
+        yield _inexact_result_fault(facts, [amplified])
 
 
 def _update_fault(facts: StepFacts) -> Fault | None:
@@ -140,7 +153,7 @@ def _update_fault(facts: StepFacts) -> Fault | None:
 def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
     """Return the fault of gradients that are finite and not zero behind the backward pass, and else at the step."""
     events = [one for one in facts.step.events if one.key[3] == "gradient" and not one.constant]
-    if not facts.updates or all(make_range(event.row).largest is None for event in events):
+    if not facts.updates or all(magnitude_range_of_row(event.row).largest is None for event in events):
         return None
     broken = sum(one.nonfinite_gradient for one in facts.updates)
     if not broken and any(one.moved for one in facts.updates):
@@ -158,7 +171,7 @@ def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
     )
 
 
-def _is_cancelled(events: Sequence[Event], at: int) -> bool:
+def _is_cancelled_sum(events: Sequence[OperationResult], at: int) -> bool:
     """Return whether a result is wrong since terms that are right cancel each other in a sum: its exact value is zero
     up to the rounding of the terms, as that of a policy's loss is."""
     origin = _error_origin(events, at)
@@ -167,7 +180,7 @@ def _is_cancelled(events: Sequence[Event], at: int) -> bool:
     )  # which would round the sum itself
 
 
-def _find_amplified(events: Sequence[Event]) -> tuple[int, Event] | None:
+def _find_amplified_rounding(events: Sequence[OperationResult]) -> tuple[int, OperationResult] | None:
     """Return a result that is wrong since a function amplifies one rounding of its argument; None without.
 
     That is a gradient that is wrong by more than half of its size, as it also may be in a sound network in bf16, or a
@@ -175,20 +188,20 @@ def _find_amplified(events: Sequence[Event]) -> tuple[int, Event] | None:
     """
     gradients = [event for event in events if event.key[3] == "gradient"]
 
-    def is_candidate(event: Event) -> bool:
+    def is_candidate(event: OperationResult) -> bool:
         _, operation, _, phase = event.key
         if phase == "gradient":
-            return _is_wrong(event, gradients, HARM)
-        return phase == "forward" and operation in PERIODIC and error_of(event) > MIN_TURN
+            return _is_wrong_gradient(event, gradients, HARM)
+        return phase == "forward" and operation in PERIODIC and error_of_event(event) > MIN_TURN
 
-    caused: list[tuple[int, Event]] = []
+    caused: list[tuple[int, OperationResult]] = []
     for at, event in enumerate(events):
-        if is_candidate(event) and _rounded_argument(events, _error_origin(events, at)) is not None:
+        if is_candidate(event) and _find_amplified_argument(events, _error_origin(events, at)) is not None:
             caused.append((at, event))
-    return max(caused, key=lambda pair: _finite_error(pair[1]), default=None)
+    return max(caused, key=lambda pair: _finite_error_of(pair[1]), default=None)
 
 
-def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | None:
+def _find_swallowed_overflow(events: Sequence[OperationResult], harm: float) -> tuple[int, int] | None:
     """Return a result that is not finite in the arm alone, and the finite one that it has made wrong; None without.
 
     An infinity may end in a 0, as behind `rsqrt`, so that neither loss nor gradients show it. Where what comes of it is
@@ -199,23 +212,29 @@ def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | N
         if event.key[3] != "forward" or event.constant:
             continue
         before = [origins[source] for source in event.sources if source in origins]
-        if _is_nonfinite(event):
+        if _is_nonfinite_result(event):
             if before or _is_finite_in_fp32(event):
                 origins[at] = min(before, default=at)
-        elif before and error_of(event) > harm:
+        elif before and error_of_event(event) > harm:
             return min(before), at
-        elif before and error_of(event) > NEGLIGIBLE:
+        elif before and error_of_event(event) > NEGLIGIBLE:
             origins[at] = min(before)
     return None
 
 
 def _swallowed_overflow_fault(facts: StepFacts, origin: int, at: int) -> Fault:
     events = facts.step.events
-    name, first = place_of(events[at].key).name, place_of(events[origin].key).name
+    name, first = operation_place_of(events[at].key).name, operation_place_of(events[origin].key).name
     text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {_distance_text(events[at])}"
-    onward = _places_onward(events, origin, at)
+    onward = _places_between(events, origin, at)
     return _make_fault(
-        "overflow", facts, origin, text, onward, reason=reason_of(events, origin), severity=_finite_error(events[at])
+        "overflow",
+        facts,
+        origin,
+        text,
+        onward,
+        reason=nonfinite_reason_of(events, origin),
+        severity=_finite_error_of(events[at]),
     )
 
 
@@ -224,40 +243,48 @@ def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iter
 
     `fallen_from` is a scale far above this step's at which others are applied.
     """
-    events, end = facts.step.events, facts.step.loss
-    if end is not None and _is_nonfinite(events[end]):
+    events, end = facts.step.events, facts.step.place_of_loss
+    if end is not None and _is_nonfinite_result(events[end]):
         yield _overflow_fault(facts, end)
         return
-    broken = [at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite(event)]
-    if broken and (fallen_from is not None or _is_before_scaling(facts, min(_nonfinite_origins(events, broken)))):
+    broken = [at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite_result(event)]
+    if broken and (
+        fallen_from is not None or _overflowed_before_scaling(facts, min(_nonfinite_origins(events, broken)))
+    ):
         yield _gradient_overflow_fault(facts, broken, fallen_from=fallen_from)
 
 
-def _is_before_scaling(facts: StepFacts, origin: int) -> bool:
+def _overflowed_before_scaling(facts: StepFacts, origin: int) -> bool:
     """Return whether a result of the forward pass comes before the loss is scaled."""
     is_forward = facts.step.events[origin].key[3] == "forward"
-    return is_forward and (facts.step.loss is None or origin < facts.step.loss)
+    return is_forward and (facts.step.place_of_loss is None or origin < facts.step.place_of_loss)
 
 
 def _overflow_fault(facts: StepFacts, at: int) -> Fault:
     """Return the fault of a loss that is not finite: the first place that its values lead back to."""
     events = facts.step.events
     origin = min(_nonfinite_origins(events, [at]))
-    name = place_of(events[origin].key).name
+    name = operation_place_of(events[origin].key).name
     if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
-        reason = reason_of(events, origin)
-        return _make_fault("overflow", facts, origin, text, _places_onward(events, origin, at), reason=reason)
-    chosen = _deciding_origin(events, origin)
+        reason = nonfinite_reason_of(events, origin)
+        return _make_fault("overflow", facts, origin, text, _places_between(events, origin, at), reason=reason)
+    chosen = _find_deciding_origin(events, origin)
     if chosen is not None:
         text = (
-            f"{place_of(events[chosen].key).name} is not finite and decides an index or a mask, by which {name} fails"
+            f"{operation_place_of(events[chosen].key).name} is not finite and decides an index or a "
+            f"mask, by which {name} fails"
         )
         return _make_fault(
-            "overflow", facts, chosen, text, _places_onward(events, origin, at), reason=reason_of(events, chosen)
+            "overflow",
+            facts,
+            chosen,
+            text,
+            _places_between(events, origin, at),
+            reason=nonfinite_reason_of(events, chosen),
         )
     text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
-    return _make_fault("not precision", facts, origin, text, _places_onward(events, origin, at))
+    return _make_fault("not precision", facts, origin, text, _places_between(events, origin, at))
 
 
 def _gradient_overflow_fault(
@@ -276,50 +303,59 @@ def _gradient_overflow_fault(
         when += f", which has fallen from {fallen_from:g}"
     if always:
         when = f"in every step, down to loss scale {facts.scale:g}"
-    elif _is_before_scaling(facts, origin):
+    elif _overflowed_before_scaling(facts, origin):
         when = "whatever the loss scale"
-    name = place_of(first.key).name
+    name = operation_place_of(first.key).name
     if first.key[3] == "forward":
         text = f"{name} is not finite, which the loss does not show, and breaks gradients {when}"
     else:
         text = f"{name} makes a gradient that is not finite {when}"
     if kind == "not precision":
-        return _make_fault(kind, facts, origin, f"{text}, and in fp32 too", _places_onward(events, origin, broken[0]))
+        return _make_fault(kind, facts, origin, f"{text}, and in fp32 too", _places_between(events, origin, broken[0]))
     return _make_fault(
-        kind, facts, origin, text, _places_onward(events, origin, broken[0]), reason=reason_of(events, origin)
+        kind,
+        facts,
+        origin,
+        text,
+        _places_between(events, origin, broken[0]),
+        reason=nonfinite_reason_of(events, origin),
     )
 
 
-def _collapse_fault(observation: Observation) -> Fault | None:
+def _no_step_applied_fault(observation: Observation) -> Fault | None:
     """Return the fault of a run in which no step was applied although its loss was finite."""
     if observation.steps == 0 or observation.skipped < observation.steps:
         return None
     for facts in reversed(observation.facts):
         broken = [
-            at for at, event in enumerate(facts.step.events) if event.key[3] == "gradient" and _is_nonfinite(event)
+            at
+            for at, event in enumerate(facts.step.events)
+            if event.key[3] == "gradient" and _is_nonfinite_result(event)
         ]
         if broken:
             return _gradient_overflow_fault(facts, broken, always=True)
     return None
 
 
-def _inexact_fault(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
+def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, OperationResult]]) -> Fault:
     """Return the fault of finite results that are wrong: the place where the error first becomes large."""
     events = facts.step.events
     origins = {at: _error_origin(events, at) for at, _ in wrong}
     origin = min(origins.values())
-    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error(pair[1]))
-    if events[origin].key[3] == "forward" and _is_nonfinite(events[origin]):
+    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error_of(pair[1]))
+    if events[origin].key[3] == "forward" and _is_nonfinite_result(events[origin]):
         return _swallowed_overflow_fault(facts, origin, at)
-    lost = max(lost_share(events[origin]), lost_share(events[at]))
+    lost = max(share_lost_to_zero(events[origin]), share_lost_to_zero(events[at]))
     is_underflow = events[origin].key[3] != "forward" and lost > UNDERFLOW
     kind: FaultKind = "underflow" if is_underflow else "rounding"
-    name, first = place_of(worst.key).name, place_of(events[origin].key).name
-    rounded = None if is_underflow else _rounded_argument(events, origin)
+    name, first = operation_place_of(worst.key).name, operation_place_of(events[origin].key).name
+    rounded = None if is_underflow else _find_amplified_argument(events, origin)
     if kind == "underflow":
-        at_origin = lost_share(events[origin]) > lost_share(worst)
+        at_origin = share_lost_to_zero(events[origin]) > share_lost_to_zero(worst)
         share, what = (
-            (lost_share(events[origin]), "its results") if at_origin else (lost_share(worst), f"the gradient of {name}")
+            (share_lost_to_zero(events[origin]), "its results")
+            if at_origin
+            else (share_lost_to_zero(worst), f"the gradient of {name}")
         )
         text = (
             f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are zero in the arm alone"
@@ -327,66 +363,69 @@ def _inexact_fault(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Faul
         if at_origin:
             text += f", and the gradient of {name} {_distance_text(worst)}"
     elif rounded is not None:
-        rounding = rough_percent(error_of(events[rounded]))
+        rounding = format_rough_percent(error_of_event(events[rounded]))
         how = (
             f"rounds its result by {rounding}"
             if events[rounded].dtype in HALF_DTYPES
             else f"differs from fp32 by {rounding}"
         )
         text = (
-            f"{place_of(events[rounded].key).name} {how} % of its size, "
+            f"{operation_place_of(events[rounded].key).name} {how} % of its size, "
             f"which {first} amplifies: {name} {_distance_text(worst)}"
         )
         origin = rounded
     else:
         text = f"{first} makes or amplifies rounding errors: {name} {_distance_text(worst)}"
-    return _make_fault(kind, facts, origin, text, _places_onward(events, origin, at), severity=_finite_error(worst))
+    return _make_fault(kind, facts, origin, text, _places_between(events, origin, at), severity=_finite_error_of(worst))
 
 
-def _rounded_argument(events: Sequence[Event], origin: int) -> int | None:
+def _find_amplified_argument(events: Sequence[OperationResult], origin: int) -> int | None:
     """Return the result whose rounding a function of one argument amplifies; None if `origin` is no such function.
 
     A cosine of a large number is wrong because its argument was rounded: it makes no error itself, and is as wrong in
     fp32. Results that only move values, such as a copy or a concatenation, are passed over. Where several results went
     in, they may cancel each other there, so that the fault is at that place.
     """
-    at, large = origin, error_of(events[origin])
+    at, large = origin, error_of_event(events[origin])
     if events[origin].key[3] != "forward":
         return None
-    while own_error_of(events[at]) < error_of(events[at]) / 2:
-        before = [source for source in events[at].sources if source < at and error_of(events[source]) > 0]
+    while own_error_of_event(events[at]) < error_of_event(events[at]) / 2:
+        before = [source for source in events[at].sources if source < at and error_of_event(events[source]) > 0]
         if len(before) != 1:
             break
         at = before[0]
-    is_amplified = at != origin and error_of(events[at]) < large * AMPLIFIED
-    return _rounded_before(events, at) if is_amplified and events[at].key[3] == "forward" else None
+    is_amplified = at != origin and error_of_event(events[at]) < large * AMPLIFIED
+    return _where_rounding_began(events, at) if is_amplified and events[at].key[3] == "forward" else None
 
 
-def _rounded_before(events: Sequence[Event], rounded: int) -> int:
+def _where_rounding_began(events: Sequence[OperationResult], rounded: int) -> int:
     """Return where half of the error of a rounded result or more was made on an earlier line, as by a cast."""
     at = first = rounded
     while True:
-        least = error_of(events[rounded]) / 2
-        before = [source for source in events[at].sources if source < at and error_of(events[source]) >= least]
+        least = error_of_event(events[rounded]) / 2
+        before = [source for source in events[at].sources if source < at and error_of_event(events[source]) >= least]
         if len(before) != 1:
             return first
         at = before[0]
-        if _module_and_line(events[at]) != _module_and_line(events[rounded]) and own_error_of(events[at]) >= least:
+        if (
+            _module_and_line(events[at]) != _module_and_line(events[rounded])
+            and own_error_of_event(events[at]) >= least
+        ):
             first = at
 
 
-def _distance_text(event: Event) -> str:
+def _distance_text(event: OperationResult) -> str:
     """Return how far a result is from that of the wide run, as a predicate."""
-    error = error_of(event)
+    error = error_of_event(event)
     if error < 10:
-        return f"differs from fp32 by {rough_percent(error)} % of its size"
+        return f"differs from fp32 by {format_rough_percent(error)} % of its size"
     times = f"{error:.2g}" if error < 1000 else "over 1000"
     return f"differs from fp32 by {times} times its size"
 
 
-def _finite_error(event: Event) -> float:
+def _finite_error_of(event: OperationResult) -> float:
     """Return the error of a result, finite so that errors can be compared."""
-    return min(error_of(event), 1e30)
+    return min(error_of_event(event), 1e30)
 
 
 def _lost_updates_fault(observation: Observation) -> Fault | None:
@@ -407,26 +446,28 @@ def _lost_updates_fault(observation: Observation) -> Fault | None:
     )
 
 
-def _is_wrong(event: Event, gradients: Sequence[Event], harm: float) -> bool:
+def _is_wrong_gradient(event: OperationResult, gradients: Sequence[OperationResult], harm: float) -> bool:
     """Return whether the gradient of a parameter is far from that of the wide run, and matters in its module."""
-    if event.constant or event.errors is None or error_of(event) <= harm:
+    if event.constant or event.errors is None or error_of_event(event) <= harm:
         return False
-    sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
+    sizes = [
+        _root_mean_square_error(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None
+    ]
     largest = max(sizes, default=0.0)
-    share = 1.0 if _rms(event, 1) <= NO_EFFECT * largest else NEGLIGIBLE
-    return not _rms(event, 0) <= HARM * share * largest
+    share = 1.0 if _root_mean_square_error(event, 1) <= NO_EFFECT * largest else NEGLIGIBLE
+    return not _root_mean_square_error(event, 0) <= HARM * share * largest
 
 
-def _rms(event: Event, norm: int) -> float:
+def _root_mean_square_error(event: OperationResult, norm: int) -> float:
     """Return the root mean square that belongs to a norm of `Event.errors`."""
-    return float(event.errors[norm]) / math.sqrt(max(1, counts_of(event.row)[0]))
+    return float(event.errors[norm]) / math.sqrt(max(1, counts_of_row(event.row)[0]))
 
 
-def _is_nonfinite(event: Event) -> bool:
-    return counts_of(event.row)[1] > 0 and not event.constant
+def _is_nonfinite_result(event: OperationResult) -> bool:
+    return counts_of_row(event.row)[1] > 0 and not event.constant
 
 
-def _is_finite_in_fp32(event: Event) -> bool:
+def _is_finite_in_fp32(event: OperationResult) -> bool:
     """Return whether a result is finite in the wide run, or, without one, is of a 16-bit type."""
     return (
         event.dtype in HALF_DTYPES
@@ -435,16 +476,16 @@ def _is_finite_in_fp32(event: Event) -> bool:
     )
 
 
-def _nonfinite_origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
+def _nonfinite_origins(events: Sequence[OperationResult], ends: Iterable[int]) -> list[int]:
     """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
 
     def before(at: int) -> list[int]:
-        return [source for source in events[at].sources if source < at and _is_nonfinite(events[source])]
+        return [source for source in events[at].sources if source < at and _is_nonfinite_result(events[source])]
 
     return [at for at in _places_reached_backwards(ends, before) if not before(at)]
 
 
-def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
+def _find_deciding_origin(events: Sequence[OperationResult], end: int) -> int | None:
     """Return the first result, not finite in the arm alone, that decided an index or a mask behind `end`.
 
     The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
@@ -454,20 +495,20 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
         return [source for source in (*events[at].sources, *events[at].decided) if source < at]
 
     behind = _places_reached_backwards([end], before)
-    deciding = {one for at in behind for one in events[at].decided if _is_nonfinite(events[one])}
+    deciding = {one for at in behind for one in events[at].decided if _is_nonfinite_result(events[one])}
     return min((one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None)
 
 
-def _error_origin(events: Sequence[Event], end: int) -> int:
+def _error_origin(events: Sequence[OperationResult], end: int) -> int:
     """Return the earliest result that leads to `end` with a large error all the way."""
 
     def before(at: int) -> list[int]:
-        return [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
+        return [source for source in events[at].sources if source < at and error_of_event(events[source]) > HARM / 2]
 
     return min(_places_reached_backwards([end], before))
 
 
-def _places_onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
+def _places_between(events: Sequence[OperationResult], origin: int, end: int) -> list[str]:
     """Return the places from `origin` to `end` along sources, each once, in order."""
     reached = {origin}
     for at in range(origin + 1, end + 1):
@@ -477,7 +518,7 @@ def _places_onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
     back = _places_reached_backwards(
         ends, lambda at: [source for source in events[at].sources if source < at and source in reached]
     )
-    names = list(dict.fromkeys(place_of(events[at].key).name for at in sorted(back)))
+    names = list(dict.fromkeys(operation_place_of(events[at].key).name for at in sorted(back)))
     return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
 
 
@@ -489,40 +530,42 @@ def _make_fault(
     chain: list[str],
     *,
     severity: float = 1.0,
-    reason: Reason | None = None,
+    reason: FaultReason | None = None,
 ) -> Fault:
     events = facts.step.events
     event = events[origin]
     made = [] if reason is None or reason.at is None else [_module_and_line(events[reason.at])]
     return Fault(
         kind=kind,
-        place=place_of(event.key),
+        place=operation_place_of(event.key),
         step=facts.index,
         text=text,
         severity=severity,
         inputs=[
-            f"{place_of(events[at].key).name}: {_spread_text(make_range(events[at].row))}"
+            f"{operation_place_of(events[at].key).name}: {_value_spread_text(magnitude_range_of_row(events[at].row))}"
             for at in event.sources
             if at < origin
         ],
         chain=chain,
-        near=list(dict.fromkeys([*made, *_near_places(events, origin)])),
+        near=list(dict.fromkeys([*made, *_neighboring_places(events, origin)])),
         reason="" if reason is None else reason.text,
     )
 
 
-def _near_places(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
+def _neighboring_places(events: Sequence[OperationResult], origin: int) -> list[tuple[str, str]]:
     """Return where the inputs of a result were made, and where it went next: the two nearest other places of each."""
     after: dict[int, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
         for source in event.sources:
             if source < at:
                 after[source].append(at)
-    before = _other_places(events, origin, lambda at: [source for source in events[at].sources if source < at])
-    return list(dict.fromkeys([*before, *_other_places(events, origin, lambda at: after[at])]))
+    before = _nearest_other_places(events, origin, lambda at: [source for source in events[at].sources if source < at])
+    return list(dict.fromkeys([*before, *_nearest_other_places(events, origin, lambda at: after[at])]))
 
 
-def _other_places(events: Sequence[Event], origin: int, next_to: Callable[[int], list[int]]) -> list[tuple[str, str]]:
+def _nearest_other_places(
+    events: Sequence[OperationResult], origin: int, next_to: Callable[[int], list[int]]
+) -> list[tuple[str, str]]:
     """Return the first places that are reached from a result through results of the same place."""
     here = _module_and_line(events[origin])
     found: list[tuple[str, str]] = []
@@ -537,12 +580,12 @@ def _other_places(events: Sequence[Event], origin: int, next_to: Callable[[int],
     return found
 
 
-def _module_and_line(event: Event) -> tuple[str, str]:
+def _module_and_line(event: OperationResult) -> tuple[str, str]:
     """Return the module and the line of a result."""
     return event.key[0], event.key[2]
 
 
-def _spread_text(values: MagnitudeRange) -> str:
+def _value_spread_text(values: MagnitudeRange) -> str:
     if values.largest is None:
         return "zeros" if not values.nonfinite else "not finite"
     return f"{values.smallest:.3g} to {values.largest:.3g}"

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.diagnosis.sites import calling_line
-from ampcompare.training.precision.keep_fp32 import casts_off_factory
+from ampcompare.diagnosis.sites import calling_user_line
+from ampcompare.training.precision.keep_fp32 import make_o1_casts_off_factory
 
 UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
 CASTS = frozenset(("to", "half", "bfloat16", "type"))
@@ -30,11 +30,11 @@ ONE_TYPE = frozenset(
 def run_lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
     """Run the torch functions that are called from `lines`, each file:line, in fp32; add their names to `called`."""
     kept = frozenset(lines)
-    with _InFp32(kept, called) if kept else nullcontext():
+    with _FunctionsInFp32(kept, called) if kept else nullcontext():
         yield
 
 
-class _InFp32(TorchFunctionMode):
+class _FunctionsInFp32(TorchFunctionMode):
     """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
 
     def __init__(self, lines: frozenset[str], called: set[str]) -> None:
@@ -49,48 +49,48 @@ class _InFp32(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in UNCHANGED:
             return func(*args, **kwargs)
-        is_kept = calling_line(sys._getframe(1)) in self.lines
+        is_kept = calling_user_line(sys._getframe(1)) in self.lines
         if name in CASTS:
             result = func(*args, **kwargs)
             # A cast to 16 bits would undo what the line is kept for.
             return args[0].float() if is_kept and isinstance(result, Tensor) and result.dtype in HALF_DTYPES else result
         if is_kept:
             self.called.add(resolve_name(func) or name)
-            with _without_casts():
-                return func(*tree_map(_widen_value, args), **tree_map(_widen_value, kwargs))
+            with _enter_without_casts():
+                return func(*tree_map(_widened_value, args), **tree_map(_widened_value, kwargs))
         if name in ONE_TYPE:
-            found = {value.dtype for value in _tensors((args, kwargs))}
+            found = {value.dtype for value in _tensors_nested_in((args, kwargs))}
             half = found & set(HALF_DTYPES)
             if half and torch.float32 in found and not torch.is_autocast_enabled(_device_type_of((args, kwargs))):
                 (dtype,) = half
-                return func(*tree_map(_cast_to(dtype), args), **tree_map(_cast_to(dtype), kwargs))
+                return func(*tree_map(_cast_from_fp32_to(dtype), args), **tree_map(_cast_from_fp32_to(dtype), kwargs))
         return func(*args, **kwargs)
 
 
-def _without_casts() -> ExitStack:
+def _enter_without_casts() -> ExitStack:
     """Return an entered stack in which neither autocast nor O1 casts anything."""
     stack = ExitStack()
     for device_type in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device_type):
             stack.enter_context(torch.autocast(device_type, enabled=False))
     if "ampcompare.apex.amp" in sys.modules:
-        stack.enter_context(casts_off_factory(sys.modules["ampcompare.apex.amp"])())
+        stack.enter_context(make_o1_casts_off_factory(sys.modules["ampcompare.apex.amp"])())
     return stack
 
 
-def _widen_value(value: Any) -> Any:
+def _widened_value(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value
 
 
-def _cast_to(dtype: torch.dtype) -> Callable[[Any], Any]:
+def _cast_from_fp32_to(dtype: torch.dtype) -> Callable[[Any], Any]:
     return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors_nested_in(value: Any) -> list[Tensor]:
     return [
         leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
 
 
 def _device_type_of(value: Any) -> str:
-    return _tensors(value)[0].device.type
+    return _tensors_nested_in(value)[0].device.type

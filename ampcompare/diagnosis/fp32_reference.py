@@ -17,17 +17,17 @@ from ampcompare.base.tensors.products import HALF_DTYPES
 CLEAN_EVERY = 64
 
 
-def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def tensors_written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation writes to, by its schema."""
     written: list[Any] = []
-    for place, name in _written_places(func):
+    for place, name in _places_of_written_arguments(func):
         value = args[place] if place < len(args) else kwargs.get(name)
         written += value if isinstance(value, list | tuple) else [value]
     return [value for value in written if isinstance(value, Tensor)]
 
 
 @lru_cache(maxsize=4096)
-def _written_places(func: Any) -> tuple[tuple[int, str], ...]:
+def _places_of_written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
     return tuple(
         (place, argument.name)
         for place, argument in enumerate(func._schema.arguments)
@@ -44,7 +44,7 @@ class Fp32Reference:
         self._wide: dict[int, tuple[StorageWeakRef, Tensor]] = {}
         self._added = 0
 
-    def of(self, tensor: Tensor) -> Tensor | None:
+    def wide_tensor_of(self, tensor: Tensor) -> Tensor | None:
         """Return the wide tensor of a tensor, of its shape and strides; None if it has none."""
         known = self._wide.get(tensor.untyped_storage()._cdata)
         if (
@@ -55,28 +55,30 @@ class Fp32Reference:
             return None
         return known[1].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
-    def forget(self, tensors: Iterable[Tensor]) -> None:
+    def forget_wide_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Drop the wide tensors of some, which begin again from what these hold."""
         for tensor in tensors:
             self._wide.pop(tensor.untyped_storage()._cdata, None)
 
-    def concerns(self, tensors: Iterable[Tensor]) -> bool:
+    def concerns_tensors(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether an operation on these tensors can differ from the arm's."""
         return any(tensor.dtype in HALF_DTYPES or tensor.untyped_storage()._cdata in self._wide for tensor in tensors)
 
-    def repeat(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
+    def repeat_operation_wide(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         """Run an operation on wide tensors; what it writes to has one then. None if the wide type has no kernel."""
         for tensor in written:
-            if tensor.is_floating_point() and self.of(tensor) is None:
-                self.keep(tensor, tensor.detach().to(self.dtype, copy=True))
-        return self._run(func, args, kwargs, self._wide_or_value)
+            if tensor.is_floating_point() and self.wide_tensor_of(tensor) is None:
+                self.keep_wide_tensor(tensor, tensor.detach().to(self.dtype, copy=True))
+        return self._run_with_wide_arguments(func, args, kwargs, self._wide_tensor_or_own)
 
-    def run_on_values(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
+    def run_on_arm_values(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         """Run an operation on the arm's own values in the wide type; the values themselves are not written to."""
         targets = {id(tensor) for tensor in written}
-        return self._run(func, args, kwargs, lambda tensor: tensor.detach().to(self.dtype, copy=id(tensor) in targets))
+        return self._run_with_wide_arguments(
+            func, args, kwargs, lambda tensor: tensor.detach().to(self.dtype, copy=id(tensor) in targets)
+        )
 
-    def keep(self, tensor: Tensor, wide: Tensor) -> None:
+    def keep_wide_tensor(self, tensor: Tensor, wide: Tensor) -> None:
         """Make `wide`, of the same shape, the wide tensor of the part of a storage that `tensor` shows."""
         storage = tensor.untyped_storage()
         size = storage.nbytes() // tensor.element_size()
@@ -91,11 +93,13 @@ class Fp32Reference:
         if self._added % CLEAN_EVERY == 0:
             self._wide = {key: held for key, held in self._wide.items() if not held[0].expired()}
 
-    def _wide_or_value(self, tensor: Tensor) -> Tensor:
-        wide = self.of(tensor)
+    def _wide_tensor_or_own(self, tensor: Tensor) -> Tensor:
+        wide = self.wide_tensor_of(tensor)
         return tensor.detach().to(self.dtype) if wide is None else wide
 
-    def _run(self, func: Callable[..., Any], args: Any, kwargs: Any, wide: Callable[[Tensor], Tensor]) -> Any:
+    def _run_with_wide_arguments(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, wide: Callable[[Tensor], Tensor]
+    ) -> Any:
         def widen(value: Any) -> Any:
             if isinstance(value, Tensor):
                 return wide(value) if value.is_floating_point() else value
@@ -103,18 +107,18 @@ class Fp32Reference:
             return self.dtype if isinstance(value, torch.dtype) and value.is_floating_point else value
 
         try:
-            return func(*_map_leaves(widen, args), **_map_leaves(widen, kwargs))
+            return func(*_map_argument_leaves(widen, args), **_map_argument_leaves(widen, kwargs))
         except (RuntimeError, TypeError, NotImplementedError):
             self.failures.add(getattr(func, "__name__", str(func)))
             return None
 
 
-def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+def _map_argument_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Return arguments of an operation with each leaf changed; these hold no other containers."""
     if isinstance(value, tuple | list):
         return type(value)(
-            [_map_leaves(change, item) if isinstance(item, tuple | list) else change(item) for item in value]
+            [_map_argument_leaves(change, item) if isinstance(item, tuple | list) else change(item) for item in value]
         )
     if isinstance(value, dict):
-        return {name: _map_leaves(change, item) for name, item in value.items()}
+        return {name: _map_argument_leaves(change, item) for name, item in value.items()}
     return change(value)

@@ -16,13 +16,13 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, ConfigError
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.diagnosis.diagnose import diagnose_loop
 from ampcompare.diagnosis.findings import HARM, HARM_IN_BF16, NEGLIGIBLE
-from ampcompare.diagnosis.loops import Conditions, Loop, isolated_precision
+from ampcompare.diagnosis.loops import Loop, LoopConditions, arm_precision_isolated
 from ampcompare.diagnosis.observation import relative_error
-from ampcompare.diagnosis.remedies import conclusion_sentence
-from ampcompare.diagnosis.sites import shown_line
+from ampcompare.diagnosis.remedies import fault_and_cure_sentence
+from ampcompare.diagnosis.sites import shown_line_of_frame
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
 from ampcompare.diagnosis.watched_precision import StepsDone
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceReport
@@ -94,9 +94,9 @@ def holds(
         raise ConfigError("a module is run on inputs; pass inputs=(tensor, ...)")
     if inputs is None and loss is not None:
         raise ConfigError("loss is of a module or function with inputs; a training loop has its own")
-    conditions = Conditions(steps=steps, device=str(resolve_device(device)), seed=seed)
-    check = _Check(
-        subject if inputs is None else _loop_of(subject, inputs, loss, conditions.device),
+    conditions = LoopConditions(steps=steps, device=str(resolve_device(device)), seed=seed)
+    check = _ArmCheck(
+        subject if inputs is None else _loop_over_subject(subject, inputs, loss, conditions.device),
         conditions,
         rtol=rtol,
         cures=cures,
@@ -106,7 +106,7 @@ def holds(
     )
     held = []
     for arm in [arms] if isinstance(arms, str) or not isinstance(arms, Sequence) else arms:
-        held.append(check.arm(arm))  # a comprehension would be one more frame in tracebacks
+        held.append(check.check_arm(arm))  # a comprehension would be one more frame in tracebacks
     return held
 
 
@@ -171,11 +171,11 @@ class DoesNotHold(AssertionError):
 
 
 @dataclass
-class _Check:
+class _ArmCheck:
     """A training loop, and what it gives in fp32."""
 
     loop: Loop
-    conditions: Conditions
+    conditions: LoopConditions
     rtol: float | Literal["auto"]
     cures: bool
     has_steps: bool  # its optimizer steps count; else weights are left as they are
@@ -184,26 +184,26 @@ class _Check:
     reference: dict[str, Tensor] = field(default_factory=dict)
     rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)  # figures with added rounding, by unit
 
-    def arm(self, arm: Arm | str) -> Held:
+    def check_arm(self, arm: Arm | str) -> Held:
         __tracebackhide__ = True
         arm = _arm_with_undoable_patches(Arm.parse(arm) if isinstance(arm, str) else arm)
-        reference = self._in_fp32()
-        captured = self._run(arm)
-        figures = self._figures(captured, reference)
+        reference = self._figures_in_fp32()
+        captured = self._run_loop(arm)
+        figures = self._compared_figures(captured, reference)
         diagnosis = diagnose_loop(
             self.loop, arm, self.conditions, cures=self.cures, left_out=() if self.has_steps else OF_STEPS
         )
         far = [figure for figure in figures if not figure.holds]
         if diagnosis.faults or far:
-            text = "\n".join(_failure_lines(arm, diagnosis, far))
+            text = "\n".join(_failure_message_lines(arm, diagnosis, far))
             if self.name:  # what runs in no module inside of the subject runs in the subject itself
                 text = text.replace("outside of modules", f"of {self.name}")
             raise DoesNotHold(text, str(arm), figures, diagnosis)
         return Held(str(arm), tuple(figures), captured.skipped)
 
-    def _in_fp32(self) -> dict[str, Tensor]:
+    def _figures_in_fp32(self) -> dict[str, Tensor]:
         if not self.reference:
-            found, again = self._run(FP32).figures, self._run(FP32).figures
+            found, again = self._run_loop(FP32).figures, self._run_loop(FP32).figures
             if not found:
                 raise ConfigError(
                     "no update was applied in fp32; the loop must call backward and step until step ends it, as in "
@@ -221,10 +221,10 @@ class _Check:
             self.reference = {name: value for name, value in found.items() if name != "loss" or not self.has_own_loss}
         return self.reference
 
-    def _run(self, arm: Arm, rounding: _Rounding | None = None) -> _Capture:
+    def _run_loop(self, arm: Arm, rounding: _RoundingNoise | None = None) -> _FigureCapture:
         __tracebackhide__ = True
-        with isolated_precision(arm, self.conditions) as precision:
-            captured = _Capture(precision, self.conditions.steps, rounding)
+        with arm_precision_isolated(arm, self.conditions) as precision:
+            captured = _FigureCapture(precision, self.conditions.steps, rounding)
             try:
                 self.loop(captured)
             except StepsDone:
@@ -232,22 +232,22 @@ class _Check:
             except Exception as error:
                 if arm == FP32 or isinstance(error, AmpCompareError):
                     raise
-                text = printable(f"{type(error).__name__}: {error}", 600)
-                where = _place_of(error, captured.modules)
+                text = printable_line(f"{type(error).__name__}: {error}", 600)
+                where = _place_of_error(error, captured.modules)
                 raise DoesNotHold(f"{arm} does not hold: the step raises {where}: {text}", str(arm)) from error
         return captured
 
-    def _figures(self, captured: _Capture, reference: Mapping[str, Tensor]) -> list[Figure]:
+    def _compared_figures(self, captured: _FigureCapture, reference: Mapping[str, Tensor]) -> list[Figure]:
         half = captured.half_dtype
         if self.rtol == "auto":
             unit = _rounding_unit(half)
             if unit not in self.rounded:
-                draws = (_Rounding(unit, seed) for seed in range(DRAWS))
-                self.rounded[unit] = [self._run(FP32, rounding).figures for rounding in draws]
-            allowed = tolerances(self.rounded[unit], reference, half)
+                draws = (_RoundingNoise(unit, seed) for seed in range(DRAWS))
+                self.rounded[unit] = [self._run_loop(FP32, rounding).figures for rounding in draws]
+            allowed = tolerances_by_figure(self.rounded[unit], reference, half)
         else:
             allowed = dict.fromkeys(reference, float(self.rtol))
-        errors = _errors_of(captured.figures, reference)
+        errors = _relative_errors_of(captured.figures, reference)
         return [Figure(name, errors[name], allowed[name], captured.dtypes.get(name, "none")) for name in reference]
 
 
@@ -258,23 +258,23 @@ def _arm_with_undoable_patches(arm: Arm) -> Arm:
     return arm
 
 
-def _place_of(error: BaseException, modules: Mapping[int, str]) -> str:
+def _place_of_error(error: BaseException, modules: Mapping[int, str]) -> str:
     """Return the innermost module of a traceback, and file:line of the innermost frame of the user's code."""
     module = line = ""
     trace = error.__traceback__
     while trace is not None:
         module = modules.get(id(trace.tb_frame.f_locals.get("self")), module)
-        if shown := shown_line(trace.tb_frame):
+        if shown := shown_line_of_frame(trace.tb_frame):
             line = f"{shown.rpartition(':')[0]}:{trace.tb_lineno}"
         trace = trace.tb_next
     return " ".join(filter(None, [f"in {module}" if module else "", f"({line})" if line else ""]))
 
 
-def _failure_lines(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]:
+def _failure_message_lines(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]:
     far = sorted(far, key=lambda one: -one.error / one.tolerance)
     if diagnosis.faults:
-        lines = [f"{arm} does not hold: {conclusion_sentence(diagnosis)}"]
-        lines += [f"  into it: {printable(text, 200)}" for text in diagnosis.faults[0].inputs]
+        lines = [f"{arm} does not hold: {fault_and_cure_sentence(diagnosis)}"]
+        lines += [f"  into it: {printable_line(text, 200)}" for text in diagnosis.faults[0].inputs]
         if diagnosis.faults[0].chain:
             lines.append(f"  chain: {' > '.join(diagnosis.faults[0].chain)}")
     else:
@@ -307,7 +307,7 @@ def _first_bad_place(diagnosis: Diagnosis, figure: Figure) -> str:
     return f"; the first result that far is that of {found.place.name}{call}, {found.error:.2g}"
 
 
-class _Rounding:
+class _RoundingNoise:
     """Changes weights, inputs and the result of each module by one unit of rounding, up or down at random.
 
     What a step then deviates from itself is what rounding explains: the error of a perfect implementation of each
@@ -318,32 +318,34 @@ class _Rounding:
         self._unit = unit
         self._draws = torch.Generator().manual_seed(seed)
 
-    def apply(self, value: Any) -> Any:
-        return tree_map(self._round, value)
+    def add_noise_to(self, value: Any) -> Any:
+        return tree_map(self._add_noise_to_tensor, value)
 
-    def _round(self, value: Any) -> Any:
+    def _add_noise_to_tensor(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         up = torch.randint(2, value.shape, generator=self._draws).to(value.device) * 2 - 1
         return value * (1 + self._unit * up).to(value.dtype)
 
-    def install(self, models: Sequence[nn.Module]) -> None:
+    def follow_models(self, models: Sequence[nn.Module]) -> None:
         """Change the weights of models, and from now on their inputs and the results of their innermost modules."""
         with torch.no_grad():
             for model in models:
                 for param in model.parameters():
                     if param.is_floating_point():
-                        param.copy_(self._round(param))
-                model.register_forward_pre_hook(lambda _, args, kwargs: self.apply((args, kwargs)), with_kwargs=True)
+                        param.copy_(self._add_noise_to_tensor(param))
+                model.register_forward_pre_hook(
+                    lambda _, args, kwargs: self.add_noise_to((args, kwargs)), with_kwargs=True
+                )
                 for module in model.modules():
                     if not any(module.children()):
-                        module.register_forward_hook(lambda _, args, output: self.apply(output))
+                        module.register_forward_hook(lambda _, args, output: self.add_noise_to(output))
 
 
-class _Capture(PrecisionWrapper):
+class _FigureCapture(PrecisionWrapper):
     """Keeps loss, outputs and gradients of the first applied update, and raises `StepsDone` after the last one."""
 
-    def __init__(self, inner: Precision, steps: int, rounding: _Rounding | None = None) -> None:
+    def __init__(self, inner: Precision, steps: int, rounding: _RoundingNoise | None = None) -> None:
         super().__init__(inner)
         self.figures: dict[str, Tensor] = {}
         self.dtypes: dict[str, str] = {}
@@ -369,14 +371,14 @@ class _Capture(PrecisionWrapper):
                 [self._names.get(id(one), f"parameter {at} of optimizer {number}") for at, one in enumerate(params)]
             )
         if self._rounding is not None:
-            self._rounding.install(models)
+            self._rounding.follow_models(models)
         prepared, stepped = super()._prepare(models, optimizers)
         for prefix, model in zip(prefixes, prepared, strict=True):
-            self._follow(prefix, model)
+            self._keep_outputs_of(prefix, model)
         self._optimizers = list(stepped)
         return prepared, stepped
 
-    def _follow(self, prefix: str, model: nn.Module) -> None:
+    def _keep_outputs_of(self, prefix: str, model: nn.Module) -> None:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             for path, value in tree_flatten_with_path(output)[0]:
                 if isinstance(value, Tensor) and value.is_floating_point():
@@ -414,7 +416,9 @@ class _Capture(PrecisionWrapper):
                 self._found[f"gradient of {name}"] = grad.detach().clone()
 
 
-def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], Any] | None, device: str) -> Loop:
+def _loop_over_subject(
+    subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], Any] | None, device: str
+) -> Loop:
     """Return a loop that trains a copy of a module, or the inputs of a function, and leaves the weights as they are."""
     given: Any = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
 
@@ -424,7 +428,7 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
         if isinstance(copied, nn.Module) and any(param.requires_grad for param in copied.parameters()):
             model: nn.Module = copied.to(device)
         else:  # without weights to train a module is a function, whose inputs get gradients
-            model = _Function(copied, args, kwargs, precision.half_dtype).to(device)
+            model = _FunctionModule(copied, args, kwargs, precision.half_dtype).to(device)
             args, kwargs = (), {}
         params = [param for param in model.parameters() if param.requires_grad]
         # Without parameters there is nothing to update; an optimizer must have one all the same.
@@ -436,7 +440,7 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
         while True:
             with precision.autocast():
                 output = model(*args, **kwargs)
-                result = weighted_mean(output) if loss is None else loss(output)
+                result = randomly_weighted_mean(output) if loss is None else loss(output)
             if not result.requires_grad:
                 raise ConfigError("neither a parameter nor a floating input has a gradient, so nothing can be compared")
             precision.backward(result, [optimizer])
@@ -446,7 +450,7 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
     return train
 
 
-def weighted_mean(output: Any) -> Tensor:
+def randomly_weighted_mean(output: Any) -> Tensor:
     """Return the mean of the floating results, each element with a random weight that is always the same."""
     draws = torch.Generator().manual_seed(0)
     total: Tensor | None = None
@@ -460,7 +464,7 @@ def weighted_mean(output: Any) -> Tensor:
     return total
 
 
-class _Function(nn.Module):
+class _FunctionModule(nn.Module):
     """A function whose floating arguments are parameters, cast as the results of a layer are."""
 
     def __init__(
@@ -475,11 +479,13 @@ class _Function(nn.Module):
                 self.register_parameter(f"input_{name}", nn.Parameter(value))
 
     def forward(self) -> Any:
-        args = [self._cast(self._parameters.get(f"input_{at}", value)) for at, value in self._args.items()]
-        kwargs = {name: self._cast(self._parameters.get(f"input_{name}", one)) for name, one in self._kwargs.items()}
+        args = [self._cast_parameter(self._parameters.get(f"input_{at}", value)) for at, value in self._args.items()]
+        kwargs = {
+            name: self._cast_parameter(self._parameters.get(f"input_{name}", one)) for name, one in self._kwargs.items()
+        }
         return self._function(*args, **kwargs)
 
-    def _cast(self, value: Any) -> Any:
+    def _cast_parameter(self, value: Any) -> Any:
         return value.to(self._dtype) if self._dtype is not None and isinstance(value, nn.Parameter) else value
 
 
@@ -488,7 +494,7 @@ def _rounding_unit(half: torch.dtype | None) -> float:
     return torch.finfo(torch.float32 if half is None else half).eps / 2
 
 
-def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
+def _relative_errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the norm of the difference of each figure, relative to its norm in the reference.
 
     A gradient that is small within its module is measured against a tenth of the largest there: what sums that cancel
@@ -501,7 +507,11 @@ def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -
     for name, exact in reference.items():
         size = sizes[name]
         if name in gradients:
-            siblings = (other for of, other in gradients.items() if _module_of_name(of) == _module_of_name(name))
+            siblings = (
+                other
+                for of, other in gradients.items()
+                if _module_of_parameter_name(of) == _module_of_parameter_name(name)
+            )
             size = max(size, NEGLIGIBLE * max(siblings), least)
         value = figures.get(name)
         errors[name] = (
@@ -512,20 +522,20 @@ def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -
     return errors
 
 
-def tolerances(
+def tolerances_by_figure(
     rounded: Iterable[Mapping[str, Tensor]], reference: Mapping[str, Tensor], half: torch.dtype | None
 ) -> dict[str, float]:
-    """Return the tolerance of each figure under "auto", from fp32 runs with `_Rounding`, each of another seed.
+    """Return the tolerance of each figure under "auto", from fp32 runs with `_RoundingNoise`, each of another seed.
 
     An error of half the size, or nine tenths in bf16, is never within it: there `diagnose` calls a gradient wrong.
     """
-    found: Sequence[dict[str, float]] = [_errors_of(figures, reference) for figures in rounded]
+    found: Sequence[dict[str, float]] = [_relative_errors_of(figures, reference) for figures in rounded]
     most = HARM_IN_BF16 if half is torch.bfloat16 else HARM
     unit = _rounding_unit(half)
     return {name: min(most, FLOOR * unit + FACTOR * max(one[name] for one in found)) for name in reference}
 
 
-def _module_of_name(name: str) -> str:
+def _module_of_parameter_name(name: str) -> str:
     return name.rpartition(".")[0]
 
 

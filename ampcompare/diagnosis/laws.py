@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import FP16_MAX, Roles
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import rough_percent
+from ampcompare.base.formatting import format_rough_percent
 from ampcompare.results.records.outlook import ArmOutlook, Prefix
 
 HIGH = 0.4  # of runs that lose more of their updates over the rest of the schedule, 9 in 10 end 2 % worse than fp32
@@ -51,14 +51,14 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         prefix: what the first steps showed.
         twin: the distance of a twin of the prefix, by `loss_distance`; None if none was trained.
     """
-    roles = _roles_of(arm, prefix)
+    roles = _find_roles_of(arm, prefix)
     name = str(arm)
     if roles is None:
         return ArmOutlook(arm=name, word="cannot know", why="what it holds in which type is not declared")
     share = prefix.zero_denominators.get(roles.state, 0.0)
     if share:
         why = f"the optimizer's denominator is 0 in {roles.state} for {_percent_text(share)} of the elements, at once"
-        cure = f"{_options_for(arm, 'state=fp32') or _options_for(arm, 'masters=fp32')}, or a larger eps"
+        cure = f"{_options_taken_text(arm, 'state=fp32') or _options_taken_text(arm, 'masters=fp32')}, or a larger eps"
         return ArmOutlook(arm=name, word="will not hold", part="state", why=why, cure=cure)
     overflow = _overflow_text(roles, prefix)
     if overflow:
@@ -66,7 +66,7 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
             arm=name, word="will not hold", part="gradients", why=overflow, cure="loss_scale=dynamic, or a smaller one"
         )
     if twin is not None and twin > CHAOTIC and roles != Roles():
-        return ArmOutlook(arm=name, word="cannot know", why=_why_chaotic(prefix, twin))
+        return ArmOutlook(arm=name, word="cannot know", why=_why_twin_too_far(prefix, twin))
     if roles.operand_type == "fp8" or any(form.format != "bf16" for form in roles.linear_formats.values()):
         why = "what the noise of products in 8 or 4 bits costs depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
@@ -76,13 +76,13 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         why = f"the training ended after {prefix.steps} steps, too few to measure what rounding loses of an update"
         return ArmOutlook(arm=name, word="cannot know", part="weights" if rounds_weights else "state", why=why)
     if rounds_weights and roles.weights in prefix.shares:
-        found = _outlook_by_weights(arm, roles, prefix)
+        found = _find_outlook_by_weights(arm, roles, prefix)
     if found.word == "no fault in sight":
-        return _outlook_by_state(arm, roles, prefix) or found
+        return _find_outlook_by_state(arm, roles, prefix) or found
     return found
 
 
-def _why_chaotic(prefix: Prefix, twin: float) -> str:
+def _why_twin_too_far(prefix: Prefix, twin: float) -> str:
     """Return why a training whose twin is far away says nothing, and what may say more."""
     why = (
         f"twins differ by {_percent_text(twin)} over these {prefix.steps} steps, as any arm may, whatever they do later"
@@ -93,10 +93,10 @@ def _why_chaotic(prefix: Prefix, twin: float) -> str:
     return f"{why}; --prefix {longer} tells whether they come together again"
 
 
-def _outlook_by_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
+def _find_outlook_by_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
     """Return what rounding the state that divides the steps means; None where it means nothing."""
     found = prefix.state_errors.get(roles.state)
-    if found is None or found.largest <= MAX_STEP_ERROR:
+    if found is None or found.largest_error <= MAX_STEP_ERROR:
         if roles.state == "fp32" or prefix.state_is_known:
             return None
         why = f"it is not known how the optimizer moves the state that it holds in {roles.state}"
@@ -106,14 +106,14 @@ def _outlook_by_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | No
     else:
         moves = f"a sum of squares stops to grow in {roles.state}"
     when = "if gradients fall to a tenth" if found.falling >= found.steady else "with gradients as they are"
-    away = f"steps are {_percent_text(found.largest)} away from fp32's in the mean of the next {found.steps}"
+    away = f"steps are {_percent_text(found.largest_error)} away from fp32's in the mean of the next {found.steps}"
     why = f"{moves}: {away}, {when}"
-    fp32 = f"no state={roles.state}" if "state" in arm.options else _options_for(arm, "state=fp32")
+    fp32 = f"no state={roles.state}" if "state" in arm.options else _options_taken_text(arm, "state=fp32")
     cure = f"{fp32}, or a smaller beta2" if found.decay < 1 else fp32
     return ArmOutlook(arm=str(arm), word="cannot know", part="state", why=why, cure=cure)
 
 
-def _roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
+def _find_roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
     """Return what an arm declares; of the script as it is written, what was seen of its weights."""
     if not arm.is_as_written:
         return arm.roles
@@ -134,7 +134,7 @@ def _overflow_text(roles: Roles, prefix: Prefix) -> str:
     return f"a gradient of {largest:.3g}{times} was seen, beyond {FP16_MAX:g}, the largest number of fp16"
 
 
-def _options_for(arm: Arm, *options: str) -> str:
+def _options_taken_text(arm: Arm, *options: str) -> str:
     """Return those of some options that an arm takes; of a script, those of the arm that takes its place."""
     place, before = ("half:bf16", "half:bf16 with ") if arm.is_as_written else (str(arm), "")
     taken = []
@@ -145,7 +145,7 @@ def _options_for(arm: Arm, *options: str) -> str:
     return before + " or ".join([*filter(None, [", ".join(taken[:-1])]), *taken[-1:]])
 
 
-def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
+def _find_outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis
@@ -154,7 +154,7 @@ def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     figures = f"{lost} of the update is below half an ulp {when}"
     if arm.is_as_written:
         figures = f"your script loses {lost} of its updates {when}"
-    cure = _options_for(arm, "masters=fp32", "kahan", "rounding=stochastic")
+    cure = _options_taken_text(arm, "masters=fp32", "kahan", "rounding=stochastic")
     base = {"arm": str(arm), "part": "weights", "share_now": share.now, "share_rest": share.rest}
     if not prefix.rates_known and share.now <= HIGH:
         why = f"the learning rates ahead are not known ({prefix.basis}); {figures}"
@@ -170,4 +170,4 @@ def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
 def _percent_text(share: float) -> str:
     if not math.isfinite(share):
         return "without limit"
-    return f"{rough_percent(share)} %"
+    return f"{format_rough_percent(share)} %"

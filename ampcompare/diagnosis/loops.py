@@ -12,16 +12,16 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import Assembly, assemble
-from ampcompare.training.build_loop import build_loop
+from ampcompare.training.assemble import TrainingAssembly, assemble_run
+from ampcompare.training.build_loop import build_training_loop
 from ampcompare.training.precision.base import Precision, make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 
 Loop = Callable[[Precision], Any]
 
 
 @dataclass(frozen=True)
-class Conditions:
+class LoopConditions:
     """How a loop is run and watched."""
 
     steps: int = 8  # updates
@@ -33,8 +33,8 @@ class Conditions:
 
 
 @contextmanager
-def isolated_precision(
-    arm: Arm, conditions: Conditions, beneath: Callable[[], AbstractContextManager[Any]] = nullcontext
+def arm_precision_isolated(
+    arm: Arm, conditions: LoopConditions, beneath: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Iterator[Precision]:
     """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before.
 
@@ -42,7 +42,7 @@ def isolated_precision(
     """
     torch.manual_seed(conditions.seed)
     precision = make_precision(arm, device=conditions.device, autocast_lists=conditions.lists)
-    mode, arithmetic = cpu_half(
+    mode, arithmetic = choose_cpu_half(
         conditions.half, precision.half_dtype, torch.device(conditions.device), conditions.lists
     )
     try:
@@ -61,7 +61,7 @@ def recipe_loop(
     device: torch.device,
     *,
     is_twin: bool = False,
-    show: Callable[[Assembly], None] = lambda assembly: None,
+    show: Callable[[TrainingAssembly], None] = lambda assembly: None,
     epochs: Iterable[int] | None = None,
     batches_of: Callable[[Any, Iterable[Any]], Iterable[Any]] = lambda precision, batches: batches,
     drain_every: int = 1,
@@ -82,9 +82,9 @@ def recipe_loop(
                 f"a recipe is trained in one process here, but {config.arm} shards its weights over several; take "
                 "half:bf16,masters=fp32 or apex:O5, which compute in the same types"
             )
-        assembly = assemble(recipe, task, precision, device, is_twin=is_twin)
+        assembly = assemble_run(recipe, task, precision, device, is_twin=is_twin)
         show(assembly)
-        loop = build_loop(recipe, assembly, precision, drain_every=drain_every)
+        loop = build_training_loop(recipe, assembly, precision, drain_every=drain_every)
         for epoch in range(recipe.epochs) if epochs is None else epochs:
             batches = task.data.train_batches(
                 epoch, recipe.batch_size, device=device, workers=config.workers, pin_memory=config.pin_memory

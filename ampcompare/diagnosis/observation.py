@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.base.tensors.products import dtype_name
-from ampcompare.diagnosis.operation_watch import Event, Key, Step
-from ampcompare.diagnosis.ranges import add_rows, counts_of, make_range
+from ampcompare.diagnosis.operation_watch import Key, OperationResult, WatchedStep
+from ampcompare.diagnosis.ranges import add_range_rows, counts_of_row, magnitude_range_of_row
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, OperationPlace, PlaceReport
 
 MAX_BROKEN_LOSSES = 3  # in a row
@@ -21,12 +21,12 @@ class StepFacts:
     index: int
     applied: bool  # whether the weights were updated
     scale: float  # of the loss
-    step: Step
+    step: WatchedStep
     updates: list[LostUpdates]
 
 
 @dataclass
-class _Total:
+class _PlaceTotal:
     """A place over all steps so far."""
 
     row: Any = None
@@ -35,13 +35,13 @@ class _Total:
     error: float | None = None
     made: float | None = None
 
-    def add(self, event: Event) -> None:
-        self.row = add_rows(self.row, event.row)
+    def add_event(self, event: OperationResult) -> None:
+        self.row = add_range_rows(self.row, event.row)
         self.calls += 1
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
-            self.error = _worst_of(self.error, error_of(event))
-            self.made = _worst_of(self.made, own_error_of(event))
+            self.error = _larger_of(self.error, error_of_event(event))
+            self.made = _larger_of(self.made, own_error_of_event(event))
 
 
 class Observation:
@@ -59,60 +59,63 @@ class Observation:
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
         self._broken_losses = 0
-        self._totals: dict[Key, _Total] = defaultdict(_Total)
+        self._totals: dict[Key, _PlaceTotal] = defaultdict(_PlaceTotal)
         self._map: dict[tuple[str, int], Any] = {}
 
-    def skip(self, applied: bool) -> None:
+    def count_unwatched_step(self, applied: bool) -> None:
         """Count a step that was not watched."""
         self.steps += 1
         self.skipped += not applied
 
-    def add(self, facts: StepFacts) -> None:
-        self.skip(facts.applied)
+    def add_step(self, facts: StepFacts) -> None:
+        self.count_unwatched_step(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
-        loss = facts.step.loss
-        is_finite = loss is None or not counts_of(facts.step.events[loss].row)[1]
+        loss = facts.step.place_of_loss
+        is_finite = loss is None or not counts_of_row(facts.step.events[loss].row)[1]
         self._broken_losses = 0 if is_finite else self._broken_losses + 1
         self.is_broken |= self._broken_losses >= MAX_BROKEN_LOSSES
         for event in facts.step.events:
-            self._totals[event.key].add(event)
+            self._totals[event.key].add_event(event)
             module, _, _, phase = event.key
             if phase == "forward" and not event.constant:
                 place = (module, facts.index)
-                self._map[place] = add_rows(self._map.get(place), event.row)
+                self._map[place] = add_range_rows(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
-            self.updates[update.parameter] = update if known is None else _add_lost_updates(known, update)
+            self.updates[update.parameter] = update if known is None else _with_lost_update(known, update)
             self.is_broken |= update.nonfinite > 0
 
-    def reports(self, *phases: str) -> Iterator[PlaceReport]:
+    def place_reports(self, *phases: str) -> Iterator[PlaceReport]:
         """Yield the places of some phases, in the order in which they were first seen."""
         for key, total in self._totals.items():
             if key[3] in phases:
                 yield PlaceReport(
-                    place=place_of(key),
+                    place=operation_place_of(key),
                     calls=total.calls,
                     dtypes=sorted(total.dtypes),
-                    range=make_range(total.row),
+                    range=magnitude_range_of_row(total.row),
                     error=total.error,
                     made=total.made,
                 )
 
-    def map(self) -> list[ModuleStep]:
+    def cells_of_map(self) -> list[ModuleStep]:
         """Return the cells of the map of modules and steps."""
-        return [ModuleStep(module=name, step=step, range=make_range(row)) for (name, step), row in self._map.items()]
+        return [
+            ModuleStep(module=name, step=step, range=magnitude_range_of_row(row))
+            for (name, step), row in self._map.items()
+        ]
 
 
-def place_of(key: Key) -> OperationPlace:
+def operation_place_of(key: Key) -> OperationPlace:
     return OperationPlace(module=key[0], operation=key[1], where=key[2], phase=key[3])
 
 
-def error_of(event: Event) -> float:
+def error_of_event(event: OperationResult) -> float:
     """Return the relative error of a result against the wide run; infinite where it is not finite and that is."""
     return 0.0 if event.errors is None else relative_error(event.errors[0], event.errors[1])
 
 
-def own_error_of(event: Event) -> float:
+def own_error_of_event(event: OperationResult) -> float:
     """Return the part of the relative error that the operation itself has made."""
     return 0.0 if event.errors is None else relative_error(event.errors[2], event.errors[1])
 
@@ -128,11 +131,11 @@ def relative_error(difference: float, size: float) -> float:
     return math.inf if difference else 0.0
 
 
-def _worst_of(known: float | None, value: float) -> float:
+def _larger_of(known: float | None, value: float) -> float:
     return value if known is None else max(known, value)
 
 
-def _add_lost_updates(known: LostUpdates, update: LostUpdates) -> LostUpdates:
+def _with_lost_update(known: LostUpdates, update: LostUpdates) -> LostUpdates:
     return known.model_copy(
         update={
             "moved": known.moved + update.moved,

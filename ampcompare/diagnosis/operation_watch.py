@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.diagnosis.fp32_reference import Fp32Reference, written_arguments
-from ampcompare.diagnosis.ranges import counts_of, range_row, without_lost
-from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.fp32_reference import Fp32Reference, tensors_written_by
+from ampcompare.diagnosis.ranges import counts_of_row, range_row_of, row_without_lost
+from ampcompare.diagnosis.sites import ModuleSites
 from ampcompare.results.records.diagnosis import Phase
 
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
 
 
-def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
+def error_norms_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
     """Return norms of the difference, of the wide result and of the own difference, in the wide type; 0 without `own`.
 
     (3,) floats for tensors on the host; a float64 tensor on another device, unread.
@@ -31,13 +31,13 @@ def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
     values = result.detach().reshape(-1).to(wide.dtype, copy=True)
     alone = None if own is None or own.numel() != len(values) else own.detach().reshape(-1)
     if values.device.type != "cpu":
-        return _device_norms(values, wide, alone)
-    apart = 0.0 if alone is None else _square_norm(values - alone)
-    difference = _square_norm(values.sub_(wide))  # in place, which takes no memory
-    return tuple(map(math.sqrt, (difference, _square_norm(wide), apart)))
+        return _norms_on_device(values, wide, alone)
+    apart = 0.0 if alone is None else _square_norm_of(values - alone)
+    difference = _square_norm_of(values.sub_(wide))  # in place, which takes no memory
+    return tuple(map(math.sqrt, (difference, _square_norm_of(wide), apart)))
 
 
-def _square_norm(part: Tensor) -> float:
+def _square_norm_of(part: Tensor) -> float:
     array = part.numpy()
     with np.errstate(all="ignore"):
         total = float(array.dot(array))
@@ -47,7 +47,7 @@ def _square_norm(part: Tensor) -> float:
     return float(torch.dot(double, double))
 
 
-def _device_norms(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor:
+def _norms_on_device(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor:
     norm = torch.ops.aten.linalg_vector_norm.default
     alone = values.new_zeros(()) if own is None else norm(values - own)
     return torch.stack([norm(values - wide), norm(wide), alone]).double()
@@ -74,7 +74,7 @@ Key = tuple[str, str, str, Phase]  # module, operation, file:line, phase
 
 
 @contextmanager
-def no_modes() -> Iterator[None]:
+def computing_without_modes() -> Iterator[None]:
     """Compute without any mode, cast or gradient: nothing of it is emulated, watched or recorded."""
     with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         with torch.no_grad():
@@ -82,13 +82,13 @@ def no_modes() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Event:
+class OperationResult:
     """One floating result of an operation, in the order of a step."""
 
     key: Key
     dtype: torch.dtype
     row: Any  # counts of `ranges.range_row`
-    errors: Any  # of `errors_of`; None without a wide run
+    errors: Any  # of `error_norms_of`; None without a wide run
     sources: tuple[int, ...]  # places in the step's list of the results that went in
     constant: bool = False  # values were asked for rather than computed, or are gradients that no step has used
     wide: Any = None  # counts of the wide result, for gradients
@@ -98,16 +98,16 @@ class Event:
 
 
 @dataclass
-class Step:
+class WatchedStep:
     """What one step showed, drained from the device."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[OperationResult] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)  # places among the events
 
     @property
-    def loss(self) -> int | None:
+    def place_of_loss(self) -> int | None:
         """The place of the first loss that is not finite, else of the last one; None without any."""
-        broken = (at for at in self.losses if counts_of(self.events[at].row)[1])
+        broken = (at for at in self.losses if counts_of_row(self.events[at].row)[1])
         return next(broken, self.losses[-1] if self.losses else None)
 
 
@@ -119,12 +119,12 @@ class OperationWatch(TorchDispatchMode):
             first step, has one.
     """
 
-    def __init__(self, sites: Sites, reference: Fp32Reference | None = None) -> None:
+    def __init__(self, sites: ModuleSites, reference: Fp32Reference | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
         self.reference = reference
         self.is_paused = self.follows_unseen = False
-        self._step = Step()
+        self._step = WatchedStep()
         self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
         self._decided: dict[int, frozenset[int]] = {}  # storage of whole numbers or booleans -> places behind them
         self._own_runs: Counter[Key] = Counter()
@@ -150,37 +150,37 @@ class OperationWatch(TorchDispatchMode):
         finally:
             self.is_paused = before
 
-    def drain(self) -> Step:
+    def drain(self) -> WatchedStep:
         """Return what was seen since the last call, with its numbers read from the device at once."""
-        step, self._step = self._step, Step()
+        step, self._step = self._step, WatchedStep()
         self._producer.clear()
         self._decided.clear()
-        with no_modes():
+        with computing_without_modes():
             if step.events:
                 for name in ("row", "wide", "errors"):
-                    _read_field(step.events, name)
+                    _read_event_field(step.events, name)
         return step
 
-    def add(self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()) -> None:
+    def add_weights_or_gradients(self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()) -> None:
         """Count weights, or gradients; one that no operation of this step made, or no step uses, is constant."""
-        with no_modes():
+        with computing_without_modes():
             for key, tensor in tensors:
-                self._add(key, tensor, key in unused)
+                self._add_constant_event(key, tensor, key in unused)
 
-    def _add(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
-        exact = None if self.reference is None else self.reference.of(tensor)
+    def _add_constant_event(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
+        exact = None if self.reference is None else self.reference.wide_tensor_of(tensor)
         source = self._producer.get(_storage_address(tensor))
-        known = self._event_of(tensor)
+        known = self._find_event_of(tensor)
         if key[3] == "weight":
             self._producer[_storage_address(tensor)] = len(self._step.events)
-        row = known.row if known is not None and known.dtype is tensor.dtype else range_row(tensor, exact)
-        errors = None if exact is None else errors_of(tensor, exact, None)
+        row = known.row if known is not None and known.dtype is tensor.dtype else range_row_of(tensor, exact)
+        errors = None if exact is None else error_norms_of(tensor, exact, None)
         sources = () if source is None else (source,)
-        wide_row = range_row(exact) if exact is not None and key[3] == "gradient" else None
+        wide_row = range_row_of(exact) if exact is not None and key[3] == "gradient" else None
         constant = is_unused or (key[3] == "gradient" and source is None)
-        self._step.events.append(Event(key, tensor.dtype, row, errors, sources, constant, wide_row))
+        self._step.events.append(OperationResult(key, tensor.dtype, row, errors, sources, constant, wide_row))
 
-    def _event_of(self, tensor: Tensor) -> Event | None:
+    def _find_event_of(self, tensor: Tensor) -> OperationResult | None:
         """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
         place = self._producer.get(_storage_address(tensor))
         event = None if place is None else self._step.events[place]
@@ -195,52 +195,56 @@ class OperationWatch(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if self.is_paused:
-            return self._run_unseen(func, tuple(args), kwargs) if self.follows_unseen else func(*args, **kwargs)
-        module, where, phase = self.sites.here()
+            return self._run_and_keep_wide(func, tuple(args), kwargs) if self.follows_unseen else func(*args, **kwargs)
+        module, where, phase = self.sites.module_line_and_phase()
         if func.is_view:
             return func(*args, **kwargs)
         tensors = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
         given = [value for value in tensors if value.is_floating_point()]
-        decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
+        decided = self._deciding_places(tensors) if len(given) < len(tensors) else frozenset()
         key = (module, _operation_name(func), where, phase)
         exact = None
         own = None
         written = []
         if self.reference is not None:
-            # As `no_modes`, at less cost: nothing records gradients here anyway.
+            # As `computing_without_modes`, at less cost: nothing records gradients here anyway.
             with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-                written = written_arguments(func, tuple(args), kwargs)
+                written = tensors_written_by(func, tuple(args), kwargs)
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             number = _constant_beyond_fp16(args) if key[1] in WITH_NUMBER else 0.0
-            self._record(key, given, output, exact, own, {id(one) for one in written}, decided, number)
+            self._record_results(key, given, output, exact, own, {id(one) for one in written}, decided, number)
         return output
 
-    def _run_unseen(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _run_and_keep_wide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation and keep no more than its wide results."""
         reference = self.reference
         given = [value for value in _tensors_in(args) + _tensors_in(kwargs) if value.is_floating_point()]
-        if reference is None or func.is_view or not (kwargs.get("dtype") in HALF_DTYPES or reference.concerns(given)):
+        if (
+            reference is None
+            or func.is_view
+            or not (kwargs.get("dtype") in HALF_DTYPES or reference.concerns_tensors(given))
+        ):
             return func(*args, **kwargs)
-        with no_modes():
-            written = written_arguments(func, args, kwargs)
+        with computing_without_modes():
+            written = tensors_written_by(func, args, kwargs)
             exact = None
             if all(tensor.numel() <= MAX_UNSEEN for tensor in given):
                 exact, _ = self._wide_results(
                     func, ("", _operation_name(func), "", "forward"), args, kwargs, given, written
                 )
             if exact is None:
-                reference.forget(written)
+                reference.forget_wide_tensors(written)
         output = func(*args, **kwargs)
-        with no_modes():
+        with computing_without_modes():
             written_ids = {id(one) for one in written}
             for result, wide in zip(_floating_tensors_in(output), _floating_tensors_in(exact), strict=False):
                 if id(result) not in written_ids and result.shape == wide.shape:
-                    reference.keep(result, wide)
+                    reference.keep_wide_tensor(result, wide)
         return output
 
-    def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+    def _deciding_places(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the places of the results that decided whole numbers or booleans among some arguments."""
         known = (self._decided.get(_storage_address(one)) for one in tensors if not one.is_floating_point())
         return frozenset().union(*filter(None, known))
@@ -253,26 +257,26 @@ class OperationWatch(TorchDispatchMode):
         if reference is None:
             return None, None
         if func.namespace.endswith(COLLECTIVE):
-            reference.forget(given)  # their schemas do not say that they write
+            reference.forget_wide_tensors(given)  # their schemas do not say that they write
             return None, None
         if RANDOM in func.tags or key[1].startswith(UNSET):
-            reference.forget(written)
+            reference.forget_wide_tensors(written)
             return None, None
         if key[1].startswith(OPAQUE):
-            reference.forget(written)
+            reference.forget_wide_tensors(written)
             reference.failures.add(key[1])
             return None, None
         narrows = kwargs.get("dtype") in HALF_DTYPES
-        if not narrows and not reference.concerns(given):
+        if not narrows and not reference.concerns_tensors(given):
             return None, None
         own = None
         is_half = narrows or any(tensor.dtype in HALF_DTYPES for tensor in given)
         if is_half and self._own_runs[key] < OWN_RUNS:
             self._own_runs[key] += 1
-            own = reference.run_on_values(func, args, kwargs, written)
-        return reference.repeat(func, args, kwargs, written), own
+            own = reference.run_on_arm_values(func, args, kwargs, written)
+        return reference.repeat_operation_wide(func, args, kwargs, written), own
 
-    def _record(
+    def _record_results(
         self,
         key: Key,
         given: Sequence[Tensor],
@@ -299,28 +303,30 @@ class OperationWatch(TorchDispatchMode):
         alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
-        source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF_DTYPES else None
+        source = (
+            self._find_event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF_DTYPES else None
+        )
         for place, result in enumerate(results):
             wide_result = wide[place] if wide else None
             if wide_result is not None and id(result) not in written and self.reference is not None:
                 if wide_result.shape != result.shape:
                     wide_result = None
                 else:
-                    self.reference.keep(result, wide_result)
+                    self.reference.keep_wide_tensor(result, wide_result)
             self._producer[_storage_address(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
-                row = without_lost(source.row)
+                row = row_without_lost(source.row)
             else:
-                row = range_row(result, wide_result if result.dtype in HALF_DTYPES else None)
-            errors = None if wide_result is None else errors_of(result, wide_result, by_itself)
+                row = range_row_of(result, wide_result if result.dtype in HALF_DTYPES else None)
+            errors = None if wide_result is None else error_norms_of(result, wide_result, by_itself)
             version = (result._version, result.numel())
-            event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
+            event = OperationResult(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
             event.number = number if result.dtype is torch.float16 else 0.0
             self._step.events.append(event)
 
 
-def _read_field(events: Sequence[Event], name: str) -> None:
+def _read_event_field(events: Sequence[OperationResult], name: str) -> None:
     """Replace a field of events that lies on a device by numbers, with one read."""
     waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
     if waiting:

@@ -45,7 +45,7 @@ class DiagnoseOptions:
 
 
 @dataclass(frozen=True)
-class Request(ScriptRequest):
+class StepWatchRequest(ScriptRequest):
     """What to see of some steps."""
 
     steps: int
@@ -55,7 +55,7 @@ class Request(ScriptRequest):
 
 
 @dataclass(frozen=True)
-class PrefixRequest(ScriptRequest):
+class PrefixWatchRequest(ScriptRequest):
     """Which first steps to watch."""
 
     steps: int

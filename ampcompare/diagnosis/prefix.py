@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampcompare.diagnosis.rates import RateHistory, Rates
+from ampcompare.diagnosis.rates import RateForecast, RateHistory
 from ampcompare.diagnosis.state_rounding import MAX_STEPS, StateProbe
-from ampcompare.diagnosis.step_watch import moving_params
+from ampcompare.diagnosis.step_watch import params_and_grads_to_step
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import Prefix, ShareLost
-from ampcompare.training.ledger import is_zero_eps, second_moment
+from ampcompare.training.ledger import find_second_moment, is_eps_zero_in
 from ampcompare.training.precision.base import owned_params, rate_of
 
 PROBES = 8  # steps of the second half that are rounded
@@ -43,7 +43,7 @@ class PrefixWatch(StepObserver):
         self.loops: Sequence[float] = ()  # around a step of a script, innermost first
         self.losses: list[float | Tensor] = []
         self._made: dict[int, int] = {}
-        self._rates: dict[int, Rates] = {}
+        self._rates: dict[int, RateForecast] = {}
         self._before: list[tuple[Tensor, Tensor]] = []
         self._lost: list[tuple[int, dict[str, Tensor]]] = []
         self._largest: list[Tensor] = []
@@ -59,7 +59,7 @@ class PrefixWatch(StepObserver):
             register_optimizer_step_post_hook(self._after_step),
         ]
 
-    def follow(self, schedule: Callable[[int], float] | None, total: int) -> None:
+    def follow_schedule(self, schedule: Callable[[int], float] | None, total: int) -> None:
         """Take the rates ahead from a factor by step, as ampcompare's own loop does; None if they are constant."""
         self._schedule = schedule or (lambda step: 1.0)
         self.total = total
@@ -80,12 +80,12 @@ class PrefixWatch(StepObserver):
             handle.remove()
         self._handles = []
 
-    def result(self) -> Prefix:
+    def prefix_seen(self) -> Prefix:
         """Return what was seen, read from the device."""
         rows = [(step, {name: counts.tolist() for name, counts in lost.items()}) for step, lost in self._lost]
         rates = []
         for optimizer, each in self._rates.items():
-            if self._histories[optimizer].departs(each):
+            if self._histories[optimizer].departs_from_forecast(each):
                 each = replace(each, basis="its scheduler has left its own forecast", known=False)
             rates.append(each)
         largest = torch.stack([each.float().cpu() for each in self._largest]) if self._largest else torch.zeros(0)
@@ -93,7 +93,7 @@ class PrefixWatch(StepObserver):
         steps = max(self._made.values(), default=0)
         total = max((each.total for each in rates if each.total), default=self.total)
         ahead = MAX_STEPS if total is None else total - steps
-        errors = dict(zip(TYPES, self._state.errors(list(TYPES.values()), ahead), strict=True))
+        errors = dict(zip(TYPES, self._state.largest_step_errors(list(TYPES.values()), ahead), strict=True))
         return Prefix(
             steps=steps,
             total=total,
@@ -105,7 +105,9 @@ class PrefixWatch(StepObserver):
             zero_denominators={name: share for name, share in zero.items() if share},
             state_errors={name: error for name, error in errors.items() if error is not None},
             state_is_known=not self._state.has_unknown,
-            shares={name: _shares_lost([(step, counts[name]) for step, counts in rows]) for name in TYPES if rows},
+            shares={
+                name: _shares_lost_at_probes([(step, counts[name]) for step, counts in rows]) for name in TYPES if rows
+            },
         )
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -116,52 +118,54 @@ class PrefixWatch(StepObserver):
         made = self._made.get(id(optimizer), 0)
         if id(optimizer) not in self._histories:
             self._histories[id(optimizer)] = RateHistory(optimizer)
-        self._histories[id(optimizer)].look()
+        self._histories[id(optimizer)].note_rates()
         self._before = []
         if made in self._probes:
             self._state.before_step(optimizer)
             self._before = [
-                (one, _sample_of_tensor(one.detach()).float().clone()) for one, _ in moving_params(optimizer)
+                (one, _vector_sample_of(one.detach()).float().clone()) for one, _ in params_and_grads_to_step(optimizer)
             ]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         made = self._made.get(id(optimizer), 0)
         self._made[id(optimizer)] = made + 1
         if made == 0 or self._before:
-            self._no_denominator.append({name: zero_denominators(optimizer, dtype) for name, dtype in TYPES.items()})
+            self._no_denominator.append(
+                {name: zero_denominator_share(optimizer, dtype) for name, dtype in TYPES.items()}
+            )
         if not self._before:
             return
         self._state.after_step(optimizer)
         if id(optimizer) not in self._rates:
-            self._rates[id(optimizer)] = self._rates_of(optimizer, made)
+            self._rates[id(optimizer)] = self._rates_ahead(optimizer, made)
         rates = self._rates[id(optimizer)]
-        self._is_floor |= not rates.is_falling or not any(
-            second_moment(optimizer, p) is not None for p, _ in self._before
+        self._is_floor |= not rates.are_all_falling or not any(
+            find_second_moment(optimizer, p) is not None for p, _ in self._before
         )
         group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         counts = {name: torch.zeros(1 + POINTS, 2, dtype=torch.float64) for name in TYPES}
         for param, before in self._before:
-            update = _sample_of_tensor(param.detach()).float() - before
+            update = _vector_sample_of(param.detach()).float() - before
             now = rate_of(optimizer.param_groups[group_of[id(param)]])
-            ahead = [rates.at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)]
+            ahead = [rates.rate_at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)]
             factors = [1.0, *(rate / now if rate is not None else 1.0 for rate in ahead)]
             for name, dtype in TYPES.items():
-                counts[name] += update_mass_lost(before, update, dtype, factors).cpu()
+                counts[name] += update_masses_lost(before, update, dtype, factors).cpu()
         self._before = []
         self._lost.append((made, counts))
 
-    def _rates_of(self, optimizer: Optimizer, made: int) -> Rates:
+    def _rates_ahead(self, optimizer: Optimizer, made: int) -> RateForecast:
         if self._schedule is not None and self.total is not None:
             now = self._schedule(made) or 1.0
             rows = [
                 [rate_of(group) * self._schedule(step) / now for group in optimizer.param_groups]
                 for step in range(made, self.total)
             ]
-            return Rates(f"the recipe's schedule, to step {self.total}", True, self.total, made, rows)
-        return self._histories[id(optimizer)].ahead(self.total, self.loops)
+            return RateForecast(f"the recipe's schedule, to step {self.total}", True, self.total, made, rows)
+        return self._histories[id(optimizer)].forecast_rates(self.total, self.loops)
 
 
-def update_mass_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:
+def update_masses_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:
     """Return for each factor the mass of the fp32 update, and the mass that rounding loses, float64 (factors, 2)."""
     held = weight.to(dtype)
     wide, mass = held.float(), update.abs().double()
@@ -172,17 +176,17 @@ def update_mass_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors
     return torch.stack(rows)
 
 
-def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
+def zero_denominator_share(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
     """Return the share of elements whose step an optimizer would divide by zero with its state in a 16-bit type.
 
     That is where eps is zero in the type and so is the second moment; a gradient of zero gives 0 / 0.
     """
     counts = []
     for group in optimizer.param_groups:
-        if not is_zero_eps(group, dtype):
+        if not is_eps_zero_in(group, dtype):
             continue
         for param in group["params"]:
-            second = second_moment(optimizer, param)
+            second = find_second_moment(optimizer, param)
             if second is not None and param.grad is not None and not param.grad.is_sparse:
                 zero = second.to(dtype) == 0
                 counts.append(torch.stack([zero.sum(), torch.tensor(zero.numel(), device=zero.device)]))
@@ -192,13 +196,13 @@ def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
     return torch.tensor(found / elements)
 
 
-def _sample_of_tensor(tensor: Tensor) -> Tensor:
+def _vector_sample_of(tensor: Tensor) -> Tensor:
     """Return a tensor as a vector, of at most SAMPLE elements that lie evenly."""
     flat = tensor.reshape(-1)
     return flat[:: math.ceil(flat.numel() / SAMPLE)] if flat.numel() > SAMPLE else flat
 
 
-def _shares_lost(rows: Iterable[tuple[int, list[list[float]]]]) -> ShareLost:
+def _shares_lost_at_probes(rows: Iterable[tuple[int, list[list[float]]]]) -> ShareLost:
     """Return the shares of all probes of a type: at each probe, and over the rest as it was seen from each."""
     rows = list(rows)
     shares = [(step, [lost / mass if mass else 0.0 for mass, lost in counts]) for step, counts in rows]

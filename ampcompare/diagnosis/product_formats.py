@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.gemm import LAST
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.loops import Conditions, Loop, isolated_precision
-from ampcompare.diagnosis.remedies import verdict_sentence
+from ampcompare.diagnosis.loops import Loop, LoopConditions, arm_precision_isolated
+from ampcompare.diagnosis.remedies import diagnosis_sentence
 from ampcompare.diagnosis.watched_precision import StepObserver, StepsDone, WatchedPrecision
 from ampcompare.results.records.diagnosis import CandidateTrial, Cure, Diagnosis, Fault, FormatError, OperationPlace
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, applied_outcome
@@ -31,7 +31,7 @@ TAIL = 5  # of the losses, the last of so many parts count
 MAX_LAYERS = 64
 
 
-class _LastStep(PrecisionWrapper):
+class _LastStepGradient(PrecisionWrapper):
     """Trains in bf16, and ends in the last step with the gradient of all weights, one product of one layer rounded.
 
     Attributes:
@@ -59,10 +59,10 @@ class _LastStep(PrecisionWrapper):
         self.layers = {one.name: one for module in modules if isinstance(one := module.forward, FormatForward)}
         for layer in self.layers.values():
             layer.rounded_alone = ()
-        self._prepare_last_step()
+        self._round_product_in_last_step()
         return prepared, stepped
 
-    def _prepare_last_step(self) -> None:
+    def _round_product_in_last_step(self) -> None:
         """Before the last step, take the weights of the training or keep them, and round one product."""
         if self._left > 1:
             return
@@ -90,11 +90,11 @@ class _LastStep(PrecisionWrapper):
             raise StepsDone
         outcome = applied_outcome(len(optimizers)) if self._skips else super().step(*optimizers)
         self._left -= 1
-        self._prepare_last_step()
+        self._round_product_in_last_step()
         return outcome
 
 
-class _Losses(StepObserver):
+class _LossesOfSteps(StepObserver):
     """The losses of some steps."""
 
     def __init__(self, steps: int) -> None:
@@ -111,13 +111,13 @@ class _Losses(StepObserver):
     def see_update(self, outcome: StepOutcome, optimizers: Sequence[Optimizer]) -> None:
         self._left -= 1
 
-    def tail(self) -> float:
+    def mean_of_last_fifth(self) -> float:
         """Return the mean of the last fifth."""
         losses = torch.stack([loss.flatten().mean() for loss in self._losses]).tolist()
         return float(statistics.mean(losses[-max(1, len(losses) // TAIL) :]))
 
 
-class _Twin(WatchedPrecision):
+class _PerturbedTwin(WatchedPrecision):
     """Trains from weights that are changed by one part in 512, before an arm makes masters of them."""
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
@@ -125,7 +125,7 @@ class _Twin(WatchedPrecision):
         return super()._prepare(models, optimizers)
 
 
-def diagnose_formats(loop: Loop, arm: Arm, conditions: Conditions, *, subject: str, cures: bool) -> Diagnosis:
+def diagnose_formats(loop: Loop, arm: Arm, conditions: LoopConditions, *, subject: str, cures: bool) -> Diagnosis:
     """Find the layer that stands out by the error of its products, and prove by training what keeping it changes.
 
     Raises:
@@ -156,19 +156,19 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: Conditions, *, subject: s
         observed=[conditions.steps - 1],
         modules=list(exact.layers),
         formats=errors,
-        faults=_outstanding_layer_fault(errors, conditions.steps - 1),
+        faults=_outstanding_layer_faults(errors, conditions.steps - 1),
         notes=[f"kept in bf16 by the arm: {', '.join(kept)}"] if kept else [],
     )
     if found.faults and cures:
-        found = _diagnosis_with_proof(found, loop, arm, conditions, kept)
-    return found.model_copy(update={"verdict": verdict_sentence(arm, found)})
+        found = _add_proof_to_diagnosis(found, loop, arm, conditions, kept)
+    return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 
 def _measure_product(
-    loop: Loop, arm: Arm, conditions: Conditions, rounded: tuple[str, str] | None, weights: list[Tensor] | None
-) -> _LastStep:
-    with isolated_precision(arm, conditions) as precision:
-        measured = _LastStep(cast(Gemm, precision), conditions.steps, rounded, weights)
+    loop: Loop, arm: Arm, conditions: LoopConditions, rounded: tuple[str, str] | None, weights: list[Tensor] | None
+) -> _LastStepGradient:
+    with arm_precision_isolated(arm, conditions) as precision:
+        measured = _LastStepGradient(cast(Gemm, precision), conditions.steps, rounded, weights)
         with suppress(StepsDone):
             loop(measured)
     if not len(measured.gradient):
@@ -176,7 +176,7 @@ def _measure_product(
     return measured
 
 
-def _outstanding_layer_fault(errors: Sequence[FormatError], step: int) -> list[Fault]:
+def _outstanding_layer_faults(errors: Sequence[FormatError], step: int) -> list[Fault]:
     """Return the layer whose largest error is so many times that of the next layer; none if there is none."""
     worst: dict[str, FormatError] = {}
     for one in errors:
@@ -191,8 +191,8 @@ def _outstanding_layer_fault(errors: Sequence[FormatError], step: int) -> list[F
     return [Fault(kind="format", place=OperationPlace(module=one.layer, operation=one.role), step=step, text=text)]
 
 
-def _diagnosis_with_proof(
-    found: Diagnosis, loop: Loop, arm: Arm, conditions: Conditions, kept: Sequence[str]
+def _add_proof_to_diagnosis(
+    found: Diagnosis, loop: Loop, arm: Arm, conditions: LoopConditions, kept: Sequence[str]
 ) -> Diagnosis:
     """Return a diagnosis with what training with the layer in bf16 showed, next to the arm, bf16 and its twin."""
     name = found.faults[0].place.module
@@ -202,9 +202,9 @@ def _diagnosis_with_proof(
         patterns = list(kept)
     cured = arm.with_options(keep="|".join(dict.fromkeys([*patterns, name])))
     plain = Arm.make(arm.backend, format="bf16", over=arm.options.get("over"), keep="none")
-    base = _train(loop, plain, conditions)
-    floor = abs(_train(loop, plain, conditions, is_twin=True) - base)
-    gap, rest = (_train(loop, other, conditions) - base for other in (arm, cured))
+    base = _mean_tail_loss(loop, plain, conditions)
+    floor = abs(_mean_tail_loss(loop, plain, conditions, is_twin=True) - base)
+    gap, rest = (_mean_tail_loss(loop, other, conditions) - base for other in (arm, cured))
     left = ""
     if not gap > floor:
         left = f"the loss is {gap:+.3g} from that of bf16, and a twin's {floor:.3g}: more steps may show more"
@@ -222,9 +222,9 @@ def _diagnosis_with_proof(
     return found.model_copy(update={"trials": [trial], "cure": cure, "notes": notes})
 
 
-def _train(loop: Loop, arm: Arm, conditions: Conditions, *, is_twin: bool = False) -> float:
+def _mean_tail_loss(loop: Loop, arm: Arm, conditions: LoopConditions, *, is_twin: bool = False) -> float:
     """Return the mean loss of the last fifth of a training."""
-    losses = _Losses(conditions.steps)
-    with isolated_precision(arm, conditions) as precision, suppress(StepsDone):
-        loop((_Twin if is_twin else WatchedPrecision)(precision, losses))
-    return losses.tail()
+    losses = _LossesOfSteps(conditions.steps)
+    with arm_precision_isolated(arm, conditions) as precision, suppress(StepsDone):
+        loop((_PerturbedTwin if is_twin else WatchedPrecision)(precision, losses))
+    return losses.mean_of_last_fifth()

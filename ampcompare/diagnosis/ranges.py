@@ -20,7 +20,7 @@ INFINITY = 0x7F800000
 FP16_SMALLEST, FP16_TOP = -24, 15
 
 
-def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
+def range_row_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
     """Return the counts of a floating tensor, on its device; float64 is read as fp32.
 
     What is zero here and not in `exact` counts as lost.
@@ -36,10 +36,10 @@ def range_row(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarra
         return row if on_host else torch.from_numpy(row).to(tensor.device)
     values = tensor.detach().reshape(-1)
     wide = None if exact is None else exact.detach().reshape(-1)
-    return _host_row(values, wide) if on_host else _device_row(values, wide)
+    return _range_row_on_host(values, wide) if on_host else _range_row_on_device(values, wide)
 
 
-def _host_row(values: Tensor, exact: Tensor | None) -> np.ndarray:
+def _range_row_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
     """Return a row by NumPy, which counts several times as fast on the host as torch."""
     sizes = values.float().view(torch.int32).numpy() & np.int32(MAGNITUDE)
     row = np.zeros(WIDTH, dtype=np.int64)
@@ -55,7 +55,7 @@ def _host_row(values: Tensor, exact: Tensor | None) -> np.ndarray:
     return row
 
 
-def _device_row(values: Tensor, exact: Tensor | None) -> Tensor:
+def _range_row_on_device(values: Tensor, exact: Tensor | None) -> Tensor:
     """Return a row without a read, which would wait for the device."""
     bits = values.float().view(torch.int32)
     sizes = aten.bitwise_and.Scalar(bits, MAGNITUDE)
@@ -71,7 +71,7 @@ def _device_row(values: Tensor, exact: Tensor | None) -> Tensor:
     return row
 
 
-def add_rows(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
+def add_range_rows(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     """Return the row of all elements of two; a total is changed in place, and begins as a copy."""
     if total is None:
         return row.copy()
@@ -81,19 +81,19 @@ def add_rows(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     return total
 
 
-def without_lost(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
+def row_without_lost(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
     """Return the row of the same values in a wider type, where none is lost."""
     copy = row.clone() if isinstance(row, Tensor) else row.copy()
     copy[LOST] = 0
     return copy
 
 
-def counts_of(row: np.ndarray) -> tuple[int, int, int]:
+def counts_of_row(row: np.ndarray) -> tuple[int, int, int]:
     """Return the elements of a row, those that are not finite, and those that are lost."""
     return int(row[:BINS].sum()), int(row[BINS - 1]), int(row[LOST])
 
 
-def make_range(row: np.ndarray) -> MagnitudeRange:
+def magnitude_range_of_row(row: np.ndarray) -> MagnitudeRange:
     """Return what a row says, in plain numbers."""
     counts = row[:BINS]
     by_exponent = {number - BIAS: int(count) for number, count in enumerate(counts) if count and number < BINS - 1}
@@ -112,11 +112,11 @@ def make_range(row: np.ndarray) -> MagnitudeRange:
         top=by_exponent.get(FP16_TOP, 0),
         above=sum(count for power, count in by_exponent.items() if power > FP16_TOP),
         nonfinite=int(counts[BINS - 1]),
-        smallest=_magnitude_of_bits(row[SMALLEST]) if has_values else None,
-        largest=_magnitude_of_bits(row[LARGEST]) if has_values else None,
+        smallest=_magnitude_from_bits(row[SMALLEST]) if has_values else None,
+        largest=_magnitude_from_bits(row[LARGEST]) if has_values else None,
         exponents=by_exponent,
     )
 
 
-def _magnitude_of_bits(bits: int) -> float:
+def _magnitude_from_bits(bits: int) -> float:
     return float(np.array(bits, dtype=np.int32).view(np.float32))

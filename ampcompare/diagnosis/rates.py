@@ -18,7 +18,7 @@ from ampcompare.training.precision.base import rate_of
 
 
 @dataclass(frozen=True)
-class Rates:
+class RateForecast:
     """The learning rates of one optimizer from a step on."""
 
     basis: str  # where they come from; "" for rates that stay, as nothing has moved them
@@ -28,11 +28,11 @@ class Rates:
     rows: Sequence[Sequence[float]] = ()  # by step, by group; empty for rates that stay
 
     @property
-    def is_falling(self) -> bool:
+    def are_all_falling(self) -> bool:
         """Whether each rate ends below where it is."""
         return bool(self.rows) and all(last < now for now, last in zip(self.rows[0], self.rows[-1], strict=True))
 
-    def at(self, group: int, step: int, share: float) -> float | None:
+    def rate_at(self, group: int, step: int, share: float) -> float | None:
         """Return the rate of a group at a share of the way from a step to the end; None if it stays."""
         if not self.rows:
             return None
@@ -45,16 +45,16 @@ class RateHistory:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._schedulers = _schedulers_of(optimizer)
+        self._schedulers = _own_schedulers_of(optimizer)
         self._rows: list[list[float]] = []  # learning rates by step, by group
         self._moves: list[list[int]] = []  # before each step, by scheduler
 
-    def look(self) -> None:
+    def note_rates(self) -> None:
         """Note the rates of the step that follows."""
         self._rows.append([rate_of(group) for group in self._optimizer.param_groups])
-        self._moves.append([*map(_moves_of, self._schedulers)])
+        self._moves.append([*map(_num_moves_of, self._schedulers)])
 
-    def ahead(self, total: int | None = None, loops: Sequence[float] = ()) -> Rates:
+    def forecast_rates(self, total: int | None = None, loops: Sequence[float] = ()) -> RateForecast:
         """Return the rates from the step on that was noted last: a copy of each scheduler steps a dummy optimizer.
 
         `loops`: how often each loop of the script around a step runs, innermost first.
@@ -62,28 +62,38 @@ class RateHistory:
         now = len(self._rows) - 1
         schedulers = self._schedulers
         if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
-            return Rates("a plateau of a metric decides them", False, total)
+            return RateForecast("a plateau of a metric decides them", False, total)
         if not schedulers:
             varies = any(row != self._rows[0] for row in self._rows)
-            return Rates("the script sets them itself" if varies else "", not varies, total)
+            return RateForecast("the script sets them itself" if varies else "", not varies, total)
         has_moved = any(row != self._moves[0] for row in self._moves)
         epoch = round(math.prod(loops[:-1])) if len(loops) > 1 and not has_moved else None
-        paces = [pace for number in range(len(schedulers)) if (pace := self._pace(number, epoch)) is not None]
+        paces = [
+            pace
+            for number in range(len(schedulers))
+            if (pace := self._find_pace_of_scheduler(number, epoch)) is not None
+        ]
         if len(paces) < len(schedulers):
-            return Rates("its scheduler made no step so far", False, total)
+            return RateForecast("its scheduler made no step so far", False, total)
         if total is None:
-            ends = [pace.step_of(end) for each, pace in zip(schedulers, paces, strict=True) if (end := _end_of(each))]
+            ends = [
+                pace.step_of_move(end)
+                for each, pace in zip(schedulers, paces, strict=True)
+                if (end := _find_last_move(each))
+            ]
             total = max(ends, default=math.ceil(math.prod(loops)) if loops else None)
         if total is None or total <= now:
-            return Rates("its scheduler does not say when it ends: give --steps", False, total)
+            return RateForecast("its scheduler does not say when it ends: give --steps", False, total)
         try:
-            rows = self._rates_ahead(paces, now, total)
+            rows = self._rates_by_step(paces, now, total)
         except Exception as error:  # a scheduler of the user's own
-            return Rates(f"its scheduler cannot be stepped ahead ({type(error).__name__}: {error})", False, total)
+            return RateForecast(
+                f"its scheduler cannot be stepped ahead ({type(error).__name__}: {error})", False, total
+            )
         guess = f", if it moves every {epoch} steps" if any(pace.is_guess for pace in paces) else ""
-        return Rates(f"its scheduler, to step {total}{guess}", True, total, now, rows)
+        return RateForecast(f"its scheduler, to step {total}{guess}", True, total, now, rows)
 
-    def departs(self, rates: Rates) -> bool:
+    def departs_from_forecast(self, rates: RateForecast) -> bool:
         """Return whether the steps that have followed had other rates than a forecast says."""
         return any(
             not math.isclose(seen, said, rel_tol=1e-6, abs_tol=1e-12)
@@ -91,19 +101,19 @@ class RateHistory:
             for seen, said in zip(row, ahead, strict=False)
         )
 
-    def _pace(self, number: int, epoch: int | None) -> _Pace | None:
+    def _find_pace_of_scheduler(self, number: int, epoch: int | None) -> _SchedulerPace | None:
         """Return how a scheduler moves; where it made no move, once an epoch, or None."""
         moves = [row[number] for row in self._moves]
         changes = [step for step in range(1, len(moves)) if moves[step] != moves[step - 1]]
         if not changes:
-            return None if epoch is None else _Pace(moves[-1], 1, epoch, epoch, is_guess=True)
+            return None if epoch is None else _SchedulerPace(moves[-1], 1, epoch, epoch, is_guess=True)
         last = changes[-1]
         period = last - changes[-2] if len(changes) > 1 else last
-        return _Pace(moves[-1], moves[last] - moves[last - 1], period, last + period)
+        return _SchedulerPace(moves[-1], moves[last] - moves[last - 1], period, last + period)
 
-    def _rates_ahead(self, paces: Sequence[_Pace], now: int, total: int) -> list[list[float]]:
+    def _rates_by_step(self, paces: Sequence[_SchedulerPace], now: int, total: int) -> list[list[float]]:
         """Return the rates of each step from `now` on."""
-        dummy = _dummy_of(self._optimizer)
+        dummy = _dummy_optimizer_like(self._optimizer)
         rows = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the order of steps, which a copy cannot know
@@ -118,7 +128,7 @@ class RateHistory:
 
 
 @dataclass(frozen=True)
-class _Pace:
+class _SchedulerPace:
     """How a scheduler moves: so far `made` times; from the step `due` on, `moves` times every `period` steps."""
 
     made: int
@@ -127,12 +137,12 @@ class _Pace:
     due: int
     is_guess: bool = False
 
-    def step_of(self, move: int) -> int:
+    def step_of_move(self, move: int) -> int:
         """Return before which step it has made so many moves."""
         return self.due + (move - self.made - self.moves) * self.period // self.moves
 
 
-def _dummy_of(optimizer: Optimizer) -> Optimizer:
+def _dummy_optimizer_like(optimizer: Optimizer) -> Optimizer:
     """Return an optimizer with the settings of each group, and one number to train in each."""
     groups = []
     for group in optimizer.param_groups:
@@ -142,7 +152,7 @@ def _dummy_of(optimizer: Optimizer) -> Optimizer:
     return torch.optim.SGD(groups, lr=0.1)
 
 
-def _schedulers_of(optimizer: Optimizer) -> list[Any]:
+def _own_schedulers_of(optimizer: Optimizer) -> list[Any]:
     """Return the schedulers of an optimizer that no other one steps."""
     # `type` and `vars`: objects of libraries may answer `isinstance` and `getattr` by code of their own.
     all_of_them = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
@@ -151,17 +161,17 @@ def _schedulers_of(optimizer: Optimizer) -> list[Any]:
     return [each for each in found if id(each) not in inner]
 
 
-def _moves_of(scheduler: Any) -> int:
+def _num_moves_of(scheduler: Any) -> int:
     """Return how often a scheduler was stepped; one of several at the same time counts by these."""
     own = getattr(scheduler, "last_epoch", None)
-    return int(own) if own is not None else max(_moves_of(each) for each in scheduler._schedulers)
+    return int(own) if own is not None else max(_num_moves_of(each) for each in scheduler._schedulers)
 
 
-def _end_of(scheduler: Any) -> int | None:
+def _find_last_move(scheduler: Any) -> int | None:
     """Return after how many moves a scheduler is at its end; None if it does not say."""
     parts = getattr(scheduler, "_schedulers", None)
     if parts is not None:
-        ends = [_end_of(each) for each in parts]
+        ends = [_find_last_move(each) for each in parts]
         milestones = getattr(scheduler, "_milestones", None)
         if milestones:  # one after the other
             return None if ends[-1] is None else int(milestones[-1]) + ends[-1]

@@ -23,25 +23,25 @@ UNCURED = "none of the tested modules, functions and options removes it"
 
 
 @dataclass(frozen=True)
-class Change:
+class CureCandidate:
     """What a candidate changes: modules or lines in fp32, options of the arm."""
 
     modules: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     options: tuple[tuple[str, object], ...] = ()
 
-    def __or__(self, other: Change) -> Change:
-        return Change(
+    def __or__(self, other: CureCandidate) -> CureCandidate:
+        return CureCandidate(
             tuple(dict.fromkeys([*self.modules, *other.modules])),
             tuple(dict.fromkeys([*self.lines, *other.lines])),
             tuple(dict([*self.options, *other.options]).items()),
         )
 
-    def parts(self) -> list[Change]:
+    def single_parts(self) -> list[CureCandidate]:
         return [
-            *(Change(modules=(name,)) for name in self.modules),
-            *(Change(lines=(line,)) for line in self.lines),
-            *(Change(options=(pair,)) for pair in self.options),
+            *(CureCandidate(modules=(name,)) for name in self.modules),
+            *(CureCandidate(lines=(line,)) for line in self.lines),
+            *(CureCandidate(options=(pair,)) for pair in self.options),
         ]
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Tested:
+class TestedCandidate:
     """What a run under a candidate showed."""
 
     faults: Sequence[Fault]
@@ -65,10 +65,10 @@ class Tested:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _SearchResult:
     """The change that removes the faults, if one does, with its functions in fp32, and all trials."""
 
-    change: Change | None
+    change: CureCandidate | None
     trials: list[CandidateTrial]
     functions: Sequence[str] = ()
 
@@ -77,11 +77,11 @@ def search_for_cure(
     arm: Arm,
     faults: Sequence[Fault],
     scale: float | None,
-    run: Callable[[Arm, Sequence[str]], Tested],
+    run: Callable[[Arm, Sequence[str]], TestedCandidate],
     modules: Sequence[str],
     *,
     most: int = _MAX_TRIALS,
-) -> _Found:
+) -> _SearchResult:
     """Test candidates until the faults are gone, in at most `most` runs.
 
     A round tests each candidate that the present faults suggest, in addition to what is kept already. If none removes
@@ -93,10 +93,10 @@ def search_for_cure(
         run: trains for some steps under an arm, with lines in fp32.
         modules: names, in the order of their first call.
     """
-    tested: dict[Change, Tested | None] = {}
+    tested: dict[CureCandidate, TestedCandidate | None] = {}
     trials: list[CandidateTrial] = []
 
-    def faults_after(change: Change) -> Sequence[Fault] | None:
+    def faults_after(change: CureCandidate) -> Sequence[Fault] | None:
         """Return what remains, or None if the change cannot be made."""
         if change not in tested and len(tested) < most:
             try:
@@ -109,41 +109,41 @@ def search_for_cure(
         known = tested.get(change)
         return None if known is None else known.faults
 
-    def found_with(change: Change) -> _Found:
+    def found_with(change: CureCandidate) -> _SearchResult:
         known = tested.get(change)
-        return _Found(change, trials, () if known is None else known.functions)
+        return _SearchResult(change, trials, () if known is None else known.functions)
 
-    kept: Change = Change()
+    kept: CureCandidate = CureCandidate()
     present: Sequence[Fault] = faults
     for _ in range(MAX_ROUNDS):
-        step: tuple[Change, Sequence[Fault]] | None = None
-        for candidate in _candidate_changes(arm, present, scale, modules):
+        step: tuple[CureCandidate, Sequence[Fault]] | None = None
+        for candidate in _candidates_for_first_fault(arm, present, scale, modules):
             change = kept | candidate
-            if change == kept or (candidate.options and _has_options(arm, candidate)):
+            if change == kept or (candidate.options and _has_options_of(arm, candidate)):
                 continue
             left = faults_after(change)
             if left is None:
                 continue
             if not left:
-                return found_with(_prune_change(change, faults_after))
-            if step is None and _makes_progress(present, left):
+                return found_with(_prune_candidate(change, faults_after))
+            if step is None and _is_progress(present, left):
                 step = change, left
         if step is None:
-            together = _changes_together(arm, present, scale, modules, kept)
+            together = _joint_candidates(arm, present, scale, modules, kept)
             for change in together:
                 if (left := faults_after(change)) is not None and not left:
-                    return found_with(_prune_change(change, faults_after))
-            return _Found(None, trials)
+                    return found_with(_prune_candidate(change, faults_after))
+            return _SearchResult(None, trials)
         kept, present = step
-    return _Found(None, trials)
+    return _SearchResult(None, trials)
 
 
-def _changes_together(
-    arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str], kept: Change
-) -> Iterator[Change]:
+def _joint_candidates(
+    arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str], kept: CureCandidate
+) -> Iterator[CureCandidate]:
     """Yield the first two, three and four candidates in fp32 at once, for a fault that none of them alone changes."""
     change, count = kept, 0
-    for candidate in _candidate_changes(arm, faults, scale, modules):
+    for candidate in _candidates_for_first_fault(arm, faults, scale, modules):
         if candidate.options or change | candidate == change:
             continue
         change, count = change | candidate, count + 1
@@ -153,49 +153,51 @@ def _changes_together(
             return
 
 
-def _prune_change(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:
+def _prune_candidate(
+    change: CureCandidate, faults_after: Callable[[CureCandidate], Sequence[Fault] | None]
+) -> CureCandidate:
     """Drop each part without which the faults are gone as well."""
-    for part in change.parts():
-        rest = Change()
-        for other in change.parts():
+    for part in change.single_parts():
+        rest = CureCandidate()
+        for other in change.single_parts():
             rest = rest if other == part else rest | other
-        if rest != Change() and (left := faults_after(rest)) is not None and not left:
+        if rest != CureCandidate() and (left := faults_after(rest)) is not None and not left:
             change = rest
     return change
 
 
-def _makes_progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
+def _is_progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
     """Return whether the first fault begins at another place or is much smaller."""
     first, now = before[0], after[0]
     moved = (first.kind, first.place.module, first.place.where) != (now.kind, now.place.module, now.place.where)
     return moved or now.severity < first.severity / 2
 
 
-def _candidate_changes(
+def _candidates_for_first_fault(
     arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str]
-) -> Iterator[Change]:
+) -> Iterator[CureCandidate]:
     """Yield what may remove the first fault, the likeliest first: options, its place, its neighbors, its parents."""
     fault = faults[0]
     if fault.kind == "not precision":
         return
-    yield from _option_changes(arm, fault, scale)
+    yield from _option_candidates(arm, fault, scale)
     if fault.kind in ("lost updates", "update"):
         return
-    yielded: list[Change] = []
+    yielded: list[CureCandidate] = []
     for module, line in [(fault.place.module, fault.place.where), *fault.near]:
         is_leaf = not any(name.startswith(f"{module}.") for name in modules)
-        by_module = [Change(modules=(module,))] if module and not module.endswith(":") else []
-        by_line = [Change(lines=(line,))] if line else []
+        by_module = [CureCandidate(modules=(module,))] if module and not module.endswith(":") else []
+        by_line = [CureCandidate(lines=(line,))] if line else []
         yielded += by_module + by_line if is_leaf else by_line + by_module
     yielded = list(dict.fromkeys(yielded))
     yield from yielded[:PER_ROUND]
     parent = fault.place.module.rpartition(".")[0]
     while parent:
-        yield Change(modules=(parent,))
+        yield CureCandidate(modules=(parent,))
         parent = parent.rpartition(".")[0]
 
 
-def _scale_to_try(found: Headroom | None) -> float | None:
+def _find_scale_to_try(found: Headroom | None) -> float | None:
     """Return a loss scale with room below the largest, if it differs much from the arm's own."""
     if found is None or found.largest_scale is None:
         return None
@@ -203,7 +205,7 @@ def _scale_to_try(found: Headroom | None) -> float | None:
     return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None
 
 
-def _has_options(arm: Arm, candidate: Change) -> bool:
+def _has_options_of(arm: Arm, candidate: CureCandidate) -> bool:
     """Return whether the arm runs with the options of a candidate as it is, by default too."""
     return all(
         arm.options.get(name) == value or (value == "dynamic" and arm.skips_overflows)
@@ -211,36 +213,39 @@ def _has_options(arm: Arm, candidate: Change) -> bool:
     )
 
 
-def _option_changes(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
+def _option_candidates(arm: Arm, fault: Fault, scale: float | None) -> Iterator[CureCandidate]:
     """Yield options of the arm that may remove a fault; those that it lacks are refused when they are tested."""
     if fault.kind in ("lost updates", "update") and _has_masters_as_option(arm):
-        yield Change(options=(("master_weights", True),))
-        yield Change(options=(("master_weights", True), ("loss_scale", "dynamic")))
+        yield CureCandidate(options=(("master_weights", True),))
+        yield CureCandidate(options=(("master_weights", True), ("loss_scale", "dynamic")))
     if fault.kind in FROM_GRADIENTS:
         parsers = arm.spec.parsers or {}
         always_moves = "init_scale" in parsers and "loss_scale" not in parsers
         if not always_moves:
-            yield Change(options=(("loss_scale", "dynamic"),))
+            yield CureCandidate(options=(("loss_scale", "dynamic"),))
         if scale is not None:
-            yield Change(options=(("init_scale" if always_moves else "loss_scale", scale),))
+            yield CureCandidate(options=(("init_scale" if always_moves else "loss_scale", scale),))
 
 
 def _has_masters_as_option(arm: Arm) -> bool:
     """Return whether an arm with 16-bit weights has fp32 masters only if an option asks for them, as O3 and `half`."""
     if "master_weights" not in (arm.spec.parsers or {}):
         return False
-    plain = arm.without("master_weights")
+    plain = arm.without_option("master_weights")
     if plain is None:
         return True  # other options of the arm need the masters that it asks for
     return plain.roles is not None and plain.roles.weights != "fp32" and not plain.roles.masters
 
 
-def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> Cure:
+def cure_from_candidate(arm: Arm, change: CureCandidate, functions: Sequence[str], device: str) -> Cure:
     """Return the cure that a change is, whose lines call `functions` such as torch.exp."""
     changed = change.applied_to(arm)
-    lines = [*_arm_code(arm, changed, change), *(code for line in change.lines for code in _line_code(line, device))]
+    lines = [
+        *_arm_code_lines(arm, changed, change),
+        *(code for line in change.lines for code in _fp32_line_code(line, device)),
+    ]
     if change.lines and arm.options.get("opt_level") == "O1":
-        lines += ["# or, before amp.initialize, everywhere:", *_registration_lines(functions)]
+        lines += ["# or, before amp.initialize, everywhere:", *_registration_code_lines(functions)]
     return Cure(
         keeps=[*change.modules, *change.lines],
         option=", ".join(f"{name}={value}" for name, value in change.options),
@@ -249,7 +254,7 @@ def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> 
     )
 
 
-def _arm_code(arm: Arm, changed: Arm, change: Change) -> list[str]:
+def _arm_code_lines(arm: Arm, changed: Arm, change: CureCandidate) -> list[str]:
     if changed == arm:
         return []
     lines = [f"# as an arm: {changed}"]
@@ -258,21 +263,21 @@ def _arm_code(arm: Arm, changed: Arm, change: Change) -> list[str]:
             lines += [
                 f"# around the call of {name}:",
                 "with torch.autocast(device_type, enabled=False):",
-                f"    output = {_attribute_code(name)}(input.float())",
+                f"    output = {_attribute_as_code(name)}(input.float())",
             ]
     elif change.modules:
-        lines += [f"{_attribute_code(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
+        lines += [f"{_attribute_as_code(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
     return lines
 
 
-def _attribute_code(name: str) -> str:
+def _attribute_as_code(name: str) -> str:
     """Return a dotted name as code: "layers.0.norm" as model.layers[0].norm, "Net:norm" as net.norm."""
     model, _, inner = name.rpartition(":")
     parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in inner.split("."))
     return "".join([model.lower() or "model", *parts])
 
 
-def _line_code(place: str, device: str) -> list[str]:
+def _fp32_line_code(place: str, device: str) -> list[str]:
     name, _, number = place.rpartition(":")
     source = linecache.getline(name, int(number)).strip()  # like `where`, from here or a folder of sys.path
     without = " and without its cast to 16 bits" if NARROWING.search(source) else ""
@@ -283,7 +288,7 @@ def _line_code(place: str, device: str) -> list[str]:
     ]
 
 
-def _registration_lines(functions: Iterable[str]) -> list[str]:
+def _registration_code_lines(functions: Iterable[str]) -> list[str]:
     """Return the registrations of functions; a method is one of torch.Tensor."""
     return [
         f'amp.register_float_function({owner}, "{name}")'
@@ -295,7 +300,7 @@ def _registration_lines(functions: Iterable[str]) -> list[str]:
 def diagnosis_with_cure(
     found: Diagnosis,
     arm: Arm,
-    run: Callable[[Arm, Sequence[str]], Tested],
+    run: Callable[[Arm, Sequence[str]], TestedCandidate],
     *,
     device_type: str = "cpu",
     most: int = _MAX_TRIALS,
@@ -311,25 +316,25 @@ def diagnosis_with_cure(
     """
     if not found.faults:
         return found
-    result = search_for_cure(arm, found.faults, _scale_to_try(found.headroom), run, found.modules, most=most)
+    result = search_for_cure(arm, found.faults, _find_scale_to_try(found.headroom), run, found.modules, most=most)
     cure = None
     if result.change is not None:
-        cure = cure_of(arm, result.change, result.functions, device_type)
+        cure = cure_from_candidate(arm, result.change, result.functions, device_type)
     found = found.model_copy(update={"trials": result.trials, "cure": cure})
-    return found.model_copy(update={"verdict": verdict_sentence(arm, found)})
+    return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 
-def verdict_sentence(arm: Arm, found: Diagnosis) -> str:
+def diagnosis_sentence(arm: Arm, found: Diagnosis) -> str:
     """Return the result in one sentence that begins with the arm.
 
     Args:
         arm: that was diagnosed.
         found: by `diagnose`, on the same arm.
     """
-    return f"{arm}: {conclusion_sentence(found)}"
+    return f"{arm}: {fault_and_cure_sentence(found)}"
 
 
-def conclusion_sentence(found: Diagnosis) -> str:
+def fault_and_cure_sentence(found: Diagnosis) -> str:
     """Return the first fault and what cures it in one sentence; that there is none, where there is none."""
     if not found.faults:
         steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"

@@ -25,12 +25,12 @@ HIDDEN = (
 
 
 @lru_cache(maxsize=4096)
-def _file_shown(name: str) -> str | None:
+def _shown_file_of_code(name: str) -> str | None:
     """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
     if name.startswith(("<frozen", "<string")) or name.startswith(HIDDEN) or os.path.basename(name) == "contextlib.py":
         return None
     if os.path.basename(os.path.dirname(name)).startswith("ipykernel_"):
-        return _notebook_cell_name(name)
+        return _notebook_cell_shown(name)
     roots = [os.getcwd(), *sorted(filter(None, sys.path), key=len, reverse=True)]
     for root in roots:
         if name.startswith(root + os.sep):
@@ -38,7 +38,7 @@ def _file_shown(name: str) -> str | None:
     return name
 
 
-def _notebook_cell_name(name: str) -> str:
+def _notebook_cell_shown(name: str) -> str:
     """Return a notebook's cell as the notebook shows it, such as In[3], for the file that its kernel compiles it as."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(name)
@@ -50,22 +50,22 @@ def _notebook_cell_name(name: str) -> str:
     return shown
 
 
-def shown_line(frame: FrameType) -> str:
+def shown_line_of_frame(frame: FrameType) -> str:
     """Return file:line of a frame of the user's or the model's code; "" for another one."""
-    name = _file_shown(frame.f_code.co_filename)
+    name = _shown_file_of_code(frame.f_code.co_filename)
     return "" if name is None else f"{name}:{frame.f_lineno}"
 
 
-def calling_line(frame: FrameType | None) -> str:
+def calling_user_line(frame: FrameType | None) -> str:
     """Return file:line of the nearest frame of the user's or the model's code; "" if there is none."""
     while frame is not None:
-        if line := shown_line(frame):
+        if line := shown_line_of_frame(frame):
             return line
         frame = frame.f_back
     return ""
 
 
-class Sites:
+class ModuleSites:
     """Keeps the stack of running modules, and where each autograd node was made.
 
     A node is known by its sequence number, which torch gives out before it runs the operation of the forward pass.
@@ -81,12 +81,12 @@ class Sites:
         self._listed: dict[int, list[tuple[str, nn.Parameter]]] = {}  # parameters of this step, by model
         self._current_node: Callable[[], Any] = torch._C._current_autograd_node
 
-    def name(self, model: nn.Module, prefix: str = "", *, wrapper: str = "") -> None:
+    def name_modules(self, model: nn.Module, prefix: str = "", *, wrapper: str = "") -> None:
         """Give each module of a model its dotted name behind a prefix, without what `wrapper` matches."""
         self._models.append((prefix, model))
         self._names |= {id(module): f"{prefix}{re.sub(wrapper, '', name)}" for name, module in model.named_modules()}
 
-    def parameters(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_parameters_of_step(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter of the models, or of one of them, with its name; they are listed once a step."""
         for at, (prefix, model) in enumerate(self._models):
             if only is not None and model is not only:
@@ -99,11 +99,11 @@ class Sites:
         """Install hooks on every module of `models`; several models have their place in front of their names."""
         models = list(models)
         for place, model in enumerate(models):
-            self.name(model, f"model{place}:" if len(models) > 1 else "")
+            self.name_modules(model, f"model{place}:" if len(models) > 1 else "")
             for module in model.modules():
                 self._handles += [
-                    module.register_forward_pre_hook(self.enter, prepend=True),
-                    module.register_forward_hook(self.leave, always_call=True),
+                    module.register_forward_pre_hook(self.note_module_entered, prepend=True),
+                    module.register_forward_hook(self.note_module_left, always_call=True),
                 ]
 
     @property
@@ -111,29 +111,29 @@ class Sites:
         return [model for _, model in self._models]
 
     @property
-    def order(self) -> list[str]:
+    def modules_in_call_order(self) -> list[str]:
         """The names of modules in the order of their first call."""
         return list(self._order)
 
     @property
-    def module(self) -> str:
+    def running_module(self) -> str:
         """The name of the innermost module that runs; "" outside of modules."""
         return self._stack[-1] if self._stack else ""
 
     @property
-    def is_inside(self) -> bool:
+    def is_inside_module(self) -> bool:
         return bool(self._stack)
 
-    def knows(self, module: nn.Module) -> bool:
+    def has_module(self, module: nn.Module) -> bool:
         return id(module) in self._names
 
-    def enter(self, module: nn.Module, *_arguments: Any) -> None:
+    def note_module_entered(self, module: nn.Module, *_arguments: Any) -> None:
         """Note that a module begins; one without a name belongs to the one around it."""
-        name = self._names.get(id(module), self.module)
+        name = self._names.get(id(module), self.running_module)
         self._stack.append(name)
         self._order.setdefault(name)
 
-    def leave(self, *_arguments: Any) -> None:
+    def note_module_left(self, *_arguments: Any) -> None:
         if self._stack:
             self._stack.pop()
 
@@ -148,12 +148,12 @@ class Sites:
             handle.remove()
         self._handles.clear()
 
-    def here(self) -> tuple[str, str, Phase]:
+    def module_line_and_phase(self) -> tuple[str, str, Phase]:
         """Return module, line and phase of the operation that is being dispatched."""
         node = None if self._stack else self._current_node()
         if node is None:
             number = torch._C._autograd._get_sequence_nr() - 1
-            made = (self.module, calling_line(sys._getframe(2)))
+            made = (self.running_module, calling_user_line(sys._getframe(2)))
             self._made.setdefault(number, made)
             return (*made, "forward")
         number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.diagnosis.step_watch import moving_params
+from ampcompare.diagnosis.step_watch import params_and_grads_to_step
 from ampcompare.results.records.outlook import StateError
 
 POINTS = 64  # of the steps ahead, over which the error is averaged
@@ -29,7 +29,7 @@ Kind = Literal["mean", "maximum", "sum"]
 
 
 @dataclass(frozen=True)
-class StateRule:
+class OptimizerStateRule:
     """How an optimizer moves the state by which it divides its steps.
 
     Attributes:
@@ -40,7 +40,7 @@ class StateRule:
     kind: Kind
     decay: float
 
-    def move(self, state: Tensor, gradient: Tensor) -> Tensor:
+    def moved_state(self, state: Tensor, gradient: Tensor) -> Tensor:
         """Return the state after a step, fp32 (elements,); the step divides by it, or by its root."""
         if self.kind == "mean":
             return self.decay * state + (1 - self.decay) * gradient.square()
@@ -49,12 +49,14 @@ class StateRule:
         return state + gradient.square()
 
     @property
-    def power(self) -> float:
+    def power_in_step(self) -> float:
         """The power of the state that the step is divided by."""
         return 1.0 if self.kind == "maximum" else 0.5
 
 
-def recognize_rule(before: Tensor, gradient: Tensor, after: Tensor, group: Mapping[str, Any]) -> StateRule | None:
+def find_state_rule(
+    before: Tensor, gradient: Tensor, after: Tensor, group: Mapping[str, Any]
+) -> OptimizerStateRule | None:
     """Return the rule that has moved a state by a gradient; None for one that is not known.
 
     Args:
@@ -63,18 +65,18 @@ def recognize_rule(before: Tensor, gradient: Tensor, after: Tensor, group: Mappi
     """
     eps = group.get("eps")
     added = eps if isinstance(eps, float) else 0.0  # by Adamax to the gradient
-    rules = [StateRule("sum", 1.0)]
-    for decay in _decays(group):
-        rules += [StateRule("mean", decay), StateRule("maximum", decay)]
+    rules = [OptimizerStateRule("sum", 1.0)]
+    for decay in _possible_decays(group):
+        rules += [OptimizerStateRule("mean", decay), OptimizerStateRule("maximum", decay)]
     moved = [
         rule
         for rule in rules
-        if torch.allclose(rule.move(before, gradient), after, RELATIVE, added if rule.kind == "maximum" else 0.0)
+        if torch.allclose(rule.moved_state(before, gradient), after, RELATIVE, added if rule.kind == "maximum" else 0.0)
     ]
     return moved[0] if len(moved) == 1 else None
 
 
-def _decays(group: Mapping[str, Any]) -> Iterator[float]:
+def _possible_decays(group: Mapping[str, Any]) -> Iterator[float]:
     """Yield each number of a group that may be a decay, once."""
     found: list[float] = []
     for name, value in group.items():
@@ -84,8 +86,8 @@ def _decays(group: Mapping[str, Any]) -> Iterator[float]:
                 yield number
 
 
-def step_errors(
-    rule: StateRule, state: Tensor, gradients: Sequence[Tensor], dtypes: Sequence[torch.dtype], steps: int
+def mean_step_errors(
+    rule: OptimizerStateRule, state: Tensor, gradients: Sequence[Tensor], dtypes: Sequence[torch.dtype], steps: int
 ) -> list[tuple[float, float]]:
     """Return the mean errors of the step's size over the steps ahead, where the state is rounded to a type after each.
 
@@ -107,15 +109,19 @@ def step_errors(
     state = state[live]
     drawn = [gradient[live] for gradient in gradients]
     order = torch.randint(len(drawn), (MAX_STEPS,), generator=torch.Generator().manual_seed(0)).tolist()
-    stay = _mean_drifts(rule, state, dtypes, steps, lambda step: drawn[order[step]])
+    stay = _mean_errors_by_type(rule, state, dtypes, steps, lambda step: drawn[order[step]])
     if rule.kind == "sum":  # which never falls in fp32 either
         return [(each, 0.0) for each in stay]
     least = (state if rule.kind == "maximum" else state.sqrt()) / math.sqrt(FALL)
-    return list(zip(stay, _mean_drifts(rule, state, dtypes, steps, lambda step: least), strict=True))
+    return list(zip(stay, _mean_errors_by_type(rule, state, dtypes, steps, lambda step: least), strict=True))
 
 
-def _mean_drifts(
-    rule: StateRule, state: Tensor, dtypes: Sequence[torch.dtype], steps: int, gradient_of: Callable[[int], Tensor]
+def _mean_errors_by_type(
+    rule: OptimizerStateRule,
+    state: Tensor,
+    dtypes: Sequence[torch.dtype],
+    steps: int,
+    gradient_of: Callable[[int], Tensor],
 ) -> list[float]:
     """Return the mean error of the step's size over simulated steps; the last one stands for those behind it."""
     exact, held = state.clone(), [state.to(dtype).float() for dtype in dtypes]
@@ -124,20 +130,20 @@ def _mean_drifts(
     errors: list[list[float]] = [[] for _ in dtypes]
     for step in range(last):
         gradient = gradient_of(step)
-        exact = rule.move(exact, gradient)
-        held = [rule.move(each, gradient).to(dtype).float() for each, dtype in zip(held, dtypes, strict=True)]
+        exact = rule.moved_state(exact, gradient)
+        held = [rule.moved_state(each, gradient).to(dtype).float() for each, dtype in zip(held, dtypes, strict=True)]
         if step % every == 0 or step == last - 1:
             for each, found in zip(held, errors, strict=True):
-                ratio = (each.clamp(min=1e-38) / exact.clamp(min=1e-38)).log() * rule.power
+                ratio = (each.clamp(min=1e-38) / exact.clamp(min=1e-38)).log() * rule.power_in_step
                 found.append(float(ratio.abs().mean()))
     return [(sum(found) / len(found) * last + found[-1] * (steps - last)) / steps for found in errors]
 
 
 @dataclass
-class _SeenState:
+class _ProbedState:
     """A state of one parameter: what it was after the last probe, and the gradients of all probes."""
 
-    rule: StateRule
+    rule: OptimizerStateRule
     state: Tensor
     gradients: list[Tensor]
 
@@ -147,41 +153,45 @@ class StateProbe:
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], tuple[Tensor, Tensor, Tensor]] = {}
-        self._seen: dict[tuple[int, str], _SeenState] = {}
+        self._seen: dict[tuple[int, str], _ProbedState] = {}
         self.has_unknown = False
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Keep what a step starts from."""
         self._before = {
-            (id(param), name): (sample_elements(state), sample_elements(gradient), sample_elements(param))
-            for param, gradient in moving_params(optimizer)
-            for name, state in states_of(optimizer, param)
+            (id(param), name): (
+                evenly_sampled_elements(state),
+                evenly_sampled_elements(gradient),
+                evenly_sampled_elements(param),
+            )
+            for param, gradient in params_and_grads_to_step(optimizer)
+            for name, state in state_tensors_of(optimizer, param)
         }
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Recognize how each state has moved; one that is nowhere negative and moves in no known way is noted."""
         for group in optimizer.param_groups:
             for param in group["params"]:
-                for name, state in states_of(optimizer, param):
+                for name, state in state_tensors_of(optimizer, param):
                     if (id(param), name) in self._before:
-                        self._add((id(param), name), sample_elements(state), group)
+                        self._note_state_move((id(param), name), evenly_sampled_elements(state), group)
         self._before = {}
 
-    def _add(self, key: tuple[int, str], after: Tensor, group: Mapping[str, Any]) -> None:
+    def _note_state_move(self, key: tuple[int, str], after: Tensor, group: Mapping[str, Any]) -> None:
         before, gradient, weight = self._before[key]
         if not bool((after >= 0).all()) or not bool((before > 0).any()):
             return
         decay = group.get("weight_decay", 0)
         for given in (gradient, gradient + decay * weight) if isinstance(decay, float) and decay else (gradient,):
-            rule = recognize_rule(before, given, after, group)
+            rule = find_state_rule(before, given, after, group)
             if rule is not None:
-                seen = self._seen.setdefault(key, _SeenState(rule, after, []))
+                seen = self._seen.setdefault(key, _ProbedState(rule, after, []))
                 seen.state = after
                 seen.gradients.append(given)
                 return
         self.has_unknown |= key not in self._seen
 
-    def errors(self, dtypes: Sequence[torch.dtype], steps: int) -> list[StateError | None]:
+    def largest_step_errors(self, dtypes: Sequence[torch.dtype], steps: int) -> list[StateError | None]:
         """Return the largest error of a step's size that rounding to each type makes; None where no state is known."""
         worst: list[StateError | None] = [None] * len(dtypes)
         for rule in dict.fromkeys(seen.rule for seen in self._seen.values()):
@@ -190,22 +200,22 @@ class StateProbe:
             state = torch.cat([seen.state for seen in alike])
             chosen = torch.linspace(0, len(state) - 1, min(len(state), MAX_ELEMENTS)).long()
             gradients = [torch.cat([seen.gradients[at] for seen in alike])[chosen] for at in range(probes)]
-            for at, (stay, fall) in enumerate(step_errors(rule, state[chosen], gradients, dtypes, steps)):
+            for at, (stay, fall) in enumerate(mean_step_errors(rule, state[chosen], gradients, dtypes, steps)):
                 found = StateError(steps=steps, decay=rule.decay, steady=stay, falling=fall)
                 known = worst[at]
-                if known is None or found.largest > known.largest:
+                if known is None or found.largest_error > known.largest_error:
                     worst[at] = found
         return worst
 
 
-def states_of(optimizer: Optimizer, param: Tensor) -> Iterator[tuple[str, Tensor]]:
+def state_tensors_of(optimizer: Optimizer, param: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield the floating tensors of a parameter's shape that an optimizer keeps for it."""
     for name, value in optimizer.state.get(param, {}).items():
         if isinstance(value, Tensor) and value.shape == param.shape and value.is_floating_point():
             yield name, value
 
 
-def sample_elements(tensor: Tensor) -> Tensor:
+def evenly_sampled_elements(tensor: Tensor) -> Tensor:
     """Return some elements that lie evenly, fp32 on the host."""
     flat = tensor.detach().reshape(-1)
     return flat[:: math.ceil(flat.numel() / ELEMENTS) or 1].float().cpu().clone()

@@ -12,11 +12,11 @@ from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation, StepFacts
-from ampcompare.diagnosis.operation_watch import Key, OperationWatch, no_modes
-from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.operation_watch import Key, OperationWatch, computing_without_modes
+from ampcompare.diagnosis.sites import ModuleSites
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
-from ampcompare.training.ledger import is_zero_eps
+from ampcompare.training.ledger import is_eps_zero_in
 from ampcompare.training.precision.base import StepOutcome, owned_params, rate_of
 
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
@@ -45,8 +45,8 @@ class StepWatch(StepObserver):
         self.steps = steps
         self.is_watched = not is_idle
         self.scale = 1.0
-        self.sites = Sites()
-        self.updates = UpdateCounter(self.sites.parameters)
+        self.sites = ModuleSites()
+        self.updates = UpdateCounter(self.sites.named_parameters_of_step)
         self._reference = None if reference is None else Fp32Reference(reference)
         self.operations = OperationWatch(self.sites, self._reference)
         self._kept_lines = kept_lines
@@ -70,7 +70,7 @@ class StepWatch(StepObserver):
     def close(self) -> None:
         """Leave the modes, and hand over what holds for the whole run."""
         self._stack.close()
-        self.observation.modules = self.sites.order
+        self.observation.modules = self.sites.modules_in_call_order
         self.observation.failures |= set() if self._reference is None else self._reference.failures
 
     @property
@@ -82,7 +82,7 @@ class StepWatch(StepObserver):
     def begin_step(self) -> None:
         self.operations.is_paused = not self.is_watched
         if self.is_watched:
-            self.add_weights()
+            self.count_weights()
 
     def see_update(self, outcome: StepOutcome, optimizers: Sequence[Optimizer]) -> None:
         self.end_step(all(outcome.applied), optimizers)
@@ -91,35 +91,35 @@ class StepWatch(StepObserver):
         """Hand over what the step has shown, in which `optimizers` have changed weights."""
         self.sites.forget_step()
         step = self.operations.drain()
-        updates = self.updates.take()
+        updates = self.updates.take_lost_updates()
         stepped = {update.parameter for update in updates}
         for event in step.events:
             if stepped and event.key[3] == "gradient":  # of another optimizer, whose step it was not
                 event.constant |= _parameter_name(event.key[0], event.key[1]) not in stepped
         if step.events and self.is_watched:
-            self.observation.add(StepFacts(self._step, applied, self.scale, step, updates))
+            self.observation.add_step(StepFacts(self._step, applied, self.scale, step, updates))
         else:
-            self.observation.skip(applied)
+            self.observation.count_unwatched_step(applied)
         if self._reference is not None:  # weights have changed: the next step begins from those of the arm
-            self._reference.forget(param for _, param in self.sites.parameters())
-            self._reference.forget(param for optimizer in optimizers for param in owned_params(optimizer))
+            self._reference.forget_wide_tensors(param for _, param in self.sites.named_parameters_of_step())
+            self._reference.forget_wide_tensors(param for optimizer in optimizers for param in owned_params(optimizer))
         self._step += 1
         self._applied += applied
 
-    def add_weights(self, model: nn.Module | None = None) -> None:
-        self._add("weight", model)
+    def count_weights(self, model: nn.Module | None = None) -> None:
+        self._add_parameters("weight", model)
 
-    def add_gradients(self) -> None:
+    def count_gradients(self) -> None:
         """Count the gradients that a backward pass has left; one from 16-bit tensors has a wide one alongside."""
-        self._add("gradient")
+        self._add_parameters("gradient")
 
-    def _add(self, phase: Phase, model: nn.Module | None = None) -> None:
+    def _add_parameters(self, phase: Phase, model: nn.Module | None = None) -> None:
         named: list[tuple[Key, Tensor]] = []
         stepped = self.updates.stepped_params
         unused: set[Key] = set()
         if phase == "weight" and self._reference is not None:  # it begins from the weights of the arm
-            self._reference.forget(param for _, param in self.sites.parameters(model))
-        for name, param in self.sites.parameters(model):
+            self._reference.forget_wide_tensors(param for _, param in self.sites.named_parameters_of_step(model))
+        for name, param in self.sites.named_parameters_of_step(model):
             tensor = param if phase == "weight" else param.grad
             self.observation.device_type = param.device.type
             if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
@@ -128,7 +128,7 @@ class StepWatch(StepObserver):
                 if phase == "gradient" and name in stepped:  # what comes behind its step is not used by it
                     unused.add(key)
         with self.operations.pause():
-            self.operations.add(named, unused)
+            self.operations.add_weights_or_gradients(named, unused)
 
 
 def _split_parameter_name(name: str) -> tuple[str, str]:
@@ -159,7 +159,7 @@ class UpdateCounter:
         """The names of the parameters that were stepped since `take`."""
         return {name for name, *_ in self._counts}
 
-    def take(self) -> list[LostUpdates]:
+    def take_lost_updates(self) -> list[LostUpdates]:
         """Return the counts since the last call, read from the device at once."""
         counts, self._counts = self._counts, []
         if not counts:
@@ -179,25 +179,26 @@ class UpdateCounter:
         ]
 
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
-        with no_modes():
+        with computing_without_modes():
             self._before = [
-                (one, one.detach().clone(), grad != 0, _count_nonfinite(grad)) for one, grad in moving_params(optimizer)
+                (one, one.detach().clone(), grad != 0, _num_nonfinite(grad))
+                for one, grad in params_and_grads_to_step(optimizer)
             ]
 
     def after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Count what the step has changed, and what not."""
         if self._before and id(optimizer) not in self._names:
-            self._names[id(optimizer)] = self._names_for(optimizer)
+            self._names[id(optimizer)] = self._names_of_stepped(optimizer)
         names = self._names.get(id(optimizer), {})
-        eps = _eps_without_value(optimizer)
-        with no_modes():
+        eps = _vanishing_eps_by_weight(optimizer)
+        with computing_without_modes():
             for param, before, moved, broken in self._before:
                 name = names.get(id(param), "?")
-                counts = torch.stack([*_count_lost(param, before, moved), broken])
+                counts = torch.stack([*_count_lost_updates(param, before, moved), broken])
                 self._counts.append((name, dtype_name(param.dtype), eps.get(id(param)), counts))
         self._before = []
 
-    def _names_for(self, optimizer: Optimizer) -> dict[int, str]:
+    def _names_of_stepped(self, optimizer: Optimizer) -> dict[int, str]:
         """Return the names of what an optimizer steps; a master weight has that of the next parameter of its shape."""
         known = list(self._named())
         names = {id(param): name for name, param in known}
@@ -213,7 +214,7 @@ class UpdateCounter:
         return {id(param): names[id(param)] for param in stepped if id(param) in names}
 
 
-def moving_params(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
+def params_and_grads_to_step(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
     """Return what a step will change: the parameters with a learning rate and a dense gradient, and their gradients."""
     found: list[tuple[Tensor, Tensor]] = []
     for group in optimizer.param_groups:
@@ -225,21 +226,21 @@ def moving_params(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
-def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:
+def _vanishing_eps_by_weight(optimizer: Optimizer) -> dict[int, float]:
     """Return the eps of each fp16 weight in whose type it is zero."""
     found: dict[int, float] = {}
     for group in optimizer.param_groups:
-        if is_zero_eps(group, torch.float16) and group["eps"]:
+        if is_eps_zero_in(group, torch.float16) and group["eps"]:
             halves = [param for param in group["params"] if param.dtype is torch.float16]
             found |= dict.fromkeys(map(id, halves), float(group["eps"]))
     return found
 
 
-def _count_lost(param: Tensor, before: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _count_lost_updates(param: Tensor, before: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return how many elements should have moved, how many of them stayed, and how many are not finite."""
     lost = torch.count_nonzero((param == before).logical_and_(moved))
-    return torch.count_nonzero(moved), lost, _count_nonfinite(param)
+    return torch.count_nonzero(moved), lost, _num_nonfinite(param)
 
 
-def _count_nonfinite(tensor: Tensor) -> Tensor:
+def _num_nonfinite(tensor: Tensor) -> Tensor:
     return tensor.numel() - torch.count_nonzero(torch.isfinite(tensor))

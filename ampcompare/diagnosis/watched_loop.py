@@ -7,18 +7,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.loops import Conditions, Loop, isolated_precision
+from ampcompare.diagnosis.loops import Loop, LoopConditions, arm_precision_isolated
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.training.precision.base import Precision, StepOutcome
 
 
-def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str] = ()) -> Observation:
+def observe_loop(loop: Loop, arm: Arm, conditions: LoopConditions, lines: Sequence[str] = ()) -> Observation:
     """Run `loop` under `arm`, with `lines` in fp32, from its beginning and return what was seen."""
     observation = Observation()
     watch = StepWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
-    with isolated_precision(arm, conditions) as precision, closing(watch), suppress(StepsDone):
+    with arm_precision_isolated(arm, conditions) as precision, closing(watch), suppress(StepsDone):
         loop(ObservedPrecision(precision, watch))
     return observation
 
@@ -46,7 +46,7 @@ class ObservedPrecision(WatchedPrecision):
             stack.callback(lambda: end.enter_context(self._operations.pause()))
             yield scaled
             if not delay_unscale and not self._operations.is_paused:
-                self._watch.add_gradients()
+                self._watch.count_gradients()
 
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False

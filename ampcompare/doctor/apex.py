@@ -7,7 +7,7 @@ from shlex import quote
 from typing import Any, Literal
 
 from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
-from ampcompare.base.processes.call import search_path
+from ampcompare.base.processes.call import search_path_of_child
 from ampcompare.base.shim.finder import missing_submodules
 from ampcompare.base.shim.switch import ShimStatus, shim_status
 from ampcompare.doctor.finding import Check, Verdict, ask
@@ -48,7 +48,7 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
         folder: where the files of the shim are, instead of the site-packages of this environment.
         seconds: time limit of each import that is tried.
     """
-    install = find_installed_apex(path) if path is not None else _find_apex_as_script()
+    install = find_installed_apex(path) if path is not None else _apex_install_for_script()
     shim = shim_status(folder)
     if install.kind == "absent" and shim.on:
         reason = "your own code that imports apex gets ampcompare's engine; libraries and find_spec find none"
@@ -98,9 +98,9 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
     return _make_check(install, shim, "impostor", "warning", value, reason, (UNINSTALL,))
 
 
-def _find_apex_as_script() -> ApexInstall:
+def _apex_install_for_script() -> ApexInstall:
     """Look in the working directory first, and last where editable installations are."""
-    install = find_installed_apex([os.getcwd(), *search_path()])
+    install = find_installed_apex([os.getcwd(), *search_path_of_child()])
     if install.kind in ("absent", "namespace"):
         installed = find_installed_apex()
         if installed.kind not in ("absent", "namespace"):
@@ -117,7 +117,7 @@ def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[st
     """Return the finding on an Apex that has `amp`: hidden, of another build, broken, or ready."""
     assert found.path is not None
     folder = os.path.realpath(found.path.parent)
-    if path is None and folder == os.path.realpath(".") and folder not in map(os.path.realpath, search_path()):
+    if path is None and folder == os.path.realpath(".") and folder not in map(os.path.realpath, search_path_of_child()):
         reason = (
             "a folder called apex in the working directory hides any installed Apex from scripts next to it. Nothing "
             "in it was run, and arms do not use it: install it, or start in another folder"
@@ -127,19 +127,19 @@ def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[st
             found, shim, "shadowed", "warning", f"the folder {found.path}, not installed", reason, remedy
         )
     rebuild = REBUILD_ROCM if found.maker == "ROCm" else REBUILD
-    kernels = ask("kernels", path=path, seconds=seconds) if found.kind == "full" else None
+    kernels = ask("apex_kernels", path=path, seconds=seconds) if found.kind == "full" else None
     amp = ask("apex_amp", path=path, seconds=seconds)
-    if kernels is not None and not kernels.done:
+    if kernels is not None and not kernels.has_returned:
         how = "ends with" if kernels.how == "raised" else "does not return:"
         reason = (
             f"import amp_C {how} {kernels.failure}. They were probably built against another torch, CUDA or Python. "
             "Rebuild Apex with this torch"
         )
-        value, usable = f"{_name_of_install(found)}, whose compiled kernels do not load", amp.done
+        value, usable = f"{_name_of_install(found)}, whose compiled kernels do not load", amp.has_returned
         return _make_check(
             found, shim, "other_build", "problem", value, reason, rebuild, usable=usable, failure=kernels.failure
         )
-    if not amp.done or amp.value["lacks"]:
+    if not amp.has_returned or amp.value["lacks"]:
         why = amp.failure or f"it lacks {', '.join(amp.value['lacks'])}"
         value = f"{_name_of_install(found)}, and apex.amp cannot be imported"
         reason = f"importing apex.amp from {found.path}: {why}. It may be older than this torch, or partly installed"

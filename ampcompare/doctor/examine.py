@@ -13,7 +13,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of_device, why_no_accelerator
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.environment.variables import APEX_STRICT
 from ampcompare.base.processes.call import TIME_LIMIT, ChildAnswer
@@ -67,7 +67,7 @@ NAMED = 18  # columns of a name
 
 def examine_accelerators(answer: ChildAnswer) -> list[Check]:
     """Return a finding for each accelerator of the answer of the probe `accelerators`."""
-    if not answer.done:
+    if not answer.has_returned:
         return [Check("GPU", "accelerators", "unknown", "warning", f"querying torch failed: {answer.failure}")]
     arms = ", ".join(name for name, spec in BUILT_IN.items() if not spec.elsewhere({}))
     findings = []
@@ -76,7 +76,7 @@ def examine_accelerators(answer: ChildAnswer) -> list[Check]:
         reason = f"--device {name} trains {arms} in one process; other backends know CPUs and CUDA only"
         if failure:
             reason = f"a small fp16 product fails: {failure}"
-        title = ACCELERATORS[accelerator_of(name)].title
+        title = ACCELERATORS[accelerator_of_device(name)].title
         findings.append(Check("GPU", name, title, "problem" if failure else "ok", reason, facts=device))
     return findings
 
@@ -140,7 +140,7 @@ class Examination:
     @property
     def verdict(self) -> Verdict:
         """The worst of all; an arm that cannot run is a problem."""
-        found = [finding.verdict for finding in self.findings] + ["problem" for arm in self.arms if not arm.fits]
+        found = [finding.verdict for finding in self.findings] + ["problem" for arm in self.arms if not arm.can_run]
         return max(found, key=VERDICTS.index)
 
     def data(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Examination:
             "ampcompare": __version__,
             "verdict": self.verdict,
             "findings": [asdict(finding) for finding in self.findings],
-            "arms": [{**asdict(arm), "fits": arm.fits} for arm in self.arms],
+            "arms": [{**asdict(arm), "fits": arm.can_run} for arm in self.arms],
         }
 
 
@@ -163,22 +163,22 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
     """
     kinds = [kind for kind in ACCELERATORS if not why_no_accelerator(kind)]
     with ThreadPoolExecutor(max_workers=4) as pool:
-        vision = pool.submit(ask, "vision", seconds=seconds)
+        vision = pool.submit(ask, "torchvision_import", seconds=seconds)
         apex_asked = pool.submit(examine_apex, seconds=seconds)
         importers_found = pool.submit(lambda: examine_importers(apex_asked.result(), scripts))
         torch = ask("torch_build", seconds=seconds)
-        build = torch.value if torch.done else None
+        build = torch.value if torch.has_returned else None
         others = ask("accelerators", seconds=seconds, options={"kinds": kinds}) if kinds else None
         gpus = ask("gpus", seconds=seconds) if build and (build["cuda"] or build["hip"]) else None
         torch_check, apex = examine_torch(torch, has_gpu=has_nvidia_gpu()), apex_asked.result()
         vision_check = examine_vision(vision.result(), build["version"] if build else installed_version("torch"))
-    devices = gpus.value.get("devices", ()) if gpus and gpus.done else ()
+    devices = gpus.value.get("devices", ()) if gpus and gpus.has_returned else ()
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
     findings = [python, torch_check, vision_check]
     findings += examine_gpus(
         gpus, driver=driver_version(), hip=build["hip"] if build else None, build_known=build is not None
     )
-    findings += examine_accelerators(others) if others and torch.done else []
+    findings += examine_accelerators(others) if others and torch.has_returned else []
     findings += examine_processor(build)
     findings += examine_numerics(build, os.environ)
     findings += examine_machine(os.environ)
@@ -188,7 +188,7 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
     return Examination(tuple(findings), tuple(examine_arm(arm, facts) for arm in arms))
 
 
-def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
+def render_examination(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
     """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
 
     Args:
@@ -201,7 +201,7 @@ def render(examination: Examination, *, width: int, style: Callable[[str, Verdic
     for group, its in itertools.groupby(checks, lambda check: check.group):
         lines += ["", group]
         for check in its:
-            lines += _entry_lines(check, width, style)
+            lines += _lines_of_check(check, width, style)
     summary = []
     for verdict in reversed(VERDICTS[2:]):
         names = [check.name for check in checks if check.verdict == verdict]
@@ -212,12 +212,12 @@ def render(examination: Examination, *, width: int, style: Callable[[str, Verdic
 
 
 def _check_of_arm(arm: ArmNeeds) -> Check:
-    if arm.fits:
+    if arm.can_run:
         return Check("Arms", arm.arm, f"runs on {arm.device}", "ok", ". ".join(arm.notes), arm.remedy)
     return Check("Arms", arm.arm, "cannot run here", "problem", ". ".join(arm.missing), arm.remedy)
 
 
-def _entry_lines(check: Check, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
+def _lines_of_check(check: Check, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
     indent = " " * (2 + 8 + NAMED)
     text = f"{check.value}; {check.reason}" if check.reason else check.value
     columns = max(width - len(indent), 30)

@@ -62,7 +62,7 @@ def examine_gpus(
     elif hip is None:
         remedy: tuple[str, ...] = ("nvidia-smi",) if answer is not None else ()
         findings.append(Check("GPU", "driver", "none", "problem" if remedy else "note", how, remedy))
-    if answer is not None and not answer.done:
+    if answer is not None and not answer.has_returned:
         reason = f"querying torch for its GPUs failed: {answer.failure}"
         remedy = ("nvidia-smi", "CUDA_LAUNCH_BLOCKING=1 python -c 'import torch; print(torch.ones(2).cuda())'")
         facts = {"failure": answer.failure}

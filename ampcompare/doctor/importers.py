@@ -12,7 +12,7 @@ from shlex import quote
 from typing import Any, Literal
 
 from ampcompare.base.environment.packages import installed_version
-from ampcompare.base.processes.call import search_path
+from ampcompare.base.processes.call import search_path_of_child
 from ampcompare.base.shim.importer import PROBING
 from ampcompare.doctor.apex import INSTALL, UNINSTALL
 from ampcompare.doctor.finding import Check, Verdict
@@ -66,7 +66,7 @@ class ImportedApex:
     answered: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, apex: Check) -> "ImportedApex":
+    def from_check(cls, apex: Check) -> "ImportedApex":
         """Return what the finding `apex` says."""
         facts = apex.facts
         importable = facts["state"] in ("no_amp", "grafted", "python_only", "full", "impostor", "other_build", "broken")
@@ -74,19 +74,19 @@ class ImportedApex:
         shim = facts["shim"]
         return cls(facts["state"], package, facts["state"] == "full" or facts["kernels"], shim["on"], shim["answered"])
 
-    def has(self, module: str, importer: Importer) -> bool:
+    def can_import_module(self, module: str, importer: Importer) -> bool:
         """Return whether an import of a module succeeds."""
         if self.package is None:
-            return self.shim and (importer.is_script or importer.name in self.answered) and engine_has(module)
+            return self.shim and (importer.is_script or importer.name in self.answered) and engine_has_module(module)
         if self.state in ("impostor", "broken"):
             return False
         top, _, rest = module.partition(".")
         if top != "apex":
             return self.has_kernels or (self.shim and importer.is_script)
         first = rest.partition(".")[0]
-        if not first or _is_module(self.package, first):
-            return not rest or _is_module(self.package, *rest.split("."))
-        return self.state == "grafted" and engine_has(module)
+        if not first or _is_module_in_package(self.package, first):
+            return not rest or _is_module_in_package(self.package, *rest.split("."))
+        return self.state == "grafted" and engine_has_module(module)
 
     @property
     def is_findable(self) -> bool:
@@ -94,15 +94,15 @@ class ImportedApex:
         return self.package is not None
 
 
-def engine_has(module: str) -> bool:
+def engine_has_module(module: str) -> bool:
     """Return whether ampcompare's engine has a module of Apex."""
     folder = Path(__file__).resolve().parents[1] / "apex"
     top, _, rest = module.partition(".")
     parts = rest.split(".") if top == "apex" else [top]
-    return parts == [""] or _is_module(folder, *parts)
+    return parts == [""] or _is_module_in_package(folder, *parts)
 
 
-def _is_module(package: Path, *parts: str) -> bool:
+def _is_module_in_package(package: Path, *parts: str) -> bool:
     """Return whether a module is in a package; a name of a module that has no file counts, as a class of it may."""
     path = package.joinpath(*parts)
     if path.with_suffix(".py").is_file() or path.is_dir():
@@ -110,13 +110,13 @@ def _is_module(package: Path, *parts: str) -> bool:
     return len(parts) > 1 and package.joinpath(*parts[:-1]).with_suffix(".py").is_file()
 
 
-def outcome_of(one: ApexImport, importer: Importer, supply: ImportedApex) -> Outcome:
+def outcome_of_import(one: ApexImport, importer: Importer, supply: ImportedApex) -> Outcome:
     """Return what becomes of an import."""
     if one.reach == "question":
         return "finds" if supply.is_findable else "does without"
     if one.reach == "asked" and not supply.is_findable:
         return "does without"
-    if supply.has(one.module, importer):
+    if supply.can_import_module(one.module, importer):
         return "finds"
     return {"tried": "does without", "called": "fails when called"}.get(one.reach, "fails")  # type: ignore[return-value]
 
@@ -132,13 +132,15 @@ def find_importers(
         seconds: after which no further library is read.
     """
     files = list(find_sources(scripts)) if scripts else sorted(Path().glob("*.py"))[: 10 * MAX_SCRIPTS]
-    found = [Importer(str(file), True, its) for file in files if (its := _read_imports(file, file.name))]
+    found = [Importer(str(file), True, its) for file in files if (its := _apex_imports_of_file(file, file.name))]
     ends = time.monotonic() + seconds
-    for name, place in _packages_on_path(search_path() if path is None else path):
+    for name, place in _packages_on_path(search_path_of_child() if path is None else path):
         if time.monotonic() > ends:
             return found, False
         of_library = [
-            one for file in _source_files(place) for one in _read_imports(file, os.path.relpath(file, place.parent))
+            one
+            for file in _source_files(place)
+            for one in _apex_imports_of_file(file, os.path.relpath(file, place.parent))
         ]
         if of_library:
             found.append(Importer(name, False, tuple(of_library)))
@@ -171,7 +173,7 @@ def _source_files(place: Path) -> Iterator[Path]:
         yield from (Path(top, name) for name in sorted(files) if name.endswith(".py"))
 
 
-def _read_imports(file: Path, name: str) -> tuple[tuple[str, ApexImport], ...]:
+def _apex_imports_of_file(file: Path, name: str) -> tuple[tuple[str, ApexImport], ...]:
     try:
         data = file.read_bytes()
     except OSError:
@@ -184,7 +186,7 @@ def examine_importers(
 ) -> list[Check]:
     """Return a finding for each library and script that imports Apex, with what it gets and the one cure."""
     importers, whole = find_importers(scripts, path, seconds=seconds)
-    supply = ImportedApex.of(apex)
+    supply = ImportedApex.from_check(apex)
     shown = [one for one in importers if one.is_script][:MAX_SCRIPTS] + [one for one in importers if not one.is_script]
     checks = [_check_importer(importer, supply) for importer in shown]
     if not whole:
@@ -194,7 +196,7 @@ def examine_importers(
 
 
 def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
-    judged = [(file, one, outcome_of(one, importer, supply)) for file, one in importer.imports]
+    judged = [(file, one, outcome_of_import(one, importer, supply)) for file, one in importer.imports]
     # A question alone is of interest where nothing else is.
     wanted = [entry for entry in judged if entry[1].reach != "question"] or judged
     file, one, outcome = max(wanted, key=lambda entry: GRAVITY.index(entry[2]))
@@ -203,7 +205,7 @@ def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
     value = (
         f"{version + ': ' if version else ''}{word} {one.module} at {file}:{one.line}, {_outcome_text(outcome, one)}"
     )
-    reason, remedy = _cure(importer, supply, one, outcome)
+    reason, remedy = _reason_and_remedy(importer, supply, one, outcome)
     verdict = _verdict_of_outcome(importer, outcome)
     if (
         supply.state == "impostor"
@@ -232,7 +234,9 @@ def _verdict_of_outcome(importer: Importer, outcome: Outcome) -> Verdict:
     return "warning" if importer.is_script else "note"  # a script that does without trains in fp32, and says nothing
 
 
-def _cure(importer: Importer, supply: ImportedApex, one: ApexImport, outcome: Outcome) -> tuple[str, tuple[str, ...]]:
+def _reason_and_remedy(
+    importer: Importer, supply: ImportedApex, one: ApexImport, outcome: Outcome
+) -> tuple[str, tuple[str, ...]]:
     """Return why, and the one line that helps."""
     name = quote(importer.name)
     if outcome == "finds":
@@ -240,9 +244,9 @@ def _cure(importer: Importer, supply: ImportedApex, one: ApexImport, outcome: Ou
     if supply.state == "impostor":
         return "what is installed as apex is another project of PyPI", (UNINSTALL,)
     if importer.is_script:
-        if supply.state == "no_amp" and engine_has(one.module):
+        if supply.state == "no_amp" and engine_has_module(one.module):
             return "NVIDIA removed it in May 2025; the shim adds it, and the rest of Apex stays", (ON,)
-        if not engine_has(one.module):
+        if not engine_has_module(one.module):
             return f"ampcompare's engine has no {one.module} either; Apex 25.05 may have it", (INSTALL,)
         if outcome == "does without":
             return "without it the script goes on, in fp32 as a rule, and says nothing", (f"{EXEC} {name}",)
@@ -252,8 +256,8 @@ def _cure(importer: Importer, supply: ImportedApex, one: ApexImport, outcome: Ou
     if supply.package is None:
         if one.reach == "called":
             return "it is called on request only, as with fp16_backend apex: ask for the fp16 of torch instead", ()
-        return "it cannot do without Apex", (f"{ON} --for {name}",) if engine_has(one.module) else (INSTALL,)
-    if supply.state == "no_amp" and engine_has(one.module) and one.module.startswith("apex"):
+        return "it cannot do without Apex", (f"{ON} --for {name}",) if engine_has_module(one.module) else (INSTALL,)
+    if supply.state == "no_amp" and engine_has_module(one.module) and one.module.startswith("apex"):
         return "NVIDIA removed it in May 2025; the shim adds it, and the rest of Apex stays", (ON,)
     if not one.module.startswith("apex"):
         return "the installed Apex has no compiled kernels", (INSTALL,)

@@ -11,8 +11,8 @@ from typing import Any
 
 import psutil
 
-from ampcompare.base.environment.extras import torch_on_path
-from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
+from ampcompare.base.environment.extras import version_of_torch_on_path
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, environment_fingerprint
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.base.version import NEWEST_TORCH, OLDEST_TORCH
@@ -72,7 +72,7 @@ def _check_disk(folder: Path) -> Check:
 
 
 def _check_threads(environment: Mapping[str, str]) -> Check:
-    cores = _usable_cores()
+    cores = _num_usable_cores()
     variables = {name: environment[name] for name in THREAD_VARIABLES if name in environment}
     value = ", ".join(f"{name}={text}" for name, text in variables.items()) or "no variable set"
     wide = [name for name, text in variables.items() if text.isdigit() and int(text) > cores]
@@ -83,7 +83,7 @@ def _check_threads(environment: Mapping[str, str]) -> Check:
     return Check("Machine", "threads", value, "ok", f"{cores} core{'s' * (cores > 1)} to use{more}")
 
 
-def _usable_cores() -> int:
+def _num_usable_cores() -> int:
     """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -94,8 +94,8 @@ def examine_processor(facts: dict[str, Any] | None) -> list[Check]:
     Args:
         facts: value of the probe `torch_build`; None where torch does not import.
     """
-    cores = _usable_cores()
-    value = f"{fingerprint()['processor']}, {cores} core{'s' * (cores > 1)} to use, {platform.machine()}"
+    cores = _num_usable_cores()
+    value = f"{environment_fingerprint()['processor']}, {cores} core{'s' * (cores > 1)} to use, {platform.machine()}"
     processor = Check("CPU", "processor", value, "ok", facts={"cores": cores})
     if facts is None:
         return [processor]
@@ -115,20 +115,20 @@ def examine_torch(answer: ChildAnswer, *, has_gpu: bool) -> Check:
         answer: of the probe `torch_build`.
         has_gpu: whether this machine has an NVIDIA GPU, whatever torch sees.
     """
-    installed = installed_version("torch") or torch_on_path() or None
-    if not answer.done and installed is None and "No module named 'torch'" in answer.failure:
+    installed = installed_version("torch") or version_of_torch_on_path() or None
+    if not answer.has_returned and installed is None and "No module named 'torch'" in answer.failure:
         for_cpu = f"pip install torch torchvision --index-url {CPU_INDEX}  # no GPU: before the other"
         remedy: tuple[str, ...] = ("pip install 'ampcompare[torch]'", for_cpu)
         return Check("Software", "torch", "not installed", "problem", f"what trains needs it; {WITHOUT_TORCH}", remedy)
-    numbers = _version_numbers(answer.value["version"] if answer.done else installed or "")
+    numbers = _version_numbers(answer.value["version"] if answer.has_returned else installed or "")
     if (0, 0) < numbers < OLDEST_TORCH:
-        value = answer.value["version"] if answer.done else str(installed)
+        value = answer.value["version"] if answer.has_returned else str(installed)
         oldest = "{}.{}".format(*OLDEST_TORCH)
         reason = f"what trains needs {oldest} or later; {WITHOUT_TORCH}"
         from_newer = f"ampcompare compare --stack old={sys.executable} --arm script@old,script -- train.py"
         remedy = ("pip install -U torch torchvision", f"{from_newer}  # in a newer environment, and this one stays")
         return Check("Software", "torch", value, "problem", reason, remedy, {"version": value})
-    if not answer.done:
+    if not answer.has_returned:
         value = f"{installed or 'of unknown version'}, which cannot be imported"
         remedy = (f"pip install --force-reinstall torch{f'=={installed}' if installed else ''}",)
         facts = {"version": installed, "failure": answer.failure}
@@ -156,7 +156,7 @@ def examine_vision(answer: ChildAnswer, torch_version: str | None) -> Check:
         answer: of the probe `vision`.
         torch_version: None where it is not known.
     """
-    version, fitting = installed_version("torchvision"), fitting_torchvision(torch_version)
+    version, fitting = installed_version("torchvision"), version_of_fitting_torchvision(torch_version)
     on_cpu = (torch_version or "").endswith("+cpu")
     wanted = f"=={fitting}.*" if fitting else f"=={version}" if version else ""
     install = f"pip install --no-deps --force-reinstall 'torchvision{wanted}'"
@@ -167,7 +167,7 @@ def examine_vision(answer: ChildAnswer, torch_version: str | None) -> Check:
     fits = fitting is None or _version_numbers(version) == _version_numbers(fitting)
     facts = {"version": version, "fits": fits, "failure": answer.failure or None}
     pair = "" if fits else f"torch {torch_version} takes torchvision {fitting}, and {version} is installed. "
-    if not answer.done:
+    if not answer.has_returned:
         value, reason = f"{version}, which cannot be imported", f"{pair}import torchvision: {answer.failure}"
         return Check("Software", "torchvision", value, "problem", reason, remedy, facts)
     if not fits:
@@ -176,7 +176,7 @@ def examine_vision(answer: ChildAnswer, torch_version: str | None) -> Check:
     return Check("Software", "torchvision", version, "ok", "the one for this torch" if fitting else "", facts=facts)
 
 
-def fitting_torchvision(torch_version: str | None) -> str | None:
+def version_of_fitting_torchvision(torch_version: str | None) -> str | None:
     """Return the torchvision that is released with a torch, such as "0.28" for 2.13; None for an unknown torch."""
     numbers = _version_numbers(torch_version or "")
     if (1, 4) <= numbers < (1, 14):

@@ -46,7 +46,7 @@ class ArmNeeds:
     remedy: tuple[str, ...]
 
     @property
-    def fits(self) -> bool:
+    def can_run(self) -> bool:
         """Whether it can run."""
         return not self.missing
 
@@ -67,10 +67,10 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
         missing.append(f"{arm.backend} is {library.why_missing()}")
         remedy.append(library.install)
     if arm.spec.calls_apex:
-        _examine_apex_engine(arm, facts, missing, notes, remedy)
+        _add_engine_needs(arm, facts, missing, notes, remedy)
     elif arm.is_third_party:
-        answer = ask("entry_point", options={"value": arm.spec.implementation})
-        if not answer.done:
+        answer = ask("entry_point_import", options={"value": arm.spec.implementation})
+        if not answer.has_returned:
             missing.append(f"its package cannot be imported: {answer.failure}")
     roles = None if library is not None else arm.roles  # a library may decide otherwise for a device
     half = "" if roles is None else roles.half
@@ -82,9 +82,7 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     return ArmNeeds(str(arm), device, tuple(missing), tuple(notes), tuple(dict.fromkeys(remedy)))
 
 
-def _examine_apex_engine(
-    arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], remedy: list[str]
-) -> None:
+def _add_engine_needs(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], remedy: list[str]) -> None:
     """Follow the choice of an engine: `auto` takes the real Apex where it is, on CUDA, but not for O1."""
     engine = arm.options.get("engine", "auto")
     compat = str(Arm.make("apex", **{**arm.options, "engine": "compat"}))

@@ -22,8 +22,8 @@ def torch_build() -> dict[str, Any]:
         "hip": torch.version.hip,
         "cudnn": torch.backends.cudnn.version(),
         "bf16_instructions": bf16.has_bf16_instructions(),
-        "tf32_products": tf32.Tf32.read().products == "tf32",
-        "tf32_convolutions": tf32.Tf32.read().convolutions == "tf32",
+        "tf32_products": tf32.Tf32Switches.read().products == "tf32",
+        "tf32_convolutions": tf32.Tf32Switches.read().convolutions == "tf32",
     }
 
 
@@ -41,7 +41,7 @@ def gpus() -> dict[str, Any]:
             "capability": [properties.major, properties.minor],
             "total_bytes": properties.total_memory,
             "free_bytes": None,
-            "failure": _try_product(torch, f"cuda:{index}"),
+            "failure": _why_product_fails(torch, f"cuda:{index}"),
         }
         if not device["failure"]:
             device["free_bytes"] = torch.cuda.mem_get_info(index)[0]
@@ -59,11 +59,11 @@ def accelerators(kinds: list[str]) -> dict[str, Any]:
             continue
         for index in range(module.device_count()):
             name = f"{kind}:{index}"
-            found.append({"name": name, "failure": _try_product(torch, name)})
+            found.append({"name": name, "failure": _why_product_fails(torch, name)})
     return {"devices": found}
 
 
-def _try_product(torch: Any, device: str) -> str | None:
+def _why_product_fails(torch: Any, device: str) -> str | None:
     """Return why a small fp16 product fails on a device; None where it is right."""
     try:
         ones = torch.ones(16, 16, device=device, dtype=torch.float16)
@@ -78,14 +78,14 @@ def apex_amp() -> dict[str, Any]:
     return {"lacks": [name for name in SURFACE if not hasattr(amp, name)]}
 
 
-def kernels() -> dict[str, Any]:
+def apex_kernels() -> dict[str, Any]:
     """Import `amp_C`, after torch, whose libraries it may need."""
     with contextlib.suppress(ImportError):
         importlib.import_module("torch")
     return {"file": getattr(importlib.import_module("amp_C"), "__file__", None)}
 
 
-def vision() -> dict[str, Any]:
+def torchvision_import() -> dict[str, Any]:
     """Import torchvision; if its operators are missing, import it again in the way that ampcompare does."""
     try:
         importlib.import_module("torchvision")
@@ -96,7 +96,7 @@ def vision() -> dict[str, Any]:
     return {}
 
 
-def entry_point(value: str) -> dict[str, Any]:
+def entry_point_import(value: str) -> dict[str, Any]:
     """Import `module:attribute`."""
     module, _, attribute = value.partition(":")
     getattr(importlib.import_module(module), attribute)

@@ -16,7 +16,7 @@ from ampcompare.settings.optimizers import list_optimizers
 from ampcompare.tasks.catalog import list_data, list_models, list_tasks
 
 
-class AvailableChoice(NamedTuple):
+class ChoiceAvailability(NamedTuple):
     """One thing to choose: whether it can be had here, and what it is, or why it cannot."""
 
     name: str
@@ -24,10 +24,10 @@ class AvailableChoice(NamedTuple):
     text: str
 
 
-def list_choices() -> dict[str, list[AvailableChoice]]:
+def list_choices() -> dict[str, list[ChoiceAvailability]]:
     """Return all choices by kind; no library is imported to find out."""
     described = described_backends()
-    arms: list[tuple[str, bool, str]] = [_row_of_backend(name, spec) for name, spec in described.items()]
+    arms: list[tuple[str, bool, str]] = [_availability_of_backend(name, spec) for name, spec in described.items()]
     apex = find_installed_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
@@ -42,25 +42,25 @@ def list_choices() -> dict[str, list[AvailableChoice]]:
         "models": list_models(),
         "data": list_data(),
         "optimizers": list_optimizers(),
-        "launchers": _rows_of_launchers(),
+        "launchers": _availability_of_launchers(),
         "recipes": list_recipes(),
         "guards": [(name, True, guard.mistake) for name, guard in checks.GUARDS.items()],
     }
-    return {kind: [AvailableChoice(*row) for row in rows] for kind, rows in kinds.items()}
+    return {kind: [ChoiceAvailability(*row) for row in rows] for kind, rows in kinds.items()}
 
 
-def _row_of_backend(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
+def _availability_of_backend(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
     """Return the row of a backend; the library that it may need is searched, but not imported."""
     if spec.library is None:
         roles = Arm.make(backend).roles if spec.parsers else None
         return backend, True, spec.summary + (f"; by default {roles}" if roles is not None else "")
-    installed = spec.library.find()
+    installed = spec.library.find_installed()
     if installed is None:
         return backend, False, spec.library.why_missing()
     return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"
 
 
-def _rows_of_launchers() -> list[tuple[str, bool, str]]:
+def _availability_of_launchers() -> list[tuple[str, bool, str]]:
     """Return the ways in which processes are started; torch itself is not imported to find out."""
     with_torch = find_spec("torch") is not None
     lacks = "torch is not installed: pip install torch"

@@ -23,10 +23,10 @@ from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import reveal_secrets
 from ampcompare.experiment.launch.cell import command_of_cell
-from ampcompare.experiment.launch.cell_files import announce_cell
+from ampcompare.experiment.launch.cell_files import write_cell_inputs
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import LocalLauncher
-from ampcompare.experiment.launch.places import find_places
+from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.matrix import MatrixRow, find_reference
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
@@ -35,23 +35,23 @@ from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
 from ampcompare.experiment.run_options import CompareOptions
-from ampcompare.experiment.run_plan import AllFailAlike, RunningPlan, run_plan
+from ampcompare.experiment.run_plan import CommonFailure, RunningPlan, run_plan
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (
     SettingsSources,
     collect_settings,
     matrix_rows,
-    matrix_seeds,
-    published_beside,
+    matrix_seeds_text,
+    published_table_beside_rows,
 )
 from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
-from ampcompare.results.analysis.gates import Gate, GateOutcome, VerdictGate, check_gates, parse_gate
-from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.gates import Gate, GateOutcome, VerdictGate, gate_outcomes, parse_gate
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_stein
-from ampcompare.results.analysis.inference.terms import Terms, check_margin, parse_margin, terms_of
+from ampcompare.results.analysis.inference.terms import Terms, check_margin, parse_margin, terms_of_comparison
 from ampcompare.results.records.comparison import Comparison, Look
-from ampcompare.results.records.metric import Metric, metrics_of
+from ampcompare.results.records.metric import Metric, metrics_of_script
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, write_reports
@@ -84,7 +84,7 @@ class PlannedComparison:
     gates: tuple[Gate | VerdictGate, ...]
     baseline: Comparison | None
 
-    def plan_for(self, seeds: Sequence[int]) -> Plan:
+    def plan_with_seeds(self, seeds: Sequence[int]) -> Plan:
         """Return the plan of the same rows with other seeds."""
         return _make_plan(self.options, self.sources, self.rows, seeds)
 
@@ -99,7 +99,7 @@ class ComparisonOutcome:
     checks: tuple[GateOutcome, ...] = ()
 
     @property
-    def common_failure(self) -> RunRecord | None:
+    def record_of_common_failure(self) -> RunRecord | None:
         """A record with the error that ended every cell, if it is the same for all."""
         records = self.comparison.records
         errors = {record.error for record in records if record.status == "failed"}
@@ -109,8 +109,8 @@ class ComparisonOutcome:
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
-        if self.common_failure is not None:
-            return int(self.common_failure.environment.get("exit_code", 3))
+        if self.record_of_common_failure is not None:
+            return int(self.record_of_common_failure.environment.get("exit_code", 3))
         statuses = {record.status for record in self.comparison.records}
         if not statuses & {"completed", "diverged"} or ("failed" in statuses and self.options.strict):
             return 3
@@ -138,7 +138,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     if options.first_weights is not None:
         sources = sources.with_first_weights(options.first_weights, options.stacks)
     margins = (options.margin, sources.matrix.margin, Terms.margin)
-    margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
+    margin, metrics = next(value for value in margins if value is not None), _metrics_of_runs_if_known(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
     if metrics is not None:
         check_margin(parse_margin(margin), metrics[0])
@@ -159,7 +159,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         raise ConfigError(
             f"a comparison needs a list of arms, but the settings have arm: {base.arm}; write arms: [...]"
         )
-    seeds = requested_seeds(options, sources)
+    seeds = requested_or_default_seeds(options, sources)
     if options.budget_seconds is not None and seeds != "auto":
         raise ConfigError(f"a budget limits --seeds auto, but the seeds are {seeds}; leave --budget out")
     first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
@@ -171,7 +171,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     folder = options.output_dir or DEFAULT_FOLDER / label
     run = RunDirectory(folder)
     run.check_name()
-    plan = run.in_recorded_order(plan)
+    plan = run.plan_in_recorded_order(plan)
     return PlannedComparison(options, sources, rows, plan, folder, terms, gates, baseline)
 
 
@@ -179,7 +179,7 @@ def _make_plan(
     options: CompareOptions, sources: SettingsSources, rows: Sequence[MatrixRow], seeds: Sequence[int]
 ) -> Plan:
     plan = plan_rows(sources.config, rows, seeds, options.reference)
-    plan = replace(plan, published=published_beside(sources, rows), timing_rounds=options.timing_rounds)
+    plan = replace(plan, published=published_table_beside_rows(sources, rows), timing_rounds=options.timing_rounds)
     is_elsewhere = any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
     if options.timing_rounds and (options.jobs not in (None, 1) or is_elsewhere):
         raise ConfigError(
@@ -201,7 +201,7 @@ def run_comparison(
     planned = plan_comparison(options)
     plan, folder = planned.plan, planned.folder
     jobs = 1 if options.timing_rounds else options.jobs
-    places = find_places(plan.cells, jobs, options.gpus)
+    places = places_for_cells(plan.cells, jobs, options.gpus)
     launcher = options.launch.pool(planned.sources.config, places, options.jobs)
     observer = observer or Observer()
     for text in planned.baseline.excluded if planned.baseline is not None else []:
@@ -213,7 +213,7 @@ def run_comparison(
     def save(comparison: Comparison, folder: Path) -> None:
         write_reports(comparison, folder)
         if events is not None:
-            events.write(comparison, folder)
+            events.export_records(comparison, folder)
 
     shared: dict[str, Any] = {
         "command": options.command,
@@ -225,17 +225,17 @@ def run_comparison(
         "check": options.preflight,
         "are_seeds_asked": options.seeds is not None,
     }
-    hold = RunDirectory(folder).hold(launcher, command=options.command)
+    hold = RunDirectory(folder).make_and_lock(launcher, command=options.command)
     try:
         with launcher, hold, while_running(launcher):
-            if requested_seeds(options, planned.sources) == "auto":
+            if requested_or_default_seeds(options, planned.sources) == "auto":
                 budget = BUDGET_SECONDS if options.budget_seconds is None else options.budget_seconds
                 comparison = run_with_estimated_seeds(
-                    planned.plan_for, folder, launcher, budget_seconds=budget, **shared
+                    planned.plan_with_seeds, folder, launcher, budget_seconds=budget, **shared
                 )
             else:
                 comparison = run_plan(plan, folder, launcher, **shared)
-    except AllFailAlike as failure:
+    except CommonFailure as failure:
         comparison = failure.comparison
     except (KeyboardInterrupt, Ended):
         if message := launcher.pending_message():
@@ -243,11 +243,11 @@ def run_comparison(
         if (report := folder / str(FORMATS["md"].file)).exists():
             observer.note(f"finished cells are in {report}")
         raise
-    checks = check_gates(planned.gates, comparison, planned.baseline) if planned.gates else []
+    checks = gate_outcomes(planned.gates, comparison, planned.baseline) if planned.gates else []
     return ComparisonOutcome(options, comparison, folder, tuple(checks))
 
 
-def emit_cells(options: CompareOptions, file: Path) -> int:
+def write_cell_commands(options: CompareOptions, file: Path) -> int:
     """Write the command of each cell that has no record, for any scheduler; the same comparison reads what they leave.
 
     Args:
@@ -261,7 +261,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
         ConfigError: the number of seeds is decided while they run, or an argument of the script is a secret.
     """
     planned = plan_comparison(options)
-    if requested_seeds(options, planned.sources) == "auto":
+    if requested_or_default_seeds(options, planned.sources) == "auto":
         raise ConfigError("--seeds auto decides by the first cells how many follow; with --emit-cells name the seeds")
     script = planned.plan.cells[0].script
     if script is not None and reveal_secrets(script.arguments) != list(script.arguments):
@@ -270,33 +270,33 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
             "script read it from the environment"
         )
     run, launcher = RunDirectory(planned.folder), LocalLauncher()
-    with run.hold(launcher, command=options.command):
+    with run.make_and_lock(launcher, command=options.command):
         running = RunningPlan(
             planned.plan, run, launcher, command=options.command, terms=planned.terms, force=options.force,
             observer=Observer(),
         )  # fmt: skip
-        cells = [running.cell(index) for index in running.indices_to_run(range(len(planned.plan.cells)))]
+        cells = [running.cell_and_folder(index) for index in running.indices_to_run(range(len(planned.plan.cells)))]
         for config, folder in cells:
-            announce_cell(config, folder)
+            write_cell_inputs(config, folder)
     here = shlex.quote(os.getcwd())
     commands = [f"cd {here} && {shlex.join(command_of_cell(folder.resolve()))}\n" for _, folder in cells]
     write_atomically(file, "".join(commands))
     return len(commands)
 
 
-def try_rows(planned: PlannedComparison) -> Preflight | None:
+def preflight_planned_rows(planned: PlannedComparison) -> Preflight | None:
     """Train a few steps of each row of a comparison that has no record, writing nothing; None where it is left out."""
     options, plan = planned.options, planned.plan
     if not options.preflight:
         return None
     run = RunDirectory(planned.folder)
     done = [run.find_reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]
-    places = find_places(plan.cells, 1, options.gpus)
+    places = places_for_cells(plan.cells, 1, options.gpus)
     with options.launch.pool(planned.sources.config, places) as launcher:
         return preflight(plan, launcher, done)
 
 
-def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
+def requested_or_default_seeds(options: CompareOptions, sources: SettingsSources) -> str:
     """Return the seeds as text: the requested ones, or else those of recipe or file, or else three.
 
     Settings with `recipe.seed` request that one seed.
@@ -309,14 +309,14 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
         Text such as "0-4" or "auto", which is not checked yet.
     """
     one = str(sources.config.recipe.seed) if "recipe.seed" in sources.resolved.given else None
-    texts = (options.seeds, matrix_seeds(sources.matrix), one, DEFAULT_SEEDS)
+    texts = (options.seeds, matrix_seeds_text(sources.matrix), one, DEFAULT_SEEDS)
     return next(text for text in texts if text is not None).strip()
 
 
-def _known_metrics(sources: SettingsSources) -> Sequence[Metric] | None:
+def _metrics_of_runs_if_known(sources: SettingsSources) -> Sequence[Metric] | None:
     """Return the metrics of the runs; None if only a third-party task knows them."""
     if sources.config.script is not None:
-        return metrics_of(sources.config.script)
+        return metrics_of_script(sources.config.script)
     spec = TASKS.get(sources.config.recipe.task)
     return None if spec is None else spec.metrics
 
@@ -340,9 +340,9 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     """
     arms, reference = [row.arm for row in comparison.arms], comparison.reference
     runs = [record for record in comparison.records if record.arm == reference]
-    margin = accuracy_margin(runs, reference, terms_of(comparison), comparison.metric)
+    margin = accuracy_margin(runs, reference, terms_of_comparison(comparison), comparison.metric)
     effects = accuracy_effects(comparison.records, arms, reference, margin.error_share)
-    able = {arm: effect for arm, effect in effects.items() if effect.testable}
+    able = {arm: effect for arm, effect in effects.items() if effect.is_testable}
     alpha = error_rate / max(1, len(able))
     needs = {
         arm: pairs_needed_by_stein(_spread_of_effect(effect), effect.freedom, margin.margin_of_scores().size, alpha)
@@ -363,7 +363,7 @@ def _seeds_needed_at_look(pilot: Comparison, size: int, looks: Sequence[Look], t
             needed, arm = seeds_needed(pilot, look.error_rate)
             if look.seeds == list(range(max(needed, size))):
                 return needed, arm
-    error_rate = error_rate_of_next(looks, terms.looks)
+    error_rate = error_rate_of_next_look(looks, terms.looks)
     return seeds_needed(pilot, error_rate) if error_rate else (0, "")
 
 

@@ -20,14 +20,14 @@ from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.formatting import format_count, printable
+from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
-from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
-from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_sentence
-from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
-from ampcompare.experiment.launch.places import find_places
+from ampcompare.diagnosis.options import DiagnoseOptions, StepWatchRequest, diagnose_in_child
+from ampcompare.diagnosis.remedies import TestedCandidate, diagnosis_sentence, diagnosis_with_cure
+from ampcompare.experiment.launch.cell_files import log_tail, sandbox_of_cell
+from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result
@@ -62,12 +62,12 @@ def diagnose(
     """
     require_torch()
     if loop is not None:
-        from ampcompare.diagnosis.diagnose import diagnose_given
+        from ampcompare.diagnosis.diagnose import diagnose_loop_by_options
 
-        found = diagnose_given(loop, options)
+        found = diagnose_loop_by_options(loop, options)
     else:
         # Of the places that a comparison would have, the first.
-        places = find_places([options.config], None)
+        places = places_for_cells([options.config], None)
         for note in places.notes:
             say(note)
         environment = places.all[0].gpu_environment
@@ -98,11 +98,11 @@ def diagnose_script(
             return found
         once = time.perf_counter() - begun
 
-        def test_arm(other: Arm, lines: Sequence[str]) -> Tested:
+        def test_arm(other: Arm, lines: Sequence[str]) -> TestedCandidate:
             what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
             say(f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)")
             seen, functions, _ = _watch_script(options, other, lines, Path(name), environment)
-            return Tested(seen.faults, functions)
+            return TestedCandidate(seen.faults, functions)
 
         found = diagnosis_with_cure(found, arm, test_arm, device_type=device_type, most=MAX_RUNS)
     if not found.trials:
@@ -127,8 +127,8 @@ def _watch_script(
     assert script is not None
     folder = Path(tempfile.mkdtemp(dir=parent))
     answer = folder / "answer.json"
-    request = Request(
-        settings=watched_settings(config, arm, folder),
+    request = StepWatchRequest(
+        settings=exec_settings_for_watching(config, arm, folder),
         is_module=script.is_module,
         steps=options.steps,
         reference=options.reference,
@@ -136,14 +136,14 @@ def _watch_script(
         answer=str(answer),
         ended=str(folder / ENDED),
     )
-    code = run_examined(config, folder, "diagnosed", request, answer, "step to watch", environment)
+    code = run_examined_script(config, folder, "diagnosed", request, answer, "step to watch", environment)
     read = json.loads(answer.read_text(encoding="utf-8"))
-    failure = exit_error_text(code, folder) if code else ""
+    failure = exit_code_error_text(code, folder) if code else ""
     found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
-    return found.model_copy(update={"verdict": verdict_sentence(arm, found)}), read["functions"], read["device"]
+    return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)}), read["functions"], read["device"]
 
 
-def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
+def exec_settings_for_watching(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
     """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names."""
     script, seed = config.script, config.recipe.seed
     assert script is not None
@@ -168,7 +168,7 @@ def say_writable_files(say: Callable[[str], Any]) -> None:
         say(WITHOUT_OVERLAYS)
 
 
-def run_examined(
+def run_examined_script(
     config: RunConfig,
     folder: Path,
     kind: str,
@@ -196,7 +196,7 @@ def run_examined(
     }
     start += ["-m", "ampcompare.script.examination", kind, str(folder / "request.json")]
     command = module_command("ampcompare.experiment.launch.script.supervise", *start)
-    with sandboxed_cell(config, folder) as sandbox, (folder / CellFile.LOG).open("wb") as log:
+    with sandbox_of_cell(config, folder) as sandbox, (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # held open: the run ends with this process
@@ -206,7 +206,7 @@ def run_examined(
             start_new_session=True,
         )
         try:
-            code = _exit_code_of_watched(process, folder / ENDED)
+            code = _exit_code_of_watched_run(process, folder / ENDED)
         finally:
             _stop_process(process)
             assert process.stdin is not None
@@ -214,7 +214,7 @@ def run_examined(
     if answer.exists():
         return code
     if code:
-        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {exit_error_text(code, folder)}")
+        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {exit_code_error_text(code, folder)}")
     raise LaunchError(
         f"the script ended without a {what}: a step is a backward pass and an optimizer step, in the started process "
         "or its ranks (--nproc-per-node); let it train longer, or lower --steps"
@@ -232,7 +232,7 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _exit_code_of_watched(process: subprocess.Popen[bytes], ended: Path) -> int:
+def _exit_code_of_watched_run(process: subprocess.Popen[bytes], ended: Path) -> int:
     """Return the exit code of the watched process of a run, at its end.
 
     Other ranks get some seconds after the watched one has ended: they may still be running, waiting for it.
@@ -251,15 +251,15 @@ def _exit_code_of_watched(process: subprocess.Popen[bytes], ended: Path) -> int:
     raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended")
 
 
-def _last_note(log: Path) -> str:
+def _last_note_in_log(log: Path) -> str:
     """Return the last line of ampcompare in the output of a run; torchrun may have written more after it."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
 
-def exit_error_text(code: int, folder: Path) -> str:
+def exit_code_error_text(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or ended)
-    return printable(text, 1000, keep_end=600)
+    text = str(error or _last_note_in_log(folder / CellFile.LOG) or log_tail(folder) or ended)
+    return printable_line(text, 1000, keep_end=600)

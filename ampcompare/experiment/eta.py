@@ -16,7 +16,7 @@ from ampcompare.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
-class _CostEstimate:
+class _RemainingCost:
     """What is left to do.
 
     Attributes:
@@ -31,7 +31,7 @@ class _CostEstimate:
     unknown: tuple[str, ...]
 
 
-def estimate_cost(plan: Plan, folder: Path, found: Preflight | None = None) -> _CostEstimate:
+def estimate_remaining_cost(plan: Plan, folder: Path, found: Preflight | None = None) -> _RemainingCost:
     """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe.
 
     Args:
@@ -57,10 +57,10 @@ def estimate_cost(plan: Plan, folder: Path, found: Preflight | None = None) -> _
     rest: float | None = 0.0
     if unknown:
         untrained = [label for label, _ in left if label in unknown]
-        rest = None if found is None else found.estimate(untrained)
+        rest = None if found is None else found.estimate_seconds(untrained)
     if rest is not None:
-        rest += sum(_mean_seconds(alike[label]) for label, _ in left if label not in unknown)
-    return _CostEstimate(len(left), rest, peak, unknown)
+        rest += sum(_mean_seconds_of_records(alike[label]) for label, _ in left if label not in unknown)
+    return _RemainingCost(len(left), rest, peak, unknown)
 
 
 def _finished_records(run: RunDirectory) -> list[RunRecord]:
@@ -70,5 +70,5 @@ def _finished_records(run: RunDirectory) -> list[RunRecord]:
         return []
 
 
-def _mean_seconds(records: list[RunRecord]) -> float:
+def _mean_seconds_of_records(records: list[RunRecord]) -> float:
     return statistics.fmean(record.summary.wall_seconds or 0.0 for record in records)

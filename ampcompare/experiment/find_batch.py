@@ -10,13 +10,13 @@ from pathlib import Path
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.places import Places, find_places
+from ampcompare.experiment.launch.places import Places, places_for_cells
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.preflight import failure_error, try_arms
+from ampcompare.experiment.preflight import error_of_failed_arms, run_trials_of_rows
 from ampcompare.experiment.run_options import LaunchOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
 GIB = 2**30
@@ -74,7 +74,7 @@ class BatchSearchTerms:
             raise ConfigError(f"--memory-limit {self.memory_gib:g} is not a number of GiB above 0")
 
 
-def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
+def configs_of_arms(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
     """Return the configurations of arms that train as one says.
 
     Args:
@@ -92,7 +92,7 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
     return [_config_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 
-def search_batches(search: BatchSearchTerms, gpus: str | None) -> list[BatchLimit]:
+def find_largest_batches_on_free_gpu(search: BatchSearchTerms, gpus: str | None) -> list[BatchLimit]:
     """Return the largest batch of each arm, searched on the first GPU that is free.
 
     Args:
@@ -103,14 +103,14 @@ def search_batches(search: BatchSearchTerms, gpus: str | None) -> list[BatchLimi
         ConfigError: there are no such GPUs, or a configuration cannot be run.
         LaunchError: a try failed for another reason than memory.
     """
-    places = find_places(search.configs, None, gpus)
+    places = places_for_cells(search.configs, None, gpus)
     for text in places.notes:
         search.note(text)
     with LaunchOptions().pool(search.configs[0], Places(places.all[:1])) as launcher:
-        return find_batches(search, launcher)
+        return find_largest_batches(search, launcher)
 
 
-def find_batches(search: BatchSearchTerms, launcher: Launcher) -> list[BatchLimit]:
+def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[BatchLimit]:
     """Return the largest batch of each arm.
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
@@ -118,10 +118,10 @@ def find_batches(search: BatchSearchTerms, launcher: Launcher) -> list[BatchLimi
     """
     check_cells(search.configs)
     if search.preflight and len(search.configs) > 1:  # else the first try says the same
-        found = try_arms({config.arm: config for config in search.configs}, launcher, [0])
-        refused = {error: arms for error, arms in found.failures.items() if not _is_about_memory(error)}
+        found = run_trials_of_rows({config.arm: config for config in search.configs}, launcher, [0])
+        refused = {error: arms for error, arms in found.failures.items() if not _is_memory_error(error)}
         if refused:
-            raise failure_error(found, refused)
+            raise error_of_failed_arms(found, refused)
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit_error()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
@@ -137,11 +137,11 @@ def _find_largest_batch(search: BatchSearchTerms, config: RunConfig, launcher: L
         record = launcher.launch(tried, folder / tried.digest())
         limit = _memory_limit_bytes(search, record)
         limits.add(limit)
-        tries[batch] = judged = _judge_try(record, batch, limit)
+        tries[batch] = judged = _batch_try_from_record(record, batch, limit)
         search.note(f"{config.arm}, batch {batch}: {judged.reason or 'fits'}")
         return not judged.reason
 
-    largest = largest_passing(passes, config.recipe.batch_size, multiple=config.recipe.grad_accum_steps)
+    largest = largest_passing_multiple(passes, config.recipe.batch_size, multiple=config.recipe.grad_accum_steps)
     failed = [each for each in tries.values() if each.reason]
     known = [limit for limit in limits if limit is not None]
     return BatchLimit(
@@ -162,7 +162,7 @@ def _config_with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
     recipe |= {"batch_size": batch, "max_steps": STEPS, "early_stop": None, "target": None}
     if recipe["optimizer"]["lr_base"] is not None:  # the rate follows the batch
         del recipe["optimizer"]["lr"]
-    return validate(RunConfig, {**values, "arm": arm, "saving": {}, "on_nan": "continue"})
+    return build_validated_model(RunConfig, {**values, "arm": arm, "saving": {}, "on_nan": "continue"})
 
 
 def _memory_limit_bytes(search: BatchSearchTerms, record: RunRecord) -> int | None:
@@ -179,11 +179,11 @@ def _no_limit_error() -> ConfigError:
     return ConfigError("find-batch on a CPU needs the GiB that a run may use, as in --memory-limit 4")
 
 
-def _judge_try(record: RunRecord, batch: int, limit: int | None) -> BatchTry:
+def _batch_try_from_record(record: RunRecord, batch: int, limit: int | None) -> BatchTry:
     """Return whether a run fits."""
     summary, error = record.summary, record.error or ""
     if record.status == "failed":
-        if _is_about_memory(error):
+        if _is_memory_error(error):
             return BatchTry(batch, error)
         raise LaunchError(f"{record.arm} with batch {batch} failed for another reason than memory: {error}")
     if summary.num_steps and summary.skipped_steps >= summary.num_steps:
@@ -199,12 +199,14 @@ def _judge_try(record: RunRecord, batch: int, limit: int | None) -> BatchTry:
     return BatchTry(batch, "", peak)
 
 
-def _is_about_memory(error: str) -> bool:
+def _is_memory_error(error: str) -> bool:
     """Return whether a smaller batch, or more samples, might help."""
     return TOO_FEW in error or any(words in error for words in OUT_OF_MEMORY)
 
 
-def largest_passing(passes: Callable[[int], bool], start: int, *, multiple: int = 1, precision: float = 1 / 16) -> int:
+def largest_passing_multiple(
+    passes: Callable[[int], bool], start: int, *, multiple: int = 1, precision: float = 1 / 16
+) -> int:
     """Return the largest multiple that passes, or one that is smaller by at most `precision` of it; 0 if none does.
 
     Every number is tested once at most. What passes at a number must pass at every smaller one.

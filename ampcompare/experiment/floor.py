@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.script.forks import ScriptForks
@@ -27,7 +27,7 @@ TWINS = (AGAIN, WEIGHTS, THREADS, ONEDNN, DETERMINISTIC)
 SETTINGS = {THREADS: ("threads", "2"), ONEDNN: ("onednn", "off"), DETERMINISTIC: ("deterministic", "on")}
 
 
-def find_floor(
+def measure_floor(
     script: ScriptConfig, *, seed: int, steps: int | None, say: Callable[[str], Any] = lambda line: None
 ) -> Envelope:
     """Train a script and its twins under the recorder, and return their envelope.
@@ -51,7 +51,7 @@ def find_floor(
         words = _twin_command(script, seed, steps, folder)
         stored = folder / CellFile.WEIGHTS
         forks = stack.enter_context(ScriptForks())
-        base = _train_in_fork(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
+        base = _train_twin_in_fork(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
         if base.ended is None or base.ended.get("exit_code") or not base.steps:
             why = (base.ended or {}).get("error") or "it made no optimizer step"
             raise LaunchError(f"the script has no floor: {why}")
@@ -62,12 +62,17 @@ def find_floor(
             if name == WEIGHTS:
                 _move_weights_by_one_unit(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
-            rows = _train_in_fork(forks, name, folder, options, script)
+            rows = _train_twin_in_fork(forks, name, folder, options, script)
             is_whole = rows.ended is not None and not rows.ended.get("exit_code") and len(rows.steps) == len(base.steps)
-            twins[name] = _floor_rows(rows) if is_whole else None
+            twins[name] = _losses_and_norms_of_steps(rows) if is_whole else None
             if not is_whole:
                 say(f"  {name}: left out: {(rows.ended or {}).get('error') or 'it made another number of steps'}")
-        envelope = make_envelope(_floor_rows(base), twins, script=Path(script.name).name, environment=fingerprint())
+        envelope = make_envelope(
+            _losses_and_norms_of_steps(base),
+            twins,
+            script=Path(script.name).name,
+            environment=environment_fingerprint(),
+        )
         for name, distance in envelope.twins.items():
             if distance is not None:
                 say(f"  {name}: loss up to {distance:.2g} apart")
@@ -81,13 +86,13 @@ def _twin_command(script: ScriptConfig, seed: int, steps: int | None, folder: Pa
     return ["--seed", str(seed), *limit, *module, script.name, *arguments]
 
 
-def _train_in_fork(
+def _train_twin_in_fork(
     forks: ScriptForks, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig
 ) -> ScriptRows:
     record = folder / CellFile.SCRIPT
     record.unlink(missing_ok=True)
     command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]
-    forks.run(f"{__name__}:train_twin", [twin, *command], folder, script.folder)
+    forks.run_function(f"{__name__}:train_twin", [twin, *command], folder, script.folder)
     return read_rows(record)
 
 
@@ -102,7 +107,7 @@ def train_twin(words: Sequence[str]) -> None:
     runpy.run_path(command[0], run_name="__main__")
 
 
-def _floor_rows(rows: ScriptRows) -> Rows:
+def _losses_and_norms_of_steps(rows: ScriptRows) -> Rows:
     return [{"loss": step.loss, "grad_norm": step.grad_norm} for step in rows.steps]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.pairs import finished_runs, pairs_by_seed
-from ampcompare.results.analysis.pairing.scores import metric_of
+from ampcompare.results.analysis.pairing.scores import metric_of_runs
 from ampcompare.results.records.comparison import Comparison, Look
 from ampcompare.results.records.run import RunRecord
 
@@ -33,29 +33,29 @@ class Journal:
     plan: StoredPlan
     looks: tuple[Look, ...]
 
-    def is_complete(self, records: Sequence[RunRecord]) -> bool:
+    def has_every_cell_ended(self, records: Sequence[RunRecord]) -> bool:
         """Return whether every cell of the plan has ended."""
         ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
         return self.plan.cells.keys() <= ended
 
-    def design_without_test(self, why: str = NOT_COMPLETE) -> SequentialDesign:
+    def sequential_design_without_test(self, why: str = NOT_COMPLETE) -> SequentialDesign:
         """Return how runs are shown without a test."""
         return SequentialDesign(0.0, 0.0, frozenset(self.plan.pilot), looks=self.looks, notes=(why,))
 
-    def design(self, records: Sequence[RunRecord]) -> SequentialDesign:
+    def sequential_design(self, records: Sequence[RunRecord]) -> SequentialDesign:
         """Return how runs of the plan are tested: at an earlier look at them, which spends nothing, or the next."""
         planned = self.plan.terms.looks
         looks = self.looks
-        look = self._look_at(records)
+        look = self._make_look_at_records(records)
         known = [other for other in looks if all(getattr(other, name) == getattr(look, name) for name in TESTED)]
         if known:
             look = known[0]
         elif max(look.pairs.values(), default=0) >= MIN_PAIRS:
             number = 1 + sum(bool(other.number) for other in looks)
-            look = look.model_copy(update={"number": number, "error_rate": error_rate_of_next(looks, planned)})
+            look = look.model_copy(update={"number": number, "error_rate": error_rate_of_next_look(looks, planned)})
         looks = looks if known else (*looks, look)
         return SequentialDesign(
-            look.error_rate, error_rate_of_next(looks, planned), frozenset(look.pilot), look.number, looks
+            look.error_rate, error_rate_of_next_look(looks, planned), frozenset(look.pilot), look.number, looks
         )
 
     def append_last_look(self, comparison: Comparison) -> Comparison:
@@ -69,9 +69,11 @@ class Journal:
 
     def record_files(self) -> dict[str, Path]:
         """Return the file of each cell's record, which need not exist, under LABEL@SEED."""
-        return {label: self.run.cell_named(cell) / CellFile.RECORD for label, cell in self.plan.cells.items()}
+        return {
+            label: self.run.cell_folder_of_digest(cell) / CellFile.RECORD for label, cell in self.plan.cells.items()
+        }
 
-    def _look_at(self, records: Sequence[RunRecord]) -> Look:
+    def _make_look_at_records(self, records: Sequence[RunRecord]) -> Look:
         plan, terms = self.plan, self.plan.terms
         ended = finished_runs(records)
         ran = {f"{run.arm}@{run.config.recipe.seed}" for run in ended}
@@ -91,6 +93,6 @@ class Journal:
             margin=terms.margin,
             time_margin=terms.time_margin,
             loss_margin=terms.loss_margin,
-            margin_unit=metric_of(records).difference_unit,
+            margin_unit=metric_of_runs(records).difference_unit,
             pilot=sorted(plan.pilot),
         )

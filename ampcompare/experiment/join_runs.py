@@ -10,12 +10,12 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from ampcompare.base.environment.extras import require_stats
+from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.reload_report import choose_reference, read_plan
-from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
+from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, record_with_label, row_label_of_cell_name
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.analysis.summary import summarize
@@ -64,9 +64,9 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
         RecordError: a folder has no plan or nothing usable, or the folders are not of one comparison.
         ConfigError: no row is named like the reference, or a folder is in use.
     """
-    require_stats()
+    require_statistics_packages()
     parts = [_read_runs_of_folder(Path(path)) for path in paths]
-    _check_one_comparison(parts)
+    _require_same_comparison(parts)
     plan = _join_plans(parts, reference)
     records = [record for part in parts for record in part.records]
     files = {label: path for part in parts for label, path in Journal(part.run, part.plan, ()).record_files().items()}
@@ -86,22 +86,22 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
             # What one of them has left is left of the others at least.
             most = max(journals, key=lambda journal: math.fsum(look.error_rate for look in journal.looks))
             if any(part.plan.journal is None for part in parts):
-                return sum_up(most.design_without_test(NO_JOURNAL))
-            if not most.is_complete(records):
-                return sum_up(most.design_without_test())
-            found = sum_up(most.design(records))
+                return sum_up(most.sequential_design_without_test(NO_JOURNAL))
+            if not most.has_every_cell_ended(records):
+                return sum_up(most.sequential_design_without_test())
+            found = sum_up(most.sequential_design(records))
             for journal in journals:
-                design = journal.design(records)
+                design = journal.sequential_design(records)
                 if design.looks != journal.looks:  # else it has this look already
                     look = design.looks[-1].model_copy(update={"error_rate": found.error_rate})
                     journal.append_last_look(found.model_copy(update={"looks": [*journal.looks, look]}))
             return found
     except Timeout:
-        names = few_names([str(part.run.path) for part in parts])
+        names = format_few_names([str(part.run.path) for part in parts])
         raise ConfigError(f"one of {names} is in use by another command; try again when that has ended") from None
     except (OSError, EnvironmentUnfit):
         looks = tuple(parts[0].run.looks())
-        return sum_up(_JoinedJournal(parts[0].run, plan, looks, files).design_without_test(NOT_WRITABLE))
+        return sum_up(_JoinedJournal(parts[0].run, plan, looks, files).sequential_design_without_test(NOT_WRITABLE))
 
 
 def _read_runs_of_folder(path: Path) -> _RunsOfFolder:
@@ -110,11 +110,15 @@ def _read_runs_of_folder(path: Path) -> _RunsOfFolder:
         raise RecordError(f"{path} is no run directory of `compare`; name folders with a plan.json to join them")
     records, excluded = run.records()
     by_cell = {record.cell: record for record in records}
-    mine = [with_label(by_cell[cell], row_of(label)) for label, cell in plan.cells.items() if cell in by_cell]
+    mine = [
+        record_with_label(by_cell[cell], row_label_of_cell_name(label))
+        for label, cell in plan.cells.items()
+        if cell in by_cell
+    ]
     return _RunsOfFolder(run, plan, tuple(mine), tuple(excluded))
 
 
-def _check_one_comparison(parts: Sequence[_RunsOfFolder]) -> None:
+def _require_same_comparison(parts: Sequence[_RunsOfFolder]) -> None:
     """Refuse folders that differ in more than their seeds.
 
     Raises:
@@ -132,7 +136,7 @@ def _check_one_comparison(parts: Sequence[_RunsOfFolder]) -> None:
             known = settings.get(record.arm)
             if known is not None and (apart := changed_settings(known, record.config)):
                 raise RecordError(
-                    f"{names} are not of one comparison: {record.arm} differs in {few_names(apart)}; "
+                    f"{names} are not of one comparison: {record.arm} differs in {format_few_names(apart)}; "
                     "report each by itself"
                 )
     owners: dict[str, Path] = {}

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from ampcompare.base.errors import LaunchError
 from ampcompare.experiment.resume_comparison import RESTORED, ResumeTrace, read_trace, run_error_text
-from ampcompare.settings.resume_trace import ATTEMPTS, RowKind, read_rows
+from ampcompare.settings.resume_trace import ATTEMPTS, TraceRowKind, read_trace_rows
 
 OF_STATE = tuple(role for role in RESTORED if role not in ("buffers",))
 
@@ -27,7 +27,7 @@ class KillOutcome:
     outcome: str
 
 
-def read_kills(folder: Path, trace: Path, whole: ResumeTrace, record: str) -> list[KillOutcome]:
+def read_kill_outcomes(folder: Path, trace: Path, whole: ResumeTrace, record: str) -> list[KillOutcome]:
     """Return the kills whose remains are in a folder.
 
     Args:
@@ -38,7 +38,7 @@ def read_kills(folder: Path, trace: Path, whole: ResumeTrace, record: str) -> li
     Raises:
         LaunchError: nothing was killed.
     """
-    rows = [row for row in read_rows(trace) if row["kind"] == RowKind.KILLED]
+    rows = [row for row in read_trace_rows(trace) if row["kind"] == TraceRowKind.KILLED]
     if not rows:
         raise LaunchError("no copy of the script was killed: it has changed no file where it saved before")
     attempts = json.loads((folder / ATTEMPTS).read_text(encoding="utf-8"))
@@ -67,16 +67,18 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: ResumeTrace, record: s
             last = tries[-1]
             rest = f"; {os.path.basename(last['saved'])} does" if not last["code"] else "; nor does any before it"
         return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
-    return _resumed_step(trace, whole)
+    return _describe_resumption(trace, whole)
 
 
-def _resumed_step(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
+def _describe_resumption(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     first = trace.steps[0]
     steps: dict[str, list[int]] = {}
     for role in OF_STATE:
         if first.state.get(role) or role in ("loss scale", "learning rate"):
-            alike = [_agrees_on_common_keys(step.value(role), first.value(role)) for step in whole.steps]
+            alike = [
+                _are_equal_on_common_keys(step.value_of_role(role), first.value_of_role(role)) for step in whole.steps
+            ]
             steps[role] = [at for at, is_alike in enumerate(alike) if is_alike]
     at = steps["weights"]
     if not at:
@@ -90,7 +92,7 @@ def _resumed_step(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
     return True, f"resumes behind step {at[0]}"
 
 
-def _agrees_on_common_keys(due: Any, given: Any) -> bool:
+def _are_equal_on_common_keys(due: Any, given: Any) -> bool:
     """Return whether values are equal; of tensors by name those that both have, as a model may be called later."""
     if not isinstance(due, dict) or not isinstance(given, dict):
         return bool(due == given)
@@ -98,7 +100,7 @@ def _agrees_on_common_keys(due: Any, given: Any) -> bool:
     return bool(due == given or (both and all(due[name] == given[name] for name in both)))
 
 
-def _success_text(count: int, bare: int) -> str:
+def _no_loss_by_kills_text(count: int, bare: int) -> str:
     """Return what is known where nothing is lost by kills, after some of which there is nothing to start from."""
     if not bare:
         return f"what is left loads after each of {count}"
@@ -107,7 +109,7 @@ def _success_text(count: int, bare: int) -> str:
     return f"{loads}nothing is left to load after {bare if bare < count else 'each'} of {count}, since {first}"
 
 
-def kills_lines(kills: Sequence[KillOutcome], *, is_first: bool) -> tuple[list[str], bool]:
+def kill_outcome_lines(kills: Sequence[KillOutcome], *, is_first: bool) -> tuple[list[str], bool]:
     """Return what came of kills in words, equal ones in a row, and whether all is well.
 
     Args:
@@ -126,6 +128,6 @@ def kills_lines(kills: Sequence[KillOutcome], *, is_first: bool) -> tuple[list[s
             rows.append([1, kill.point, kill.outcome])
     lines = tabulate(rows, ["kills", "at", "started again"], maxcolwidths=[None, 60, 80]).splitlines()
     if not bad:
-        return [*lines, f"kills: {_success_text(len(kills), bare)}"], True
+        return [*lines, f"kills: {_no_loss_by_kills_text(len(kills), bare)}"], True
     advice = "save under another name, and os.replace it when it is complete"
     return [*lines, f"kills: what is left does not serve after {bad} of {len(kills)}: {advice}"], False

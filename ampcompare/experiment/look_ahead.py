@@ -12,9 +12,9 @@ from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import loss_distance, outlook_of
-from ampcompare.diagnosis.options import PrefixRequest
-from ampcompare.experiment.diagnose import ENDED, run_examined, say_writable_files, watched_settings
-from ampcompare.experiment.launch.places import find_places
+from ampcompare.diagnosis.options import PrefixWatchRequest
+from ampcompare.experiment.diagnose import ENDED, exec_settings_for_watching, run_examined_script, say_writable_files
+from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import examine_in_child
@@ -66,19 +66,19 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     """
     options.check()
     require_torch()
-    environment = find_places([options.config], None).all[0].gpu_environment
+    environment = places_for_cells([options.config], None).all[0].gpu_environment
     if options.config.script is not None:
         say_writable_files(say)
     say(f"running the first {options.prefix} steps in fp32")
-    prefix = _prefix_of(options, environment, is_twin=False)
+    prefix = _prefix_of_training(options, environment, is_twin=False)
     if MIN_STEPS <= prefix.steps < options.prefix:  # its updates are rounded in the second half of what there is
         say(f"it has ended after {prefix.steps} steps: running these again")
         options = replace(options, prefix=prefix.steps)
-        prefix = _prefix_of(options, environment, is_twin=False)
+        prefix = _prefix_of_training(options, environment, is_twin=False)
     distance = None
     if options.twin:
         say("running them again from weights changed by one part in 512")
-        distance = loss_distance(prefix.losses, _prefix_of(options, environment, is_twin=True).losses)
+        distance = loss_distance(prefix.losses, _prefix_of_training(options, environment, is_twin=True).losses)
     recipe, script = options.config.recipe, options.config.script
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
     script_arm = Arm.parse("script")
@@ -87,7 +87,7 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     return Outlook(subject=subject, prefix=prefix, twin=distance, arms=outlooks)
 
 
-def _prefix_of(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
+def _prefix_of_training(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
     if options.config.script is not None:
         return _prefix_of_script(options, environment, is_twin=is_twin)
     asked = {"steps": options.prefix, "total": options.steps, "is_twin": is_twin}
@@ -101,13 +101,13 @@ def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, 
     with tempfile.TemporaryDirectory(prefix="ampcompare-ahead-") as name:
         folder = Path(name)
         answer = folder / "answer.json"
-        request = PrefixRequest(
-            settings={**watched_settings(options.config, Arm.parse("fp32"), folder), "twin": is_twin},
+        request = PrefixWatchRequest(
+            settings={**exec_settings_for_watching(options.config, Arm.parse("fp32"), folder), "twin": is_twin},
             is_module=script.is_module,
             steps=options.prefix,
             total=options.steps,
             answer=str(answer),
             ended=str(folder / ENDED),
         )
-        run_examined(options.config, folder, "prefix", request, answer, "first step", environment)
+        run_examined_script(options.config, folder, "prefix", request, answer, "first step", environment)
         return Prefix.model_validate_json(answer.read_text(encoding="utf-8"))

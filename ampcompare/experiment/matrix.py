@@ -59,7 +59,7 @@ def cross_arms_with_settings(
     ]
 
 
-def find_setting(name: str, said: str) -> str:
+def setting_path_of_name(name: str, said: str) -> str:
     """Return the path of a setting that is named by its path or the last part of it."""
     known = [path for path, _ in iter_settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
     name = name.strip().replace("-", "_")
@@ -103,7 +103,9 @@ def expand_matrix(
     if matrix.rows is not None and not arms and not vary:
         rows = []
         for given in matrix.rows:
-            paths = {find_setting(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"}
+            paths = {
+                setting_path_of_name(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"
+            }
             row = MatrixRow(
                 str(Arm.parse(given["arm"])), {path: value for path, value in paths.items() if is_setting_kept(path)}
             )
@@ -113,7 +115,7 @@ def expand_matrix(
             rows.insert(0, MatrixRow(str(Arm.parse(reference))))
         return rows
     axes: dict[str, Sequence[Any]] = {
-        find_setting(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
+        setting_path_of_name(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
     }
     axes = {path: values for path, values in axes.items() if is_setting_kept(path)} | dict(vary)
     chosen = list(arms) or matrix.arms or list(DEFAULT_ARMS)

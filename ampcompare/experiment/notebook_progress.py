@@ -9,7 +9,7 @@ from html import escape
 from importlib import import_module
 from typing import Any
 
-from ampcompare.base.formatting import printable, rough_duration
+from ampcompare.base.formatting import format_rough_duration, printable_line
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.running_cells import MatrixView, RunningCells
@@ -20,7 +20,7 @@ SECONDS_BETWEEN = 0.3
 MAX_LINES = 40  # of ended cells, the last ones
 
 
-def running_kernel() -> Any | None:
+def shell_of_running_kernel() -> Any | None:
     """Return the shell of the kernel that this code runs in; None in a terminal, a script or without IPython."""
     if "IPython" not in sys.modules:
         return None
@@ -28,9 +28,9 @@ def running_kernel() -> Any | None:
     return shell if getattr(shell, "kernel", None) is not None else None
 
 
-def default_observer(observer: Observer | None) -> Observer | None:
+def observer_or_notebook_progress(observer: Observer | None) -> Observer | None:
     """Return the observer that was given; in a kernel, without one, a display of the progress."""
-    if observer is None and running_kernel() is not None:
+    if observer is None and shell_of_running_kernel() is not None:
         return NotebookProgress()
     return observer
 
@@ -46,38 +46,41 @@ class NotebookProgress(Observer):
         self._shown = 0.0
 
     def plan(self, outline: PlanOutline) -> None:
-        self._cells.plan(outline)
-        self._show()
+        self._cells.note_plan(outline)
+        self._show_progress()
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
-        self._cells.begin(config, number, total, time.monotonic())
-        self._show()
+        self._cells.note_begun_cell(config, number, total, time.monotonic())
+        self._show_progress()
 
     def place(self, number: int, name: str) -> None:
-        self._cells.place(number, name)
+        self._cells.note_place(number, name)
 
     def progress(self, number: int, progress: Progress) -> None:
-        self._cells.report(number, progress, time.monotonic())
+        self._cells.note_progress(number, progress, time.monotonic())
         if time.monotonic() - self._shown > SECONDS_BETWEEN:
-            self._show()
+            self._show_progress()
 
     def end(self, record: RunRecord, *, reused: bool) -> None:
-        cell = self._cells.end(record, time.monotonic(), reused=reused)
+        cell = self._cells.note_ended_cell(record, time.monotonic(), reused=reused)
         reached, metric = record.summary.metric_final, record.metric
         what = f"{metric.name} {metric.text(reached)}" if record.status == "completed" and reached is not None else ""
-        what = what or printable(": ".join(filter(None, [record.status, record.error])), 500, keep_end=300)
+        what = what or printable_line(": ".join(filter(None, [record.status, record.error])), 500, keep_end=300)
         self._ended.append(f"{cell.name}: {what}{' (cached)' if reused else ''}")
-        self._show()
+        self._show_progress()
 
     def note(self, text: str) -> None:
-        self._notes.append(f"note: {printable(text, 500, keep_end=300)}")
-        self._show()
+        self._notes.append(f"note: {printable_line(text, 500, keep_end=300)}")
+        self._show_progress()
 
-    def _show(self) -> None:
+    def _show_progress(self) -> None:
         self._shown = time.monotonic()
         cells, matrix = self._cells.views(self._shown)
-        rows = [(cell.share, f"{cell.full_name}: {', '.join(cell.words())}") for cell in cells]
-        head, ended = self._head(matrix), self._ended[-MAX_LINES:]
+        rows = [
+            (cell.share_of_steps_made, f"{cell.full_name}: {', '.join(cell.phase_steps_and_figures())}")
+            for cell in cells
+        ]
+        head, ended = self._progress_summary_text(matrix), self._ended[-MAX_LINES:]
         bundle = {
             "text/plain": "\n".join([head, *ended, *(text for _, text in rows), *self._notes]),
             "text/html": _progress_html(head, [*ended, *self._notes], rows),
@@ -88,14 +91,14 @@ class NotebookProgress(Observer):
         else:
             self._handle.update(bundle, raw=True)
 
-    def _head(self, matrix: MatrixView) -> str:
+    def _progress_summary_text(self, matrix: MatrixView) -> str:
         """Return how much is done, and how long the rest takes."""
         outline = self._cells.outline
         words = [f"{matrix.done} of {matrix.total} {'run' if matrix.total == 1 else 'runs'}"]
         if matrix.left is not None and matrix.done < matrix.total:
-            words.append(f"about {rough_duration(matrix.left)} left")
+            words.append(f"about {format_rough_duration(matrix.left)} left")
         if outline is not None and str(outline.folder) != ".":
-            words.append(f"into {printable(str(outline.folder), 200)}")
+            words.append(f"into {printable_line(str(outline.folder), 200)}")
         return ", ".join(words)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.environment.extras import require_torch
-from ampcompare.base.environment.ranks import is_rank
+from ampcompare.base.environment.ranks import is_one_of_several_ranks
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
@@ -31,7 +31,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         EnvironmentUnfit: this system cannot fork, or lacks torch, Slurm or the package of an arm or an optimizer.
     """
     cells = list(cells)
-    if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
+    if not hasattr(os, "fork") and not is_one_of_several_ranks() and any(cell.launcher not in REMOTE for cell in cells):
         raise EnvironmentUnfit(
             f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
             "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"
@@ -52,7 +52,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
 def _check_distinct_arms(cells: Iterable[RunConfig]) -> None:
     """Check that no two arms are one under two names: every difference between them would be chance."""
     for one, other in itertools.combinations({cell.arm: cell.parsed_arm for cell in cells}.values(), 2):
-        if one.declares_the_same(other):
+        if one.declares_same_types(other):
             raise ConfigError(
                 f"{one} and {other} hold and compute every part of a step in the same types, so they are one arm; "
                 "leave one out (ampcompare explain shows what an option changes)"

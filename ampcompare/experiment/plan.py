@@ -24,10 +24,10 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
-from ampcompare.experiment.matrix import MatrixRow, find_reference, find_setting
+from ampcompare.experiment.matrix import MatrixRow, find_reference, setting_path_of_name
 from ampcompare.results.records.comparison import Published
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 MAX_SEEDS = 10_000
 MAX_ORDER_SEED_BITS = 53  # a number that every reader of JSON keeps exactly
@@ -62,7 +62,7 @@ class Plan:
         """Every cell as LABEL@SEED, as they run."""
         return [f"{label}@{cell.recipe.seed}" for label, cell in zip(self.labels, self.cells, strict=True)]
 
-    def in_order(self, order: Sequence[str], order_seed: int) -> Plan:
+    def with_recorded_order(self, order: Sequence[str], order_seed: int) -> Plan:
         """Return the same cells in an order that was recorded, which arms and seeds that it lacks extend.
 
         Args:
@@ -74,7 +74,7 @@ class Plan:
             if name in cells:
                 recorded[cells[name].recipe.seed].append(name.rpartition("@")[0])
         complete = [row for row in recorded.values() if len(row) == len(self.arms)]
-        new_rows = iter(balanced_rows(self.arms, complete, len(self.seeds) - len(complete), order_seed))
+        new_rows = iter(balanced_arm_orders(self.arms, complete, len(self.seeds) - len(complete), order_seed))
         labels = []
         for row in recorded.values():
             labels += row
@@ -84,7 +84,7 @@ class Plan:
         names = [f"{label}@{seed}" for label, seed in zip(labels, seeds, strict=True)]
         return replace(self, cells=tuple(cells[name] for name in names), labels=tuple(labels), order_seed=order_seed)
 
-    def blocks(self) -> list[range]:
+    def cell_ranges_by_seed(self) -> list[range]:
         """Return the indices of the cells of each seed."""
         size = len(self.arms)
         return [range(start, start + size) for start in range(0, len(self.cells), size)]
@@ -126,15 +126,15 @@ def plan_rows(base: RunConfig, rows: Sequence[MatrixRow], seeds: Sequence[int], 
         if row.label in named:
             raise ConfigError(f"arm {row.label!r} is named twice; list each arm once")
         named[row.label] = row
-    cells = [_cell_config(base, row, seed) for seed in seeds for row in named.values()]
+    cells = [_config_of_cell(base, row, seed) for seed in seeds for row in named.values()]
     base_row = find_reference(rows, reference)
     if base_row is None:
         raise ConfigError(f"the reference {reference!r} is not one of the arms {', '.join(named)}")
     plan = Plan(tuple(named), base_row.label, tuple(seeds), tuple(cells), tuple(named) * len(seeds))
-    return plan.in_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
+    return plan.with_recorded_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
 
 
-def parse_vary(text: str) -> tuple[str, list[Any]]:
+def parse_varied_setting(text: str) -> tuple[str, list[Any]]:
     """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`.
 
     Raises:
@@ -143,14 +143,14 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--sweep {text!r} is not SETTING=VALUE,VALUE")
-    path = find_setting(name, f"--sweep {text!r}")
+    path = setting_path_of_name(name, f"--sweep {text!r}")
     try:
         return path, [parse_yaml(value) for value in values.split(",")]
     except FileFault as fault:
         raise ConfigError(f"--sweep {text!r}: a value cannot be read: {fault}") from None
 
 
-def _cell_config(base: RunConfig, row: MatrixRow, seed: int) -> RunConfig:
+def _config_of_cell(base: RunConfig, row: MatrixRow, seed: int) -> RunConfig:
     arm = row.arm
     varied = row.varied
     values = base.model_dump()
@@ -170,10 +170,12 @@ def _cell_config(base: RunConfig, row: MatrixRow, seed: int) -> RunConfig:
         del recipe["batch_size"]  # derived again from what was varied
     if optimizer["lr_base"] is not None and "recipe.optimizer.lr" not in varied:
         del optimizer["lr"]
-    return validate(RunConfig, values)
+    return build_validated_model(RunConfig, values)
 
 
-def balanced_rows(arms: Sequence[str], recorded: Sequence[Sequence[str]], count: int, seed: int) -> list[list[str]]:
+def balanced_arm_orders(
+    arms: Sequence[str], recorded: Sequence[Sequence[str]], count: int, seed: int
+) -> list[list[str]]:
     """Return the rows of further blocks, after those that are recorded.
 
     Where all arms are even, the next row is random: of `CANDIDATES` the one that, together with its reverse, puts arms
@@ -187,9 +189,9 @@ def balanced_rows(arms: Sequence[str], recorded: Sequence[Sequence[str]], count:
     generator = random.Random(f"{seed} after {len(recorded)} blocks")
     rows = [list(row) for row in recorded]
     for left in range(count, 0, -1):
-        sums = position_sums(arms, rows)
+        sums = position_sums_of_arms(arms, rows)
         if max(sums.values()) == min(sums.values()):
-            row = _least_repeating(arms, rows, generator)
+            row = _least_repeating_arm_order(arms, rows, generator)
         elif left == 2 and max(sums.values()) - min(sums.values()) > 1:
             # Last but one, and not balanced: turned by half of the arms, so that the last row can equalize the sums.
             half = len(arms) // 2
@@ -201,7 +203,7 @@ def balanced_rows(arms: Sequence[str], recorded: Sequence[Sequence[str]], count:
     return rows[len(recorded) :]
 
 
-def device_of_cells(
+def devices_of_cells(
     arms: Sequence[str], num_seeds: int, devices: int, seed: int, *, by_seed: bool = True
 ) -> list[dict[str, int]]:
     """Return for each seed, in order, on which of some equal devices each arm runs.
@@ -227,12 +229,14 @@ def device_of_cells(
     return rows
 
 
-def position_sums(arms: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:
+def position_sums_of_arms(arms: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:
     """Return for each arm the sum of its positions over rows."""
     return {arm: sum(row.index(arm) for row in rows) for arm in arms}
 
 
-def _least_repeating(arms: Sequence[str], rows: Sequence[Sequence[str]], generator: random.Random) -> list[str]:
+def _least_repeating_arm_order(
+    arms: Sequence[str], rows: Sequence[Sequence[str]], generator: random.Random
+) -> list[str]:
     """Return the random row that, with its reverse, repeats positions and neighbors least."""
     before = _count_positions(rows)
     candidates = [generator.sample(arms, len(arms)) for _ in range(CANDIDATES)]

@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import Advice, AmpCompareError, ConfigError, LaunchError, message_with_advice
+from ampcompare.base.errors import AmpCompareError, ArmAdvice, ConfigError, LaunchError, message_with_advice
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
-from ampcompare.experiment.launch.cell_files import last_lines
+from ampcompare.experiment.launch.cell_files import last_lines_of_file
 from ampcompare.experiment.launch.contract import BY_HAND, Launcher, Progress
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
-from ampcompare.experiment.launch.places import find_places
+from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
 from ampcompare.experiment.plan import Plan
-from ampcompare.results.analysis.pairing.seeding import key_of_start, why_seeds_are_one_run
+from ampcompare.results.analysis.pairing.seeding import key_of_run_start, why_seeds_are_one_run
 from ampcompare.results.records.preflight import ArmTrial, Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord, iter_steps
 from ampcompare.settings.config import RunConfig, SavingConfig
 from ampcompare.settings.examination import ERRORS
-from ampcompare.settings.script import ScriptConfig, seed_option
+from ampcompare.settings.script import ScriptConfig, seed_option_in_source
 
 STEPS = 3
 MAX_SECONDS = 5.0  # of further steps, once one is made
@@ -57,10 +57,10 @@ def preflight(
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
     order = sorted(plan.arms, key=lambda label: label != plan.reference)
     new = {label: rows[label] for label in order if label in rows and label not in known}
-    return try_arms(new, launcher, seeds, folder, cells=done.count(None))
+    return run_trials_of_rows(new, launcher, seeds, folder, cells=done.count(None))
 
 
-def try_arms(
+def run_trials_of_rows(
     rows: Mapping[str, RunConfig],
     launcher: Launcher,
     seeds: Sequence[int],
@@ -76,7 +76,7 @@ def try_arms(
         cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
-    builds = {label: _build_key(cell) for label, cell in rows.items()}
+    builds = {label: _key_of_cell_build(cell) for label, cell in rows.items()}
     trials: dict[str, _ArmTrial] = {}  # by build
     untried: list[str] = []
     left = 0.0  # seconds
@@ -85,33 +85,33 @@ def try_arms(
             if builds[label] in trials:
                 continue
             first = next(iter(trials.values()), None)
-            if first is not None and (left < first.busy_seconds or (first.was_ended and not first.steps)):
+            if first is not None and (left < first.busy_seconds or (first.was_ended_for_time and not first.steps)):
                 untried.append(label)
                 continue
             trial = _run_trial(cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials))))
-            left = trial.seconds_for_others(cells) if first is None else left - trial.busy_seconds
+            left = trial.seconds_for_other_arms(cells) if first is None else left - trial.busy_seconds
             trials[builds[label]] = trial
-            if first is None and (trial.is_scripts_own or trial.faults):
+            if first is None and (trial.is_fault_of_script or trial.faults):
                 break
         proven = dict(trials)
         for label, cell in rows.items():
             if builds[label] in trials:
                 trial = trials[builds[label]]
-                left = _try_advised(trial, cell, proven, left, seeds[-1], launcher, Path(place))
-        tried = [trial for trial in trials.values() if not trial.is_by_hand]
+                left = _try_advised_arms(trial, cell, proven, left, seeds[-1], launcher, Path(place))
+        tried = [trial for trial in trials.values() if not trial.must_start_by_hand]
         if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
             tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
-    return found.model_copy(update={"arms": _summaries(builds, trials), "untried": untried})
+    return found.model_copy(update={"arms": _trial_summaries(builds, trials), "untried": untried})
 
 
-def _summaries(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial]) -> dict[str, ArmTrial]:
+def _trial_summaries(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial]) -> dict[str, ArmTrial]:
     """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
     found = {label: trials[build] for label, build in builds.items() if build in trials}
-    return {label: trial.summary() for label, trial in found.items() if not trial.is_by_hand}
+    return {label: trial.summary() for label, trial in found.items() if not trial.must_start_by_hand}
 
 
-def _try_advised(
+def _try_advised_arms(
     failed: _ArmTrial,
     cell: RunConfig,
     trials: dict[str, _ArmTrial],
@@ -134,7 +134,7 @@ def _try_advised(
     able = []
     for arm in failed.advice.arms:
         other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
-        build = _build_key(other)
+        build = _key_of_cell_build(other)
         if build not in trials and left >= failed.busy_seconds:
             trials[build] = _run_trial(other, seed, launcher, place / str(len(trials)))
             left -= trials[build].busy_seconds
@@ -144,7 +144,7 @@ def _try_advised(
     return left
 
 
-def require_any_trainable(found: Preflight) -> None:
+def require_trainable_arm(found: Preflight) -> None:
     """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
 
     Raises:
@@ -154,10 +154,10 @@ def require_any_trainable(found: Preflight) -> None:
     for fault in found.faults.values():
         raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):
-        raise failure_error(found, found.failures)
+        raise error_of_failed_arms(found, found.failures)
 
 
-def require_followed_seeds(found: Preflight, seeds: Sequence[int]) -> None:
+def require_own_run_of_each_seed(found: Preflight, seeds: Sequence[int]) -> None:
     """Check that seeds which were asked for would be runs of their own.
 
     Args:
@@ -171,7 +171,7 @@ def require_followed_seeds(found: Preflight, seeds: Sequence[int]) -> None:
         raise ConfigError(f"{found.copies_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}")
 
 
-def failure_error(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
+def error_of_failed_arms(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
     """Return an error with the reasons of arms that cannot train, and the exit code of the gravest."""
     code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
     reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
@@ -181,7 +181,7 @@ def failure_error(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpC
     return ERRORS.get(code, LaunchError)(f"{reason} {SKIPPED}")
 
 
-def try_configs(
+def run_trials_of_configs(
     configs: Sequence[RunConfig],
     say: Callable[[str], Any] = lambda line: None,
     *,
@@ -198,21 +198,21 @@ def try_configs(
         ConfigError: a script makes fewer updates, or what its metrics have matched cannot be used.
         AmpCompareError: no arm can train; the error is that of the first.
     """
-    place = find_places(configs[:1], 1).all[0]
+    place = places_for_cells(configs[:1], 1).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say
-        found = try_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
-    require_any_trainable(found)
+        found = run_trials_of_rows({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
+    require_trainable_arm(found)
     if found.cell_steps is not None and found.cell_steps < min_steps:
         raise ConfigError(
             f"the script makes {format_count(found.cell_steps, 'step')}, and {min_steps} are needed: let it train "
             f"longer, or lower --steps {SKIPPED}"
         )
-    for line in found.lines():
+    for line in found.summary_lines():
         say(line)
 
 
-def _build_key(cell: RunConfig) -> str:
+def _key_of_cell_build(cell: RunConfig) -> str:
     """Return what decides how a cell is built, as one text."""
     recipe = cell.recipe
     return repr(
@@ -243,13 +243,13 @@ class _ArmTrial:
     metrics: dict[str, float | None] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
-    advice: Advice = field(default_factory=Advice)
+    advice: ArmAdvice = field(default_factory=ArmAdvice)
     seen: str = ""
 
     def __post_init__(self) -> None:
         found = {} if self.rows is None or self.rows.ended is None else self.rows.ended.get("advice") or {}
         if found and self.record.status == "failed":
-            self.advice, self.seen = Advice(tuple(found["arms"]), found["remedy"]), found["seen"]
+            self.advice, self.seen = ArmAdvice(tuple(found["arms"]), found["remedy"]), found["seen"]
 
     @property
     def error(self) -> str:
@@ -265,24 +265,24 @@ class _ArmTrial:
         return bool(self.steps) and not self.error
 
     @property
-    def was_ended(self) -> bool:
+    def was_ended_for_time(self) -> bool:
         """Whether it took too long, so that nothing is known of its batches."""
         return self.record.status == "interrupted"
 
     @property
-    def is_by_hand(self) -> bool:
+    def must_start_by_hand(self) -> bool:
         """Whether it cannot be started from here, as each cell will say at once in its own folder."""
         return BY_HAND in self.record.environment
 
     @property
-    def is_scripts_own(self) -> bool:
+    def is_fault_of_script(self) -> bool:
         """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
         rows, code = self.rows, self.record.environment.get("exit_code")
-        if self.record.config.stack is not None or self.is_by_hand:  # whose fault it may be
+        if self.record.config.stack is not None or self.must_start_by_hand:  # whose fault it may be
             return False
         return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
 
-    def seconds_for_others(self, cells: int) -> float:
+    def seconds_for_other_arms(self, cells: int) -> float:
         """Return the seconds that the other arms may take before so many cells."""
         found = self.summary()
         steps = self.total_steps * (found.step_seconds or 0.0)
@@ -310,9 +310,9 @@ def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> 
     limit = _TimeLimit(launcher)
     begun = time.perf_counter()
     with limit:
-        record = launcher.launch(brief, folder, limit.follow)
+        record = launcher.launch(brief, folder, limit.note_progress)
     seconds = time.perf_counter() - begun
-    busy = min(seconds, limit.seconds())
+    busy = min(seconds, limit.elapsed_seconds())
     steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
         return _ArmTrial(record, seconds, busy, steps, limit.total_steps)
@@ -332,29 +332,29 @@ class _TimeLimit:
         self._begun = self._stepped = 0.0
 
     def __enter__(self) -> None:
-        self._end_after(MAX_SECONDS_TO_BEGIN)
+        self._end_cell_after(MAX_SECONDS_TO_BEGIN)
 
     def __exit__(self, *exc: object) -> None:
         self._timer.cancel()
 
-    def follow(self, progress: Progress) -> None:
+    def note_progress(self, progress: Progress) -> None:
         """Note that the cell has begun, or made a step."""
         self.total_steps = max(self.total_steps, progress.total_steps)
         now = time.monotonic()
         if not self._begun:
             self._begun = now
             self._timer.cancel()
-            self._end_after(MAX_SECONDS_BEFORE)
+            self._end_cell_after(MAX_SECONDS_BEFORE)
         if progress.steps and not self._stepped:
             self._stepped = now
             self._timer.cancel()
-            self._end_after(MAX_SECONDS)
+            self._end_cell_after(MAX_SECONDS)
 
-    def seconds(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Return the time since the cell has begun."""
         return time.monotonic() - (self._begun or time.monotonic())
 
-    def _end_after(self, seconds: float) -> None:
+    def _end_cell_after(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._launcher.end_cell)
         self._timer.daemon = True
         self._timer.start()
@@ -366,11 +366,11 @@ def _check_metric_matches(trial: _ArmTrial, script: ScriptConfig, folder: Path) 
     if log.exists():
         output = OutputReader(log.open("rb"), Path(os.devnull), script.metrics)
         output.read_to_end()
-        trial.faults = output.part_faults()
+        trial.faults = output.faults_of_matched_values()
         for metric in script.metrics:
             values = output.values[metric.name] if metric.pattern is not None else trial.rows.scalars.get(metric.name)
             trial.metrics[metric.name] = values[-1] if values else None
-        seen = [*printed_metrics(last_lines(log, MAX_LINES))]
+        seen = [*printed_metrics(last_lines_of_file(log, MAX_LINES))]
         trial.numbers = {one.name: one.option for one in seen}
     trial.numbers |= {name: name for name in trial.rows.scalars}
 
@@ -382,13 +382,13 @@ def _preflight_of_trials(trials: Sequence[_ArmTrial], seconds: float) -> Preflig
     recipe, script = first.record.config.recipe, first.record.config.script
     copies = None
     facts = first.record.script
-    if facts is not None and facts.weights and others and not first.was_ended:
+    if facts is not None and facts.weights and others and not first.was_ended_for_time:
         copies = any(
-            key_of_start(other.record.script) == key_of_start(facts)
+            key_of_run_start(other.record.script) == key_of_run_start(facts)
             for other in others
             if other.record.script is not None and other.record.config.recipe.seed != recipe.seed
         )
-    option = seed_option(script) if copies and script is not None else ""
+    option = seed_option_in_source(script) if copies and script is not None else ""
     return Preflight(
         optimizers=list(dict.fromkeys([recipe.optimizer.name] if first.rows is None else first.rows.optimizers)),
         losses=[step.loss for step in first.steps],

@@ -13,9 +13,9 @@ from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
-from ampcompare.diagnosis.profiling.reasons import headline_of, profiles_with_reasons
+from ampcompare.diagnosis.profiling.reasons import add_reasons_to_profiles, headline_of_profiles
 from ampcompare.diagnosis.profiling.trace import merged_trace
-from ampcompare.experiment.diagnose import ENDED, run_examined, say_writable_files, watched_settings
+from ampcompare.experiment.diagnose import ENDED, exec_settings_for_watching, run_examined_script, say_writable_files
 from ampcompare.results.records.profile import ArmProfile, Profile
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
@@ -57,14 +57,14 @@ def profile(
             found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
         arms.append(found)
         traces.append((config.arm, trace))
-    config, profiles = options.reference, profiles_with_reasons(arms)
+    config, profiles = options.reference, add_reasons_to_profiles(arms)
     recipe = config.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
     if config.script is not None:
         subject = config.script.name
     result = Profile(
         reference=config.arm,
-        headline=headline_of(profiles),
+        headline=headline_of_profiles(profiles),
         arms=profiles,
         subject=subject if loop is None else "",
         device=profiles[0].device,
@@ -99,7 +99,7 @@ def _profile_one_arm(
         return found, json.loads(path.read_text(encoding="utf-8"))
 
 
-def steps_needed(steps: int, profiled: int) -> int:
+def steps_needed_for_profile(steps: int, profiled: int) -> int:
     """Return how many steps a script has to make for a profile.
 
     Args:
@@ -118,16 +118,16 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
     script = config.script
     assert script is not None
     request = ProfileRequest(
-        settings=watched_settings(config, config.parsed_arm, folder),
+        settings=exec_settings_for_watching(config, config.parsed_arm, folder),
         is_module=script.is_module,
         steps=steps,
         profiled=profiled,
         answers=str(folder),
         ended=str(folder / ENDED),
     )
-    what = f"profile, which takes {steps_needed(steps, profiled)} steps"
-    run_examined(config, folder, "profiled", request, request.answer(0), what)
-    files = [path for rank in range(config.processes) if (path := request.answer(rank)).exists()]
+    what = f"profile, which takes {steps_needed_for_profile(steps, profiled)} steps"
+    run_examined_script(config, folder, "profiled", request, request.answer_path_of_rank(0), what)
+    files = [path for rank in range(config.processes) if (path := request.answer_path_of_rank(rank)).exists()]
     ranks = [ArmProfile.model_validate_json(path.read_text(encoding="utf-8")) for path in files]
     found = ranks[0].model_copy(update={"rank_seconds": [one.seconds for one in ranks] if len(ranks) > 1 else []})
-    return found, json.loads(request.trace.read_text(encoding="utf-8"))
+    return found, json.loads(request.trace_path.read_text(encoding="utf-8"))

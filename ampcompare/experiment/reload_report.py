@@ -11,18 +11,18 @@ from pathlib import Path
 from filelock import Timeout
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.environment.extras import require_stats
+from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.experiment.interim_analyses import Journal
-from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
+from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, record_with_label, row_label_of_cell_name
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
-from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.results.analysis.inference.terms import terms_of
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
+from ampcompare.results.analysis.inference.terms import terms_of_comparison
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
-from ampcompare.results.analysis.pairing.record_checks import read_checked
+from ampcompare.results.analysis.pairing.record_checks import read_checked_record
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, read_comparison
 from ampcompare.results.records.run import RunRecord
@@ -60,7 +60,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
-        require_stats()
+        require_statistics_packages()
         return _comparison_of_folder(RunDirectory(path), reference)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
@@ -70,7 +70,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
         return _comparison_of_report(path, read_comparison(path), reference)
-    record = read_checked(path)
+    record = read_checked_record(path)
     choose_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
 
@@ -89,7 +89,7 @@ def load_records(path: Path) -> list[RunRecord]:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
         return list(read_comparison(path).records)
-    return [read_checked(path)]
+    return [read_checked_record(path)]
 
 
 def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Comparison:
@@ -109,7 +109,11 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
             design=SequentialDesign(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
     by_cell = {record.cell: record for record in records}
-    mine = [with_label(by_cell[cell], row_of(label)) for label, cell in plan.cells.items() if cell in by_cell]
+    mine = [
+        record_with_label(by_cell[cell], row_label_of_cell_name(label))
+        for label, cell in plan.cells.items()
+        if cell in by_cell
+    ]
     chosen = plan.model_copy(update={"reference": choose_reference(reference or plan.reference, plan.arms)})
 
     def sum_up(design: SequentialDesign | None) -> Comparison:
@@ -121,14 +125,14 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
     journal, is_other = Journal(run, chosen, looks), chosen.reference != plan.reference
     if is_other and plan.journal is None:
         return sum_up(SequentialDesign(0.0, 0.0, notes=(_NO_JOURNAL,)))
-    design = journal.design(mine)
+    design = journal.sequential_design(mine)
     if looks and design.looks == looks:
         return sum_up(design)  # it was looked at so before
-    if not journal.is_complete(mine):
-        return sum_up(journal.design_without_test())
+    if not journal.has_every_cell_ended(mine):
+        return sum_up(journal.sequential_design_without_test())
     if is_other:
         return _summarize_at_last_look(journal, mine, sum_up)
-    return sum_up(journal.design_without_test(NOT_COUNTED) if looks or plan.journal is not None else None)
+    return sum_up(journal.sequential_design_without_test(NOT_COUNTED) if looks or plan.journal is not None else None)
 
 
 def _summarize_at_last_look(
@@ -139,14 +143,14 @@ def _summarize_at_last_look(
     try:
         with run.lock().acquire(timeout=0):
             journal = replace(journal, looks=tuple(run.looks()))
-            return journal.append_last_look(summarize(journal.design(records)))
+            return journal.append_last_look(summarize(journal.sequential_design(records)))
     except Timeout:
         raise ConfigError(
             f"{run.path} is in use by another command, and another reference is a look that must be recorded there; "
             "try again when that command has ended"
         ) from None
     except (OSError, EnvironmentUnfit):
-        return summarize(journal.design_without_test(NOT_WRITABLE))
+        return summarize(journal.sequential_design_without_test(NOT_WRITABLE))
 
 
 def _comparison_of_report(path: Path, comparison: Comparison, reference: str | None) -> Comparison:
@@ -156,22 +160,22 @@ def _comparison_of_report(path: Path, comparison: Comparison, reference: str | N
         if not comparison.records:
             return comparison
         look = next((look for look in comparison.looks if look.number == comparison.look), None)
-        left = error_rate_of_next(comparison.looks, look.planned) if look is not None else comparison.error_rate
+        left = error_rate_of_next_look(comparison.looks, look.planned) if look is not None else comparison.error_rate
         steps = next_steps(comparison, left)
         return comparison.model_copy(update={"headline": headline(comparison), "next_steps": steps})
     if not comparison.records:
         raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
     return summarize(
         comparison.records, arms=[row.arm for row in comparison.arms], reference=chosen, command=comparison.command,
-        order=comparison.order, terms=terms_of(comparison), design=SequentialDesign(0, 0, notes=(_NO_JOURNAL,)),
-        published=comparison.published,
+        order=comparison.order, terms=terms_of_comparison(comparison),
+        design=SequentialDesign(0, 0, notes=(_NO_JOURNAL,)), published=comparison.published,
     )  # fmt: skip
 
 
 def read_plan(run: RunDirectory) -> StoredPlan | None:
     """Read the plan of a run directory."""
     try:
-        return run.plan()
+        return run.read_plan()
     except (FileFault, ConfigError) as error:
         raise RecordError(
             f"{run.plan_file} is not a plan: {error}; run the command that wrote it again to restore it, or remove it "

@@ -48,7 +48,7 @@ class ReplaySide:
     script: ScriptConfig | None = None
 
 
-def sides_of(
+def replay_sides_of_changes(
     changes: Sequence[str], stacks: Mapping[str, StackConfig], script: Sequence[str] | None, own: Sequence[str]
 ) -> list[ReplaySide]:
     """Return what to repeat a step with: each change alone, and in each stack.
@@ -68,7 +68,7 @@ def sides_of(
             values = {name: OPEN.get(name, values.pattern) for name, values in CHANGES.items()}
             known = ", ".join(f"{name}={value}" for name, value in values.items())
             raise ConfigError(f"--change {text}: there is no such change; there are {known}")
-        value = _read_arm(value) if name == "arm" else value
+        value = _canonical_arm_text(value) if name == "arm" else value
         sides.append(ReplaySide(f"{name}={value}", {name: value}))
     sides += [ReplaySide(f"stack {name}", stack=stack) for name, stack in stacks.items()]
     if script is not None and list(script) != list(own):
@@ -80,7 +80,7 @@ def sides_of(
     return sides
 
 
-def _read_arm(text: str) -> str:
+def _canonical_arm_text(text: str) -> str:
     """Return an arm in its one spelling.
 
     Raises:
@@ -107,17 +107,17 @@ def _read_arm(text: str) -> str:
     return str(arm)
 
 
-def read_facts(capsule: Path) -> dict[str, Any]:
+def read_capsule_facts(capsule: Path) -> dict[str, Any]:
     """Return which script a capsule is of, and of which step.
 
     Raises:
         ConfigError: it is none.
     """
-    from ampcompare.script.replay.one_step import Refusal, read_capsule
+    from ampcompare.script.replay.one_step import StepRefused, read_capsule
 
     try:
         found = read_capsule(str(capsule))
-    except Refusal as error:
+    except StepRefused as error:
         raise ConfigError(str(error)) from None
     names = ("script", "arguments", "is_module", "step", "engine", "device", "compat_torch")
     return {name: found.get(name) for name in names}
@@ -151,10 +151,12 @@ def replay(
             (folder / source.name).write_bytes(source.read_bytes())
         settings = [facts["engine"] or "compat", facts["device"] or "", "yes" if facts["compat_torch"] else ""]
         run = _StepRuns(stack.enter_context(ScriptForks()), folder, folder / capsule.name, settings)
-        base = run.repeat("base", ReplaySide(""), own)
+        base = run.repeat_step("base", ReplaySide(""), own)
         found = []
         for side in sides:
-            changed = {"fault": "nothing to compare with"} if base.get("fault") else run.repeat("change", side, own)
+            changed = (
+                {"fault": "nothing to compare with"} if base.get("fault") else run.repeat_step("change", side, own)
+            )
             found.append(judge_replay(side.name, base, changed))
             say(found[-1].sentence)
         return found
@@ -169,7 +171,7 @@ class _StepRuns:
         self._capsule = capsule
         self._settings = settings
 
-    def repeat(self, mode: str, side: ReplaySide, own: ScriptConfig) -> dict[str, Any]:
+    def repeat_step(self, mode: str, side: ReplaySide, own: ScriptConfig) -> dict[str, Any]:
         """Return what `one_step.py` has written, or why it wrote nothing."""
         script = side.script or own
         rows = self._folder / "rows.json"
@@ -187,12 +189,12 @@ class _StepRuns:
         if side.stack is None:
             settings = [*self._settings, side.changes.get("arm", "")]
             # The program itself is for other environments.
-            code = self._forks.run(
-                "ampcompare.script.replay.keep:run_here", [*settings, *words[1:]], self._folder, script.folder
+            code = self._forks.run_function(
+                "ampcompare.script.replay.keep:repeat_step_here", [*settings, *words[1:]], self._folder, script.folder
             )
             said = ""
         else:
-            code, said = _run_in_stack(side.stack, words, self._folder)
+            code, said = _run_words_in_stack(side.stack, words, self._folder)
         try:
             found: dict[str, Any] = json.loads(rows.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -200,17 +202,17 @@ class _StepRuns:
         return found
 
 
-def _run_in_stack(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
-    from ampcompare.experiment.launch.script.stacks import copy_recorder, inspect_stack, outside_environment
+def _run_words_in_stack(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
+    from ampcompare.experiment.launch.script.stacks import copy_recorder, environment_without_own_python, inspect_stack
 
     copy_recorder(folder)
     found = inspect_stack(stack, folder)
     if found.fault:
         raise EnvironmentUnfit(found.fault)
-    command = [*stack.words(folder), *words]
+    command = [*stack.python_command_for_cell(folder), *words]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**outside_environment(), "OMP_NUM_THREADS": "1"}, start_new_session=True,
+        env={**environment_without_own_python(), "OMP_NUM_THREADS": "1"}, start_new_session=True,
     ) as process:  # fmt: skip
         try:
             _, err = process.communicate(timeout=TIME_LIMIT)

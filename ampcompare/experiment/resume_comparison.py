@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.resume_trace import RowKind, last_state_folder, read_rows, saved_files
+from ampcompare.settings.resume_trace import TraceRowKind, last_state_folder, read_trace_rows, rows_of_saved_files
 
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
@@ -53,7 +53,7 @@ class TracedStep:
     losses: list[float | None] = field(default_factory=list)
     has_ended: bool = False
 
-    def value(self, role: str) -> Any:
+    def value_of_role(self, role: str) -> Any:
         """Return what is compared of a role."""
         if role == "batches":
             return self.batches
@@ -86,7 +86,7 @@ class ResumeTrace:
     error: str = ""
     last: TracedStep | None = None
 
-    def fail(self, error: str) -> None:
+    def note_error(self, error: str) -> None:
         """Take an error, with which it ended; one that failed in its first step is compared as far as it came."""
         self.error = error
         if not self.steps and self.last is not None:
@@ -125,23 +125,23 @@ class Resumption:
 
 def read_trace(path: Path) -> ResumeTrace:
     """Return the trace of a run; of one that trained nothing it is empty."""
-    rows = read_rows(path)
-    trace = ResumeTrace(saves=saved_files(rows), states=last_state_folder(rows))
-    lists = {RowKind.LOAD: trace.loads, RowKind.RESTORE: trace.restored, RowKind.TRAINER: trace.trainers}
+    rows = read_trace_rows(path)
+    trace = ResumeTrace(saves=rows_of_saved_files(rows), states=last_state_folder(rows))
+    lists = {TraceRowKind.LOAD: trace.loads, TraceRowKind.RESTORE: trace.restored, TraceRowKind.TRAINER: trace.trainers}
     for row in rows:
         kind = row["kind"]
-        if kind == RowKind.START:
+        if kind == TraceRowKind.START:
             trace.steps.append(TracedStep(row["state"], row["made"]))
-        elif kind == RowKind.STOP:
+        elif kind == TraceRowKind.STOP:
             trace.stopped = trace.saves[-1]["step"]  # those behind are lost
         elif kind in lists:
             lists[kind].append(row)
-        elif trace.steps and kind == RowKind.BATCH:
+        elif trace.steps and kind == TraceRowKind.BATCH:
             trace.steps[-1].batches.append(row["batch"])
             trace.steps[-1].samples += row.get("samples", [])
-        elif trace.steps and kind == RowKind.LOSS:
+        elif trace.steps and kind == TraceRowKind.LOSS:
             trace.steps[-1].losses.append(row["loss"])
-        elif trace.steps and kind == RowKind.STEP:
+        elif trace.steps and kind == TraceRowKind.STEP:
             trace.steps[-1].has_ended = True
     trace.last = next((step for step in trace.steps[-1:] if not step.has_ended), None)
     trace.steps = [step for step in trace.steps if step.has_ended]
@@ -150,7 +150,7 @@ def read_trace(path: Path) -> ResumeTrace:
 
 def run_error_text(record: Path, text: str = "") -> str:
     """Return the error of a run that failed: of its record, or the last line that it wrote."""
-    errors = [str(row["error"]) for row in read_rows(record) if row.get("kind") == "end" and row["error"]]
+    errors = [str(row["error"]) for row in read_trace_rows(record) if row.get("kind") == "end" and row["error"]]
     lines = [line for line in text.splitlines() if line.strip()]
     return next(iter(errors), lines[-1] if lines else "it wrote nothing")
 
@@ -159,39 +159,41 @@ def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
     """Compare a run without a break with the steps of one that was started again behind `broken.stopped` steps."""
     assert broken.stopped is not None
     at = broken.stopped
-    if resumed.steps and at and _starts_from_scratch(whole, resumed, at):
+    if resumed.steps and at and _is_started_from_scratch(whole, resumed, at):
         found = [RoleDifference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))]
-        answer, parted = ResumptionAnswer.NOT_RESUMED, losses_apart(whole, resumed)
+        answer, parted = ResumptionAnswer.NOT_RESUMED, distance_of_last_losses(whole, resumed)
     else:
-        found = _differences(whole, at, broken, resumed)
+        found = _first_role_differences(whole, at, broken, resumed)
         answer = _answer_from_differences(found, whole, at, resumed)
-        parted = None if resumed.error else losses_apart(whole, resumed)  # those of other steps tell nothing
+        parted = None if resumed.error else distance_of_last_losses(whole, resumed)  # those of other steps tell nothing
     return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
 
 
-def _differences(whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace) -> list[RoleDifference]:
+def _first_role_differences(
+    whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
+) -> list[RoleDifference]:
     """Return the first difference of each role, those of the first steps first."""
-    shift = _steps_behind(whole, at, resumed)
+    shift = _count_steps_behind(whole, at, resumed)
     found: list[RoleDifference] = []
     for role in ROLES:
         if role == "steps":
             continue
-        if shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift):
+        if shift and role in ("batches", "learning rate") and _is_role_shifted(role, whole, at, resumed, shift):
             continue
-        difference = _first_difference(role, whole, at, broken, resumed)
+        difference = _first_difference_of_role(role, whole, at, broken, resumed)
         if difference is not None:
             found.append(difference)
-    if lost := _lost_passes(whole, at, resumed):
+    if lost := _count_lost_passes(whole, at, resumed):
         drawn = ("learning rate", "options", "batches", "generators")
         found = [one for one in found if one.step > at + 1 or one.role not in drawn]
         text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
-        found.append(RoleDifference("steps", at + 1, text, f"{MIDDLE}{_line_in_brackets(broken.saves)}"))
+        found.append(RoleDifference("steps", at + 1, text, f"{MIDDLE}{_line_of_last_row_in_brackets(broken.saves)}"))
     made, left = len(resumed.steps), len(whole.steps[at:])
     text = f"{made} steps where {left} were left"
     if shift:
-        found.append(RoleDifference("steps", at + 1, text, _why_shifted(shift, at)))
+        found.append(RoleDifference("steps", at + 1, text, _why_role_is_shifted(shift, at)))
     elif made != left and not resumed.error:
-        found.append(RoleDifference("steps", at + 1 + min(made, left), text, _why_other_steps()))
+        found.append(RoleDifference("steps", at + 1 + min(made, left), text, _why_steps_differ()))
     return sorted(found, key=lambda one: (one.step, ROLES.index(one.role)))
 
 
@@ -217,7 +219,7 @@ def _has_unseen_samples(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
     return not {sample for step in resumed.steps for sample in step.samples} <= seen
 
 
-def _steps_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
+def _count_steps_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
     """Return by how many steps the count of a script is behind that of the run without a break; 0 if it is not.
 
     Its batches are then those of steps so much earlier, and it trains so many steps more.
@@ -227,23 +229,23 @@ def _steps_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
         return 0
     pairs = list(zip(whole.steps[at - shift :], resumed.steps, strict=False))
     unshifted = list(zip(whole.steps[at:], resumed.steps, strict=False))
-    for numbers in (_first_batches, _learning_rates_of):  # either goes by the script's count
+    for numbers in (_first_batch_of_step, _learning_rates_of_step):  # either goes by the script's count
         is_same = bool(pairs) and all(numbers(one) == numbers(other) for one, other in pairs)
         if is_same and any(numbers(one) != numbers(other) for one, other in unshifted):
             return shift
     return 0
 
 
-def _first_batches(step: TracedStep) -> list[str]:
+def _first_batch_of_step(step: TracedStep) -> list[str]:
     """Return the first batch of a step: the next may be noise, say, whose generator goes on."""
     return step.batches[:1]
 
 
-def _learning_rates_of(step: TracedStep) -> Any:
-    return step.value("learning rate")
+def _learning_rates_of_step(step: TracedStep) -> Any:
+    return step.value_of_role("learning rate")
 
 
-def _lost_passes(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
+def _count_lost_passes(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
     """Return how many forward passes at the begin of the step behind the break were made before the script saved."""
     has_ended = bool(resumed.steps) and resumed.steps[0].has_ended
     due, given = whole.steps[at].batches, resumed.steps[0].batches if has_ended else []
@@ -251,11 +253,11 @@ def _lost_passes(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
     return lost if given and lost > 0 and due[lost:] == given != due[: len(given)] else 0
 
 
-def _is_shifted(role: str, whole: ResumeTrace, at: int, resumed: ResumeTrace, shift: int) -> bool:
-    return bool(whole.steps[at - shift].value(role) == resumed.steps[0].value(role))
+def _is_role_shifted(role: str, whole: ResumeTrace, at: int, resumed: ResumeTrace, shift: int) -> bool:
+    return bool(whole.steps[at - shift].value_of_role(role) == resumed.steps[0].value_of_role(role))
 
 
-def _why_shifted(shift: int, at: int) -> str:
+def _why_role_is_shifted(shift: int, at: int) -> str:
     if shift == 1:
         return f"step {at} is made again: the count of steps, or the place in the epoch, is off by one"
     if shift == -1:
@@ -265,7 +267,7 @@ def _why_shifted(shift: int, at: int) -> str:
     return f"steps {at + 1} to {at - shift} are left out: the count of steps, or the place in the epoch, is ahead"
 
 
-def _starts_from_scratch(whole: ResumeTrace, resumed: ResumeTrace, at: int) -> bool:
+def _is_started_from_scratch(whole: ResumeTrace, resumed: ResumeTrace, at: int) -> bool:
     first, begun = resumed.steps[0].state["weights"], whole.steps[0].state["weights"]
     return bool(first == begun != whole.steps[min(at, len(whole.steps) - 1)].state["weights"])
 
@@ -278,11 +280,11 @@ def _why_not_resumed(broken: ResumeTrace, resumed: ResumeTrace) -> str:
     return f"{loads[0]['line']} loads a file, and the weights are not those in it"
 
 
-def _why_other_steps() -> str:
+def _why_steps_differ() -> str:
     return "the script does not continue its count of steps or epochs"
 
 
-def losses_apart(whole: ResumeTrace, other: ResumeTrace) -> float | None:
+def distance_of_last_losses(whole: ResumeTrace, other: ResumeTrace) -> float | None:
     """Return how far the losses of the last steps are apart, relative to that without a break; None if one has none."""
     first, second = (trace.steps[-1].losses[-1:] if trace.steps else [] for trace in (whole, other))
     for one, two in zip(first, second, strict=False):
@@ -291,42 +293,42 @@ def losses_apart(whole: ResumeTrace, other: ResumeTrace) -> float | None:
     return None
 
 
-def _first_difference(
+def _first_difference_of_role(
     role: str, whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
 ) -> RoleDifference | None:
     if role == "averages":
-        return _first_other_average(whole, at, broken, resumed)
+        return _first_differing_average(whole, at, broken, resumed)
     for index, (first, second) in enumerate(zip(whole.steps[at:], resumed.steps, strict=False)):
         if not second.has_ended and role in ("batches", "loss"):
             break
-        if role == "weights" and first.value("masters") and not _has_masters(resumed):
+        if role == "weights" and first.value_of_role("masters") and not _has_masters(resumed):
             continue  # 16-bit copies of the masters, which the other trains as its weights
-        values = _compared_values(role, first, second, resumed)
+        values = _compared_values_of_role(role, first, second, resumed)
         if role in ("weights", "buffers", "masters", "moments"):
-            what = _first_other_tensor(role, *values)
+            what = _first_differing_tensor_name(role, *values)
         elif role == "options":
-            what = str(_first_other_option(*values) or "")
+            what = str(_first_changed_option(*values) or "")
         else:
-            what = "" if values[0] == values[1] else _difference_in_words(role, *values)
+            what = "" if values[0] == values[1] else _difference_text(role, *values)
         if what:
             if role == "masters" and index and (half := _remade_masters_type(whole.steps[at], resumed.steps[0])):
                 return RoleDifference(role, at + 1, what, MADE_AGAIN.format(half))
-            cause = _cause_of_difference(role, what, at + index, at, whole, broken, resumed)
+            cause = _why_role_differs(role, what, at + index, at, whole, broken, resumed)
             return RoleDifference(role, at + index + 1, what, cause)
     return None
 
 
-def _compared_values(role: str, first: TracedStep, second: TracedStep, resumed: ResumeTrace) -> tuple[Any, Any]:
+def _compared_values_of_role(role: str, first: TracedStep, second: TracedStep, resumed: ResumeTrace) -> tuple[Any, Any]:
     """Return what is compared of a role: with masters, the weights of a script that has none."""
-    has_none = role == "masters" and bool(first.value(role)) and not _has_masters(resumed)
-    return first.value(role), second.value("weights" if has_none else role)
+    has_none = role == "masters" and bool(first.value_of_role(role)) and not _has_masters(resumed)
+    return first.value_of_role(role), second.value_of_role("weights" if has_none else role)
 
 
 def _has_masters(trace: ResumeTrace) -> bool:
-    return any(step.value("masters") for step in trace.steps)
+    return any(step.value_of_role("masters") for step in trace.steps)
 
 
-def _first_other_average(
+def _first_differing_average(
     whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
 ) -> RoleDifference | None:
     """Return the first copy of the weights that follows them from step to step, and is another one at the break.
@@ -334,31 +336,33 @@ def _first_other_average(
     One that is still equal a step later, or that the script fills only behind its first step, is none.
     """
     names = (
-        whole.steps[at].value("averages").keys() & resumed.steps[0].value("averages").keys() if resumed.steps else ()
+        whole.steps[at].value_of_role("averages").keys() & resumed.steps[0].value_of_role("averages").keys()
+        if resumed.steps
+        else ()
     )
     for name in sorted(names):
-        values = [step.value("averages").get(name, {}).get("values") for step in whole.steps]
+        values = [step.value_of_role("averages").get(name, {}).get("values") for step in whole.steps]
         changes = sum(one != other for one, other in itertools.pairwise(values))
         pairs = zip(values[at:], resumed.steps[:2], strict=False)
         if 2 * changes >= len(values) and all(
-            one != step.value("averages").get(name, {}).get("values") for one, step in pairs
+            one != step.value_of_role("averages").get(name, {}).get("values") for one, step in pairs
         ):
             cause = "the average of the weights is not restored: it is not in the file, or not loaded"
-            return RoleDifference("averages", at + 1, name, f"{cause}{_line_in_brackets(broken.saves)}")
+            return RoleDifference("averages", at + 1, name, f"{cause}{_line_of_last_row_in_brackets(broken.saves)}")
     return None
 
 
 def _remade_masters_type(due: TracedStep, first: TracedStep) -> str:
     """Return the type of the weights from which masters are made behind the first step's start; "" for none."""
-    masters, given = due.value("masters"), {each["values"] for each in first.value("weights").values()}
-    left = [masters[name] for name in masters.keys() - first.value("masters").keys()]
+    masters, given = due.value_of_role("masters"), {each["values"] for each in first.value_of_role("weights").values()}
+    left = [masters[name] for name in masters.keys() - first.value_of_role("masters").keys()]
     for name, short in HALVES.items():
         if left and all(each.get(name) in given for each in left):
             return short
     return ""
 
 
-def _other_moments(whole: dict[str, Any], resumed: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _differing_moments(whole: dict[str, Any], resumed: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the moments that differ, of parameters that both runs have: the parameter, and the key of the moment."""
     for name in whole:
         if name not in resumed:
@@ -368,13 +372,13 @@ def _other_moments(whole: dict[str, Any], resumed: dict[str, Any]) -> Iterator[t
                 yield name, key
 
 
-def _first_other_tensor(role: str, whole: dict[str, Any], resumed: dict[str, Any]) -> str:
+def _first_differing_tensor_name(role: str, whole: dict[str, Any], resumed: dict[str, Any]) -> str:
     """Return the name of a tensor that differs, the most telling one, the first; "" if none does.
 
     Models that a step has not called yet, and optimizers that are not made yet, are left out.
     """
     if role == "moments":
-        apart = sorted(_other_moments(whole, resumed), key=lambda one: one[1] in COUNTS)
+        apart = sorted(_differing_moments(whole, resumed), key=lambda one: one[1] in COUNTS)
         return f"{apart[0][1]} of {apart[0][0]}" if apart else ""
     both = sorted(whole.keys() & resumed.keys())
     names = [name for name in both if whole[name]["values"] != resumed[name]["values"]]
@@ -382,7 +386,7 @@ def _first_other_tensor(role: str, whole: dict[str, Any], resumed: dict[str, Any
 
 
 @dataclass(frozen=True)
-class _Option:
+class _ChangedOption:
     """An option of a group of parameters that is another one behind the break.
 
     `optimizer` and `group` are counted from 0; the number of each is said where there are several.
@@ -403,21 +407,21 @@ class _Option:
         return f"{self.name}{place}: {given} in place of {due}"
 
 
-def _first_other_option(whole: list[Any], resumed: list[Any]) -> _Option | None:
-    return next(_other_options(whole, resumed), None)
+def _first_changed_option(whole: list[Any], resumed: list[Any]) -> _ChangedOption | None:
+    return next(_changed_options(whole, resumed), None)
 
 
-def _other_options(whole: list[Any], resumed: list[Any]) -> Iterator[_Option]:
+def _changed_options(whole: list[Any], resumed: list[Any]) -> Iterator[_ChangedOption]:
     """Yield the options that differ, of those that both runs have."""
     for optimizer, (due, given) in enumerate(zip(whole, resumed, strict=False)):
         for group, (one, other) in enumerate(zip(due, given, strict=False)):
             for name in one:
                 if name in other and one[name] != other[name]:
                     several = len(due) > 1, len(whole) > 1
-                    yield _Option(name, optimizer, group, one[name], other[name], *several)
+                    yield _ChangedOption(name, optimizer, group, one[name], other[name], *several)
 
 
-def _difference_in_words(role: str, whole: Any, resumed: Any) -> str:
+def _difference_text(role: str, whole: Any, resumed: Any) -> str:
     if role == "batches":
         return "another batch"
     if role == "generators":
@@ -437,43 +441,46 @@ def _difference_in_words(role: str, whole: Any, resumed: Any) -> str:
 # Causes.
 
 
-def _cause_of_difference(
+def _why_role_differs(
     role: str, what: str, index: int, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return why a role differs in the step of an index, where that can be told."""
     if index != at:
-        return _cause_of_later_difference(role, index, at, whole, broken, resumed)
+        return _why_role_differs_later(role, index, at, whole, broken, resumed)
     first, second = whole.steps[at], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
-        values = _compared_values(role, first, second, resumed)
-        rounded = _cause_of_tensors(role, *values, broken, has_masters=_has_masters(resumed))
-        average = _average_in(first, second) if role == "weights" else ""
+        values = _compared_values_of_role(role, first, second, resumed)
+        rounded = _why_tensors_differ(role, *values, broken, has_masters=_has_masters(resumed))
+        average = _name_of_average_taken_as_weights(first, second) if role == "weights" else ""
         if average:
-            return f"weights are those of the average {average}{_line_in_brackets(resumed.loads)}"
-        return rounded or _cause_of_age(role, at, whole, broken, resumed)
+            return f"weights are those of the average {average}{_line_of_last_row_in_brackets(resumed.loads)}"
+        return rounded or _why_tensors_are_older(role, at, whole, broken, resumed)
     if role == "moments":
-        known = _cause_of_moments(first.value(role), second.value(role), broken, resumed)
-        return known or _cause_of_age(role, at, whole, broken, resumed)
+        known = _why_moments_differ(first.value_of_role(role), second.value_of_role(role), broken, resumed)
+        return known or _why_tensors_are_older(role, at, whole, broken, resumed)
     if role == "loss scale":
-        pairs = zip(first.value(role), second.value(role), strict=False)
+        pairs = zip(first.value_of_role(role), second.value_of_role(role), strict=False)
         place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
-        begins = second.value(role) == whole.steps[0].value(role)
-        return _cause_of_state("scaler", begins, broken, resumed, place)
+        begins = second.value_of_role(role) == whole.steps[0].value_of_role(role)
+        return _why_state_differs("scaler", begins, broken, resumed, place)
     if role == "learning rate":
-        begins = second.value(role) == whole.steps[0].value(role)
-        then = None if begins else _step_of_rates(whole, at, resumed)
+        begins = second.value_of_role(role) == whole.steps[0].value_of_role(role)
+        then = None if begins else _step_of_resumed_rates(whole, at, resumed)
         if then is not None:
-            return _cause_of_other_place(then, at, broken, resumed)
-        return _cause_of_state("scheduler", begins, broken, resumed)
-    if role == "options" and (option := _first_other_option(first.value(role), second.value(role))) is not None:
-        begins = option in _other_options(first.value(role), whole.steps[0].value(role))
-        return _cause_of_state("optimizer", begins, broken, resumed, option.optimizer, of="options")
+            return _why_schedule_resumes_elsewhere(then, at, broken, resumed)
+        return _why_state_differs("scheduler", begins, broken, resumed)
+    if (
+        role == "options"
+        and (option := _first_changed_option(first.value_of_role(role), second.value_of_role(role))) is not None
+    ):
+        begins = option in _changed_options(first.value_of_role(role), whole.steps[0].value_of_role(role))
+        return _why_state_differs("optimizer", begins, broken, resumed, option.optimizer, of="options")
     if role == "batches":
-        return _cause_of_batches(index, at, whole, resumed)
-    return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
+        return _why_batches_differ(index, at, whole, resumed)
+    return _why_loss_differs(index, whole, at, resumed) if role == "loss" else ""
 
 
-def _cause_of_later_difference(
+def _why_role_differs_later(
     role: str, index: int, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
 ) -> str:
     """Return why a role differs in a step behind the first one of a script that was started again."""
@@ -482,44 +489,44 @@ def _cause_of_later_difference(
     ):
         return kept
     if role == "learning rate":
-        begins = whole.steps[index - at].value(role) == resumed.steps[index - at].value(role)
-        return _cause_of_state("scheduler", begins, broken, resumed, only_missing=True)
-    if whole.steps[index].value("weights") != resumed.steps[index - at].value("weights"):
+        begins = whole.steps[index - at].value_of_role(role) == resumed.steps[index - at].value_of_role(role)
+        return _why_state_differs("scheduler", begins, broken, resumed, only_missing=True)
+    if whole.steps[index].value_of_role("weights") != resumed.steps[index - at].value_of_role("weights"):
         return ""  # what has led to these
     if role == "batches":
-        return _cause_of_batches(index, at, whole, resumed)
-    return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
+        return _why_batches_differ(index, at, whole, resumed)
+    return _why_loss_differs(index, whole, at, resumed) if role == "loss" else ""
 
 
-def _step_of_rates(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int | None:
+def _step_of_resumed_rates(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int | None:
     """Return the step without a break from which on the rates are those of the script that was started again."""
-    rates = [_learning_rates_of(step) for step in resumed.steps]
-    due = [_learning_rates_of(step) for step in whole.steps]
+    rates = [_learning_rates_of_step(step) for step in resumed.steps]
+    due = [_learning_rates_of_step(step) for step in whole.steps]
     fitting = [then for then in range(1, len(due)) if all(a == b for a, b in zip(due[then:], rates, strict=False))]
     return min((then for then in fitting if then != at), key=lambda then: abs(then - at), default=None)
 
 
-def _cause_of_other_place(then: int, at: int, broken: ResumeTrace, resumed: ResumeTrace) -> str:
+def _why_schedule_resumes_elsewhere(then: int, at: int, broken: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return why the schedule resumes from another step than that of an index, at which the script was stopped."""
     steps = f"{abs(then - at)} step{'s' * (abs(then - at) != 1)}"
     restored = [row["line"] for row in resumed.restored if row["what"] == "scheduler"]
     if then > at and restored:
         return f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
     place = f"the schedule is {steps} {'ahead' if then > at else 'behind'}"
-    return _cause_of_state("scheduler", False, broken, resumed, place=place)
+    return _why_state_differs("scheduler", False, broken, resumed, place=place)
 
 
-def _average_in(due: TracedStep, given: TracedStep) -> str:
+def _name_of_average_taken_as_weights(due: TracedStep, given: TracedStep) -> str:
     """Return the name of the average whose values a model has as its weights; "" for none."""
-    averages = due.value("averages")
-    apart = [one for one in given.value("together") if one not in due.value("together")]
+    averages = due.value_of_role("averages")
+    apart = [one for one in given.value_of_role("together") if one not in due.value_of_role("together")]
     return next((name for name in sorted(averages) if averages[name]["values"] in apart), "")
 
 
 def _type_difference_text(whole: TracedStep, resumed: TracedStep) -> str:
     """Return which tensors have the due values, in another type; "" if none has."""
     for role in ("masters", "weights", "moments"):
-        due, given = (_tensors_of(role, step) for step in (whole, resumed))
+        due, given = (_tensors_of_role(role, step) for step in (whole, resumed))
         for name in due.keys() & given.keys():
             before, then = (each.get("dtype", "float32") for each in (due[name], given[name]))
             if before != then:
@@ -528,7 +535,7 @@ def _type_difference_text(whole: TracedStep, resumed: TracedStep) -> str:
     return ""
 
 
-def _rounded_to_type(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
+def _type_of_rounded_tensors(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
     """Return the 16-bit type to which all tensors were rounded that differ; "" if they were not."""
     apart = [(a, b) for a, b in pairs if a["values"] != b["values"]]
     for name, short in HALVES.items():
@@ -537,25 +544,29 @@ def _rounded_to_type(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
     return ""
 
 
-def _cause_of_tensors(
+def _why_tensors_differ(
     role: str, whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, *, has_masters: bool
 ) -> str:
     both = sorted(whole.keys() & resumed.keys())
-    half = _rounded_to_type([(whole[name], resumed[name]) for name in both])
+    half = _type_of_rounded_tensors([(whole[name], resumed[name]) for name in both])
     saved = broken.saves[-1]["line"] if broken.saves else ""
     if half and role == "masters":
-        return MADE_AGAIN.format(half) if has_masters else f"{NO_MASTERS.format(half)}{_line_in_brackets(broken.saves)}"
+        return (
+            MADE_AGAIN.format(half)
+            if has_masters
+            else f"{NO_MASTERS.format(half)}{_line_of_last_row_in_brackets(broken.saves)}"
+        )
     if half:
         return f"{role} were saved or loaded in {half}{f' ({saved})' * bool(saved)}"
     return ""
 
 
-def _cause_of_age(role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> str:
+def _why_tensors_are_older(role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return why tensors are those of an earlier step: an older file, or one that was written before they changed."""
-    due, given = (_flat_digests(role, step) for step in (whole.steps[at], resumed.steps[0]))
+    due, given = (_digests_by_tensor_name(role, step) for step in (whole.steps[at], resumed.steps[0]))
     apart = [name for name in due.keys() & given.keys() if due[name] != given[name]]
     for then in reversed(range(at)):
-        earlier = _flat_digests(role, whole.steps[then])
+        earlier = _digests_by_tensor_name(role, whole.steps[then])
         if not apart or any(earlier.get(name) != given[name] for name in apart):
             continue
         last = {row["path"]: row for row in broken.saves}
@@ -565,7 +576,7 @@ def _cause_of_age(role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, r
             return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
         if not then:
             return FIRST.format(role, _where_tensors_are_text(role, apart, broken, resumed))
-        line = _line_in_brackets(broken.saves)
+        line = _line_of_last_row_in_brackets(broken.saves)
         return f"{role} are those behind step {then}: they were taken before step {then + 1}{line}"
     return ""
 
@@ -573,25 +584,25 @@ def _cause_of_age(role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, r
 def _where_tensors_are_text(role: str, apart: list[str], broken: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return whether tensors that are not restored are in the file; of statistics of a batch norm it is known."""
     if role != "buffers" or not all(name.partition(" of model ")[0].endswith(STATISTICS) for name in apart):
-        return f"they are not in the file, or are not loaded{_line_in_brackets(broken.saves)}"
+        return f"they are not in the file, or are not loaded{_line_of_last_row_in_brackets(broken.saves)}"
     if any("buffers" in row["holds"] for row in broken.saves):
-        return f"they are in the file, and are not loaded{_line_in_brackets(resumed.loads)}"
-    return f"they are not in the file{_line_in_brackets(broken.saves)}"
+        return f"they are in the file, and are not loaded{_line_of_last_row_in_brackets(resumed.loads)}"
+    return f"they are not in the file{_line_of_last_row_in_brackets(broken.saves)}"
 
 
-def _flat_digests(role: str, step: TracedStep) -> dict[str, str]:
+def _digests_by_tensor_name(role: str, step: TracedStep) -> dict[str, str]:
     """Return the digests of a role's values, by names of one tensor each."""
-    return {name: each["values"] for name, each in _tensors_of(role, step).items()}
+    return {name: each["values"] for name, each in _tensors_of_role(role, step).items()}
 
 
-def _tensors_of(role: str, step: TracedStep) -> dict[str, Any]:
-    values: dict[str, Any] = step.value(role)
+def _tensors_of_role(role: str, step: TracedStep) -> dict[str, Any]:
+    values: dict[str, Any] = step.value_of_role(role)
     if role != "moments":
         return values
     return {f"{key} of {name}": each for name, state in values.items() for key, each in state.items()}
 
 
-def _is_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
+def _are_moments_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
     """Return whether the moments are the saved ones, of other parameters."""
     both = whole.keys() & resumed.keys()
 
@@ -602,24 +613,24 @@ def _is_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
     return bool(saved) and saved == count(resumed)
 
 
-def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace) -> str:
+def _why_moments_differ(whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace) -> str:
     both = [name for name in whole if name in resumed]
     owners = {name: name.partition(" of optimizer ")[2] for name in both}
     empty = {owner for owner in owners.values()
              if all(whole[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
     if empty:
         number = int(min(empty) or 1) - 1
-        return _cause_of_state("optimizer", True, broken, again, number)
-    if _is_permuted(whole, resumed):
+        return _why_state_differs("optimizer", True, broken, again, number)
+    if _are_moments_permuted(whole, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
-    if half := _rounded_to_type(pairs):
-        return _cause_of_rounding(half, both, pairs, broken, again)
-    apart = {key for _, key in _other_moments(whole, resumed)}
+    if half := _type_of_rounded_tensors(pairs):
+        return _why_moments_are_rounded(half, both, pairs, broken, again)
+    apart = {key for _, key in _differing_moments(whole, resumed)}
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
 
-def _cause_of_rounding(
+def _why_moments_are_rounded(
     half: str,
     names: list[str],
     pairs: list[tuple[dict[str, str], dict[str, str]]],
@@ -632,17 +643,17 @@ def _cause_of_rounding(
         names: of the weights.
         pairs: digests of a moment without a break and with one.
     """
-    weights = again.steps[0].value("weights")
+    weights = again.steps[0].value_of_role("weights")
     loads = [row for row in again.restored if row["what"] == "optimizer"]
     short = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in names}
     types = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
     if loads and short == types == {half}:
-        line = _line_in_brackets(loads)
+        line = _line_of_last_row_in_brackets(loads)
         return f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
-    return f"moments were saved or loaded in {half}{_line_in_brackets(broken.saves)}"
+    return f"moments were saved or loaded in {half}{_line_of_last_row_in_brackets(broken.saves)}"
 
 
-def _cause_of_state(
+def _why_state_differs(
     what: str,
     starts_again: bool,
     broken: ResumeTrace,
@@ -670,7 +681,7 @@ def _cause_of_state(
     else:
         begins = place or f"{name} {'starts from scratch' if starts_again else 'has another state'}"
     if what not in {part for row in broken.saves for part in row["holds"]}:
-        return f"{begins}: its state is not in the file{_line_in_brackets(broken.saves)}"
+        return f"{begins}: its state is not in the file{_line_of_last_row_in_brackets(broken.saves)}"
     restored = [row for row in of_kind if own is None or row["number"] in (None, own)]
     if restored:
         return "" if only_missing else f"{begins}, though {restored[-1]['line']} loads its state"
@@ -687,14 +698,14 @@ def _where_state_is_text(what: str, broken: ResumeTrace, resumed: ResumeTrace) -
     if loaded and read and what not in read:
         name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
         return f"{name}, which is not loaded"
-    return f"the file, and is not loaded{_line_in_brackets(resumed.loads)}"
+    return f"the file, and is not loaded{_line_of_last_row_in_brackets(resumed.loads)}"
 
 
-def _line_in_brackets(rows: list[dict[str, Any]]) -> str:
+def _line_of_last_row_in_brackets(rows: list[dict[str, Any]]) -> str:
     return f" ({rows[-1]['line']})" if rows else ""
 
 
-def _cause_of_batches(index: int, at: int, whole: ResumeTrace, resumed: ResumeTrace) -> str:
+def _why_batches_differ(index: int, at: int, whole: ResumeTrace, resumed: ResumeTrace) -> str:
     given = resumed.steps[index - at].batches
     earlier = [number for number, step in enumerate(whole.steps[:at]) if step.batches == given]
     if earlier:
@@ -705,7 +716,7 @@ def _cause_of_batches(index: int, at: int, whole: ResumeTrace, resumed: ResumeTr
     seen = Counter(batch for step in whole.steps for batch in step.batches)
     if all(batch in seen for step in resumed.steps for batch in step.batches):
         return "the batches come in another order"
-    at_step = whole.steps[index].value("generators"), resumed.steps[index - at].value("generators")
+    at_step = whole.steps[index].value_of_role("generators"), resumed.steps[index - at].value_of_role("generators")
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
     if _has_unseen_samples(whole, resumed):
@@ -713,20 +724,20 @@ def _cause_of_batches(index: int, at: int, whole: ResumeTrace, resumed: ResumeTr
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 
 
-def _cause_of_loss(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
+def _why_loss_differs(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
     """Return why the same weights and batches have another loss: another scale by a power of two, or random numbers."""
     first, second = whole.steps[index], resumed.steps[index - at]
-    if any(first.value(role) != second.value(role) for role in (*RESTORED, "batches")):
+    if any(first.value_of_role(role) != second.value_of_role(role) for role in (*RESTORED, "batches")):
         return ""
     pairs = zip(first.losses, second.losses, strict=False)
     factors = {two / one for one, two in pairs if one and two is not None and one != two}
     factor = factors.pop() if len(factors) == 1 else 0.0
     if abs(math.frexp(factor)[0]) == 0.5:
         return f"the loss is {factor:g} times as large: a loss scale of the script's own is not the one that it was"
-    return _cause_of_generators(index, whole, at, resumed)
+    return _why_generators_differ(index, whole, at, resumed)
 
 
-def _cause_of_generators(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
+def _why_generators_differ(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
     first, second = whole.steps[index], resumed.steps[index - at]
-    names = _difference_in_words("generators", first.value("generators"), second.value("generators"))
+    names = _difference_text("generators", first.value_of_role("generators"), second.value_of_role("generators"))
     return f"dropout, or what else is random, draws other numbers: generators are not restored ({names})" * bool(names)

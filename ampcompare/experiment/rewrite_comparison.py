@@ -56,7 +56,9 @@ def compare_runs(
     apart: dict[str, float] = {}
     if twin is not None:
         base = (of or original).weights
-        apart = {key: _largest_apart(base[key], twin.weights[key]) for key in base.keys() & twin.weights.keys()}
+        apart = {
+            key: _largest_relative_difference(base[key], twin.weights[key]) for key in base.keys() & twin.weights.keys()
+        }
     compared = [
         _compare_losses(original, rewritten),
         _compare_scales(original, rewritten),
@@ -66,7 +68,7 @@ def compare_runs(
     compared += [*_compare_types(original, rewritten), *_compare_evaluations(original, rewritten)]
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
     beyond = [_gradient_difference_text(original, rewritten), _precision_difference_text(original, rewritten)]
-    beyond += _other_settings_lines(original, rewritten)
+    beyond += _changed_settings_lines(original, rewritten)
     compared += [(DIFFERENT, line) for line in beyond if line]
     order = (EQUAL, WITHIN, DIFFERENT)
     return max((verdict for verdict, _ in compared), key=order.index), [line for _, line in compared]
@@ -96,7 +98,9 @@ def differences_beyond_twin(
         largest = max(largest, apart[number - 1] if number <= len(apart) else float("inf"))
         if difference > max(OF_TWIN * largest, WITHOUT_TWIN):
             lines.append(
-                _difference_beyond_twin(f"losses: {DIFFERENT}; at backward pass {number}", difference, largest, whose)
+                _difference_beyond_twin_text(
+                    f"losses: {DIFFERENT}; at backward pass {number}", difference, largest, whose
+                )
             )
             break
     for name, norms in original.norms.items():
@@ -109,12 +113,12 @@ def differences_beyond_twin(
             largest = max(largest, _relative_difference(fourth, third))
             if _relative_difference(first, second) > max(OF_TWIN * largest, NORMS_WITHOUT_TWIN):
                 where = f"gradients: {DIFFERENT}; their norm at step {number} of optimizer {int(name) + 1}"
-                lines.append(_difference_beyond_twin(where, _relative_difference(first, second), largest, whose))
+                lines.append(_difference_beyond_twin_text(where, _relative_difference(first, second), largest, whose))
                 break
     return lines
 
 
-def differ_in_weights_alone(original: ScriptRun, rewritten: ScriptRun) -> bool:
+def is_difference_in_weights_alone(original: ScriptRun, rewritten: ScriptRun) -> bool:
     """Return whether the weights are all that is `DIFFERENT`, as those are whose gradients are roundings of nothing.
 
     Such as a bias in front of a batch norm: a twin shows how far roundings take it.
@@ -149,7 +153,7 @@ def compare_starts(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, list
     return "", lines
 
 
-def cut_to_common_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[ScriptRun, ScriptRun]:
+def cut_runs_to_common_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[ScriptRun, ScriptRun]:
     """Return two runs of two stacks as far as both were followed: they may end between the steps of two optimizers."""
     counts = [Counter(number for number, _ in run.applied) for run in (original, rewritten)]
     equal = {str(number) for number in counts[0] if counts[0][number] == counts[1][number]}
@@ -166,7 +170,7 @@ def cut_to_common_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[Scri
     )
 
 
-def _difference_beyond_twin(where: str, difference: float, largest: float, whose: str) -> str:
+def _difference_beyond_twin_text(where: str, difference: float, largest: float, whose: str) -> str:
     return (
         f"{where} by {difference:.2g}, where a twin of the {whose} script, its weights moved by one unit in the last "
         f"place of fp16, differs by {largest:.2g}"
@@ -193,7 +197,7 @@ def _compare_evaluations(original: ScriptRun, rewritten: ScriptRun) -> list[tupl
 
     Where losses have parted, so have evaluations.
     """
-    if _first_above(_loss_differences(original, rewritten), ROUNDING) is not None:
+    if _first_pass_above_limit(_loss_differences(original, rewritten), ROUNDING) is not None:
         return []
     pairs = zip(original.evaluation_norms, rewritten.evaluation_norms, strict=False)
     for number, (first, second) in enumerate(pairs, 1):
@@ -208,10 +212,10 @@ def _compare_losses(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str
     if _has_other_scaled_passes(original, rewritten):
         return EQUAL, f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled"
     differences = _loss_differences(original, rewritten)
-    first, parted = _first_above(differences, 0.0), _first_above(differences, ROUNDING)
+    first, parted = _first_pass_above_limit(differences, 0.0), _first_pass_above_limit(differences, ROUNDING)
     if first is None:
         return EQUAL, f"losses: {EQUAL} in {len(differences)} backward passes"
-    verdict = WITHIN if parted is None or parted > _count_first_passes(original) else DIFFERENT
+    verdict = WITHIN if parted is None or parted > _count_passes_of_first_steps(original) else DIFFERENT
     until = f" up to backward pass {parted - 1}" if verdict == WITHIN and parted is not None else ""
     return verdict, (
         f"losses: {verdict}{until}; first at backward pass {first}: {original.losses[first - 1]} against "
@@ -254,7 +258,7 @@ def _compare_weights(original: ScriptRun, rewritten: ScriptRun, apart: Mapping[s
     Args:
         apart: how far a twin is from its run.
     """
-    place = _first_weight_apart(original, rewritten)
+    place = _first_differing_weight(original, rewritten)
     if place is None and original.digests:
         return EQUAL, f"weights: {EQUAL} after every step"
     keys = [key for key in original.weights if key in rewritten.weights and original.weights[key].size]
@@ -269,8 +273,8 @@ def _compare_weights(original: ScriptRun, rewritten: ScriptRun, apart: Mapping[s
     allowed = _allowed_distances(original, rewritten, keys)
     for key in keys:
         first, second = original.weights[key], rewritten.weights[key]
-        difference = _largest_apart(first, second)
-        if difference > ROUNDING and _distance_in_lengths(first, second) <= allowed[key]:
+        difference = _largest_relative_difference(first, second)
+        if difference > ROUNDING and _distance_in_lengths_of_first(first, second) <= allowed[key]:
             by_length = f"; more in single weights such as those of {_optimizer_name(original, key)}"
         elif difference > ROUNDING and difference <= OF_TWIN * apart.get(key, 0.0):
             by_length = f"; more in {_optimizer_name(original, key)}, which roundings take as far"
@@ -293,7 +297,7 @@ def _compare_weights(original: ScriptRun, rewritten: ScriptRun, apart: Mapping[s
 def _allowed_distances(original: ScriptRun, rewritten: ScriptRun, keys: Sequence[str]) -> dict[str, float]:
     """Return how far each tensor may be apart, in its lengths: farther if it is small, and where losses have parted."""
     # Where losses have parted in later steps, so have weights.
-    has_parted = _first_above(_loss_differences(original, rewritten), ROUNDING) is not None
+    has_parted = _first_pass_above_limit(_loss_differences(original, rewritten), ROUNDING) is not None
     sizes = {key: float(abs(original.weights[key]).max()) for key in keys}
     largest = max(sizes.values(), default=0.0)
     allowed = {}
@@ -303,7 +307,7 @@ def _allowed_distances(original: ScriptRun, rewritten: ScriptRun, keys: Sequence
     return allowed
 
 
-def _first_weight_apart(original: ScriptRun, rewritten: ScriptRun) -> tuple[int, str] | None:
+def _first_differing_weight(original: ScriptRun, rewritten: ScriptRun) -> tuple[int, str] | None:
     found: list[tuple[int, str]] = []
     for number, steps in original.digests.items():
         for index, (first, second) in enumerate(zip(steps, rewritten.digests.get(number, []), strict=False), 1):
@@ -351,7 +355,7 @@ def _precision_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str
     return ""
 
 
-def _other_settings_lines(original: ScriptRun, rewritten: ScriptRun) -> list[str]:
+def _changed_settings_lines(original: ScriptRun, rewritten: ScriptRun) -> list[str]:
     """Return what a run of few steps need not show: another 16-bit type or policy of the loss scale, kept gradients."""
     found = []
     if original.halves and rewritten.halves and original.halves != rewritten.halves:
@@ -383,7 +387,7 @@ def _has_equal_first_losses(original: ScriptRun, rewritten: ScriptRun) -> bool:
     return bool(differences) and not any(differences[:passes])
 
 
-def _count_first_passes(run: ScriptRun) -> int:
+def _count_passes_of_first_steps(run: ScriptRun) -> int:
     """Return the backward passes of the first taken steps, of all where there are no more steps."""
     taken = [number for number, (_, applied) in enumerate(run.applied, 1) if applied]
     return len(run.losses) if len(taken) <= FIRST else len(run.losses) * taken[FIRST - 1] // len(run.applied)
@@ -411,16 +415,16 @@ def _relative_difference(first: float | None, second: float | None) -> float:
     return found if found == found else float("inf")
 
 
-def _first_above(differences: list[float], limit: float) -> int | None:
+def _first_pass_above_limit(differences: list[float], limit: float) -> int | None:
     """Return the first backward pass whose losses are more than a limit apart."""
     return next((number for number, each in enumerate(differences, 1) if each > limit), None)
 
 
-def _largest_apart(first: Any, second: Any) -> float:
+def _largest_relative_difference(first: Any, second: Any) -> float:
     """Return the largest difference of two tensors of one shape, as a part of the largest number of the first."""
     return float(abs(first - second).max()) / max(float(abs(first).max()), 1e-6)
 
 
-def _distance_in_lengths(first: Any, second: Any) -> float:
+def _distance_in_lengths_of_first(first: Any, second: Any) -> float:
     """Return how far two vectors are apart, in lengths of the first."""
     return float(((first - second) ** 2).sum() ** 0.5) / max(float((first**2).sum() ** 0.5), 1e-12)

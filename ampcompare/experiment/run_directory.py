@@ -15,27 +15,27 @@ from typing import Any
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ampcompare.base.environment.fingerprint import SWITCHES, fingerprint
+from ampcompare.base.environment.fingerprint import SWITCHES, environment_fingerprint
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.errors import ConfigError, RecordError
-from ampcompare.base.files.loaded_code import changed_code
+from ampcompare.base.files.loaded_code import changed_code_files
 from ampcompare.base.files.read import FileFault, parse_json, read_json, read_text
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
-from ampcompare.base.formatting import printable
-from ampcompare.base.secrets import hide_words
-from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
+from ampcompare.base.formatting import printable_line
+from ampcompare.base.secrets import hide_secrets_in_words
+from ampcompare.experiment.launch.cell_files import base_folder_of_users_code, remove_temporary_files
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
-from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked
+from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked_record
 from ampcompare.results.records.comparison import Look, Published
 from ampcompare.results.records.document import ArmLabel, read_with_source
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import LAUNCHERS, RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 # As long as any name below a run directory.
 DEEPEST = Path(RunFile.CELLS, "0" * 12, f"{CellFile.CHECKPOINTS}.previous", "0" * 64)
@@ -76,7 +76,7 @@ class StoredPlan(BaseModel):
     preflight: Preflight | None = None
 
     @classmethod
-    def of(cls, plan: Plan, *, command: str, terms: Terms, pilot: Collection[int]) -> StoredPlan:
+    def from_plan(cls, plan: Plan, *, command: str, terms: Terms, pilot: Collection[int]) -> StoredPlan:
         """Return what is stored of a plan."""
         names = ("arms", "reference", "seeds", "order", "order_seed", "timing_rounds", "published")
         cells = {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)}
@@ -84,18 +84,18 @@ class StoredPlan(BaseModel):
         return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal="")
 
 
-def row_of(label: str) -> str:
+def row_label_of_cell_name(label: str) -> str:
     """Return the row of a cell that is written LABEL@SEED."""
     return label.rpartition("@")[0]
 
 
-def with_label(record: RunRecord, label: str) -> RunRecord:
+def record_with_label(record: RunRecord, label: str) -> RunRecord:
     """Return a record under the label of its row, which names the arm and what is varied."""
     return record if record.arm == label else record.model_copy(update={"arm": label})
 
 
 @dataclass(frozen=True)
-class Reuse:
+class ReusableRecord:
     """The record of a cell that need not run again, or None and the reason why it must; "" if it has no record yet."""
 
     record: RunRecord | None
@@ -141,9 +141,9 @@ class RunDirectory:
 
     def cell_folder(self, config: RunConfig) -> Path:
         """Return the folder of a cell; it is named by its digest, never by the text of its arm."""
-        return self.cell_named(config.digest())
+        return self.cell_folder_of_digest(config.digest())
 
-    def cell_named(self, digest: str) -> Path:
+    def cell_folder_of_digest(self, digest: str) -> Path:
         """Return the folder of a cell by the digest of its settings."""
         return self.path / RunFile.CELLS / digest
 
@@ -178,14 +178,14 @@ class RunDirectory:
         return ConfigError(f"cannot make the output folder {self._short_path()}: {why}; choose another --output-dir")
 
     def _short_path(self) -> str:
-        return printable(str(self.path), MAX_SHOWN)
+        return printable_line(str(self.path), MAX_SHOWN)
 
     def lock(self) -> FileLock:
         """Return the lock, which the system releases when its process ends, so that a dead owner blocks nobody."""
         return FileLock(self.path.resolve() / RunFile.LOCK)
 
     @contextlib.contextmanager
-    def hold(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
+    def make_and_lock(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
         """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
 
         Raises:
@@ -200,7 +200,7 @@ class RunDirectory:
             lock.acquire(timeout=0)
         except Timeout:
             raise ConfigError(
-                f"{self.path} is in use by {self._name_owner()}; wait for it to end, or choose another --output-dir"
+                f"{self.path} is in use by {self._owner_text()}; wait for it to end, or choose another --output-dir"
             ) from None
         except OSError as error:
             raise ConfigError(
@@ -208,11 +208,11 @@ class RunDirectory:
                 "--output-dir"
             ) from None
         try:
-            remove_leftovers(self.path)  # left by processes that have ended: no other process may write here now
+            remove_temporary_files(self.path)  # left by processes that have ended: no other process may write here now
             this_process = {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
-                "command": command or " ".join(hide_words(sys.argv)),
+                "command": command or " ".join(hide_secrets_in_words(sys.argv)),
                 "since": datetime.now().astimezone().isoformat(timespec="seconds"),
             }
             write_atomically(owner, dump_json(this_process))
@@ -222,25 +222,29 @@ class RunDirectory:
                 owner.unlink(missing_ok=True)
             lock.release()
 
-    def _name_owner(self) -> str:
+    def _owner_text(self) -> str:
         """Return who holds the folder, by the details that it wrote."""
         try:
             owner = read_json(self.path / RunFile.OWNER)
-            return printable(
+            return printable_line(
                 f"process {owner['pid']} on {owner['host']}, since {owner['since']}: {owner['command']}",
                 MAX_SHOWN_COMMAND,
             )
         except (FileFault, KeyError, TypeError):
             return "another command that left no details"
 
-    def plan(self) -> StoredPlan | None:
+    def read_plan(self) -> StoredPlan | None:
         """Read the plan; None where there is none."""
-        return validate(StoredPlan, _read_json_object(self.plan_file)) if os.path.lexists(self.plan_file) else None
+        return (
+            build_validated_model(StoredPlan, _read_json_object(self.plan_file))
+            if os.path.lexists(self.plan_file)
+            else None
+        )
 
     def stored_preflight(self) -> Preflight | None:
         """Return what an earlier command has seen of the arms; None without a plan that can be read."""
         with contextlib.suppress(FileFault, ConfigError):
-            return None if (plan := self.plan()) is None else plan.preflight
+            return None if (plan := self.read_plan()) is None else plan.preflight
         return None
 
     def write_plan(self, plan: StoredPlan) -> None:
@@ -248,22 +252,24 @@ class RunDirectory:
         values = {name: value for name, value in plan.model_dump().items() if name in plan.model_fields_set}
         write_atomically(self.plan_file, dump_json(values))
 
-    def in_recorded_order(self, plan: Plan) -> Plan:
+    def plan_in_recorded_order(self, plan: Plan) -> Plan:
         """Return a plan in the order recorded here, extended by missing cells; else the plan unchanged."""
         try:
-            recorded = self.plan()
+            recorded = self.read_plan()
         except (FileFault, ConfigError):  # the run writes it again; other readers refuse it
             return plan
         if recorded is None:
             return plan
-        return plan.in_order(recorded.order, plan.order_seed if recorded.order_seed is None else recorded.order_seed)
+        return plan.with_recorded_order(
+            recorded.order, plan.order_seed if recorded.order_seed is None else recorded.order_seed
+        )
 
     def records(self) -> tuple[list[RunRecord], list[str]]:
         """Read every valid record, and the faults of the others; without a valid one a `RecordError` says why."""
         records, excluded = [], []
         for path in self.record_files():
             try:
-                records.append(read_checked(path))
+                records.append(read_checked_record(path))
             except RecordError as error:
                 if os.path.lexists(path):  # else a command that runs this cell again has just set it aside
                     excluded.append(str(error))
@@ -277,24 +283,24 @@ class RunDirectory:
             )
         return records, excluded
 
-    def find_reusable(self, config: RunConfig) -> Reuse:
+    def find_reusable(self, config: RunConfig) -> ReusableRecord:
         """Return the record of a cell that need not run again, or why it must; a damaged one is set aside."""
         path = self.cell_folder(config) / CellFile.RECORD
         if not os.path.lexists(path):
-            return Reuse(None, "")
+            return ReusableRecord(None, "")
         try:
             record, raw = read_with_source(path, RunRecord, "run record")
         except RecordError as error:
             return _set_record_aside(path, CellFile.UNREADABLE, error)
         if reason := _why_cell_runs_again(record, config):
-            return Reuse(None, reason)
+            return ReusableRecord(None, reason)
         try:
             check_record(path, raw, record)
-            return Reuse(record, "")
+            return ReusableRecord(record, "")
         except RecordError as error:
             return _set_record_aside(path, CellFile.REJECTED, error)
 
-    def find_reusable_cell(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, Reuse]:
+    def find_reusable_cell(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, ReusableRecord]:
         """Return a cell and its record; that of another launcher where it has one alone.
 
         A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of
@@ -336,9 +342,12 @@ class RunDirectory:
         """Return what it holds in brief; one with damaged files has a fault instead of facts."""
         changed = datetime.fromtimestamp(self.time_of_change()).astimezone()
         try:
-            plan, report = self.plan(), _read_json_object(self.path / REPORT)
+            plan, report = self.read_plan(), _read_json_object(self.path / REPORT)
             if plan is not None:
-                done = sum(_is_trained_to_end(self.cell_named(cell) / CellFile.RECORD) for cell in plan.cells.values())
+                done = sum(
+                    _is_trained_to_end(self.cell_folder_of_digest(cell) / CellFile.RECORD)
+                    for cell in plan.cells.values()
+                )
                 headline = report.get("headline")
                 return RunBrief(
                     self.path,
@@ -371,7 +380,7 @@ def _why_cell_runs_again(record: RunRecord, config: RunConfig) -> str:
         return f"it {was}{record.status} before"
     if config.stack is not None:
         return _why_stack_differs(record, config)
-    if moved := _what_changed(record, config):
+    if moved := _changes_since_record_text(record, config):
         return moved
     before = foreign_steps_text(record)
     if before and not config.saving.resume_into_other_arm:
@@ -382,13 +391,13 @@ def _why_cell_runs_again(record: RunRecord, config: RunConfig) -> str:
     return ""
 
 
-def _what_changed(record: RunRecord, config: RunConfig) -> str:
+def _changes_since_record_text(record: RunRecord, config: RunConfig) -> str:
     """Return what of the machine, the packages and the code of a run is no longer as it was; "" if all is."""
-    now = fingerprint()
+    now = environment_fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
     changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
     changed += [name for name, version in record.packages.items() if installed_version(name) != version]
-    code = changed_code(record.code or {}, code_folder(config))
+    code = changed_code_files(record.code or {}, base_folder_of_users_code(config))
     gone = [name for name, how in code.items() if how == "gone"]
     changed += [name for name in code if name not in gone]
     words = [f"{_some_names_text(changed)} changed since"] if changed else []
@@ -403,7 +412,7 @@ def _why_stack_differs(record: RunRecord, config: RunConfig) -> str:
 
     now, then = current_stack_facts(config), record.environment
     changed = [name for name in STACK_FACTS if now.get(name) and then.get(name) and now[name] != then[name]]
-    code = changed_code(record.code or {}, code_folder(config))
+    code = changed_code_files(record.code or {}, base_folder_of_users_code(config))
     changed += [name for name, how in code.items() if how == "changed"]
     return f"{_some_names_text(changed)} changed since" if changed else ""
 
@@ -412,12 +421,12 @@ def _some_names_text(names: Sequence[str]) -> str:
     return ", ".join([*names[:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])])
 
 
-def _set_record_aside(path: Path, name: str, error: RecordError) -> Reuse:
+def _set_record_aside(path: Path, name: str, error: RecordError) -> ReusableRecord:
     path.replace(path.with_name(name))
-    return Reuse(None, f"{error}; the file is kept as {name}")
+    return ReusableRecord(None, f"{error}; the file is kept as {name}")
 
 
-def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
+def find_run_directories(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
     """Return the run directories in a folder and in its folders, the one that changed last first.
 
     Raises:
@@ -435,13 +444,13 @@ def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
     return sorted(map(RunDirectory, found), key=lambda run: (-run.time_of_change(), str(run.path)))
 
 
-def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
+def newest_run_directories(folder: Path = DEFAULT_FOLDER) -> list[Path]:
     """Return the run directories, at least one, that which changed last first.
 
     Raises:
         RecordError: there is none, or no such folder.
     """
-    found = find_runs(folder) if folder.is_dir() else []
+    found = find_run_directories(folder) if folder.is_dir() else []
     if not found:
         raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")
     return [run.path for run in found]

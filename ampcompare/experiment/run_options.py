@@ -13,9 +13,9 @@ from pydantic import BaseModel
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.dispatch import launcher_at, make_launcher
+from ampcompare.experiment.launch.dispatch import launcher_for_places, make_launcher
 from ampcompare.experiment.launch.places import Places
-from ampcompare.experiment.matrix import find_setting
+from ampcompare.experiment.matrix import setting_path_of_name
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.results.analysis.inference.terms import Preference, Terms
@@ -48,15 +48,15 @@ class LaunchOptions:
         if jobs not in (None, 1) and "ray" in launchers:
             raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 
-    def launcher(self, config: RunConfig) -> Launcher:
+    def launcher_of_cell(self, config: RunConfig) -> Launcher:
         """Return the launcher for one cell."""
-        return make_launcher(config, **self._arguments())
+        return make_launcher(config, **self._launcher_arguments())
 
     def pool(self, config: RunConfig, places: Places, jobs: Jobs = None) -> Launcher:
         """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
-        return launcher_at(places, config, **self._arguments(jobs))
+        return launcher_for_places(places, config, **self._launcher_arguments(jobs))
 
-    def _arguments(self, jobs: Jobs = None) -> dict[str, Any]:
+    def _launcher_arguments(self, jobs: Jobs = None) -> dict[str, Any]:
         return {
             "dist_url": self.dist_url,
             "slurm": {"options": dict(self.slurm_options), "running": jobs if isinstance(jobs, int) else None},
@@ -113,7 +113,9 @@ class RunOptions:
         observer: Observer | None = None,
         **settings: Any,
     ) -> None:
-        request = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask, shift_seeds))
+        request = settings_request(
+            recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
+        )
         if config is not None and request != SettingsRequest():
             raise ConfigError(
                 "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
@@ -244,13 +246,15 @@ class CompareOptions:
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
         self.settings = settings_request(
-            recipe, size, config_file, with_script(settings, script, metrics, mask, shift_seeds)
+            recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
         )
-        self.arms = _as_texts(arms) or (SCRIPT_ARMS if script is not None else ())
+        self.arms = _tuple_of_texts(arms) or (SCRIPT_ARMS if script is not None else ())
         self.reference, self.tag = reference, tag
         self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
-        self.budget_seconds = None if budget is None else to_seconds("budget", budget)
-        self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
+        self.budget_seconds = None if budget is None else parse_seconds("budget", budget)
+        self.sweep = tuple(
+            (setting_path_of_name(name, "sweep"), list(values)) for name, values in (sweep or {}).items()
+        )
         self.stacks = parse_stacks((stacks,) if isinstance(stacks, str) else stacks)
         self.first_weights = first_weights
         self.margin = margin
@@ -261,7 +265,7 @@ class CompareOptions:
         self.gpus = gpus
         self.timing_rounds = timing_rounds
         self.twin, self.preflight = twin, preflight
-        self.fail_on, self.baseline = _as_texts(fail_on), _path_or_none(baseline)
+        self.fail_on, self.baseline = _tuple_of_texts(fail_on), _path_or_none(baseline)
         self.output_dir = _path_or_none(output_dir)
         self.force = force
         self.observer = observer
@@ -269,7 +273,7 @@ class CompareOptions:
         self.launch = _launch_options(launch, slurm_options)
 
 
-def to_seconds(name: str, value: float | str) -> float:
+def parse_seconds(name: str, value: float | str) -> float:
     """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s.
 
     Args:
@@ -318,7 +322,7 @@ def settings_request(
     )
 
 
-def with_script(
+def settings_with_script(
     settings: Mapping[str, Any],
     script: Sequence[str] | None,
     metrics: Sequence[str] | str,
@@ -343,7 +347,11 @@ def with_script(
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)
     config = script_config(
-        script, metrics=_as_texts(metrics), max_steps=max_steps, mask=_as_texts(mask), shift_seeds=shift_seeds
+        script,
+        metrics=_tuple_of_texts(metrics),
+        max_steps=max_steps,
+        mask=_tuple_of_texts(mask),
+        shift_seeds=shift_seeds,
     )
     return {**values, "script": config}
 
@@ -360,6 +368,6 @@ def _path_or_none(path: str | Path | None) -> Path | None:
     return Path(path) if path else None
 
 
-def _as_texts(given: Sequence[str] | str) -> tuple[str, ...]:
+def _tuple_of_texts(given: Sequence[str] | str) -> tuple[str, ...]:
     """Return several texts, or one, as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)

@@ -13,19 +13,24 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import ConfigError, Ended
-from ampcompare.base.files.loaded_code import CODE, SETTINGS, changed_code
+from ampcompare.base.files.loaded_code import CODE, SETTINGS, changed_code_files
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.experiment.interim_analyses import Journal
-from ampcompare.experiment.launch.cell_files import code_folder, make_cell_folder, write_config, write_record
-from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
+from ampcompare.experiment.launch.cell_files import (
+    base_folder_of_users_code,
+    make_cell_folder,
+    write_config,
+    write_record,
+)
+from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_failed_cell
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer, PlanOutline
-from ampcompare.experiment.plan import Plan, device_of_cells
-from ampcompare.experiment.preflight import preflight, require_any_trainable, require_followed_seeds
-from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
+from ampcompare.experiment.plan import Plan, devices_of_cells
+from ampcompare.experiment.preflight import preflight, require_own_run_of_each_seed, require_trainable_arm
+from ampcompare.experiment.run_directory import ReusableRecord, RunDirectory, StoredPlan, record_with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
@@ -73,7 +78,7 @@ def run_plan(
     Raises:
         ConfigError: the folder cannot be written, or code changed while cells ran; finished cells are saved.
         ConfigError, EnvironmentUnfit, LaunchError: no row can train.
-        AllFailAlike: cells of the reference and of another row failed with one error, and none has finished.
+        CommonFailure: cells of the reference and of another row failed with one error, and none has finished.
         RecordError: the journal of the folder is damaged.
         KeyboardInterrupt: passed on; finished cells are saved.
         Ended: a cell was stopped by SIGTERM; finished cells are saved.
@@ -94,23 +99,23 @@ def run_plan(
         if check and left:
             running.run_preflight(are_seeds_asked=are_seeds_asked)
         if may_start is None:
-            running.announce(every)
-        for block in [every] if together else plan.blocks():
+            running.announce_cells(every)
+        for block in [every] if together else plan.cell_ranges_by_seed():
             missing = running.indices_to_run(block)
             waiting = set(missing)
             if missing and may_start is not None and not may_start(running.done_records()):
                 break
-            running.announce(missing)
+            running.announce_cells(missing)
             runner = CellRunner(running, jobs, by_seed=together)
-            with runner.start(missing) as finished:
+            with runner.finished_cells(missing) as finished:
                 for index in block:
                     if index in waiting:
-                        running.keep(next(finished))  # of several that run at once, the first to end
+                        running.keep_finished_cell(next(finished))  # of several that run at once, the first to end
                     else:
-                        running.reuse(index)
-            running.time_again(block)
+                        running.report_reused_cell(index)
+            running.run_block_timing_rounds(block)
         return running.save(test=test)
-    except AllFailAlike as failure:
+    except CommonFailure as failure:
         failure.comparison = running.save()
         raise
     except (KeyboardInterrupt, Ended, ConfigError):
@@ -118,7 +123,7 @@ def run_plan(
         raise
 
 
-class AllFailAlike(Exception):
+class CommonFailure(Exception):
     """What ended cells of the reference and of another row would end all; `comparison` has the cells that ran."""
 
     comparison: Comparison
@@ -158,14 +163,14 @@ class RunningPlan:
     ) -> None:
         run.make()
         self.run = run
-        plan = run.in_recorded_order(plan)
+        plan = run.plan_in_recorded_order(plan)
         looks = tuple(run.looks())
-        self._known: Sequence[Reuse] = [Reuse(None, "")] * len(plan.cells)
+        self._known: Sequence[ReusableRecord] = [ReusableRecord(None, "")] * len(plan.cells)
         if any(cell.stack is not None for cell in plan.cells):
-            from ampcompare.experiment.launch.script.stacks import take_up_recorded_cell  # it imports torch
+            from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell  # it imports torch
 
             for cell in plan.cells:
-                take_up_recorded_cell(cell, run.cell_folder(cell), observer.note)
+                make_record_of_recorded_cell(cell, run.cell_folder(cell), observer.note)
         if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
             others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
@@ -173,12 +178,12 @@ class RunningPlan:
             plan = replace(plan, cells=cells)
         self.plan = plan
         self._every = range(len(plan.cells))
-        self._stored = StoredPlan.of(plan, command=command, terms=terms, pilot=pilot)
+        self._stored = StoredPlan.from_plan(plan, command=command, terms=terms, pilot=pilot)
         self._stored = self._stored.model_copy(update={"preflight": run.stored_preflight()})
         self._refused: dict[str, ArmTrial] = {}
         self._journal = Journal(run, self._stored, looks)
         run.write_plan(self._stored)
-        write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(fingerprint()))
+        write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(environment_fingerprint()))
         self.records = [found.record for found in self._known]
         self._starts = [None if record is None else record.started or "" for record in self.records]
         self.launcher = launcher
@@ -189,21 +194,23 @@ class RunningPlan:
     def done_records(self) -> list[RunRecord]:
         """Return the records so far, under the labels of their rows."""
         return [
-            with_label(record, label) for record, label in zip(self.records, self.plan.labels, strict=True) if record
+            record_with_label(record, label)
+            for record, label in zip(self.records, self.plan.labels, strict=True)
+            if record
         ]
 
     def indices_to_run(self, indices: Iterable[int]) -> list[int]:
         """Return those of some cells that must run."""
         return [index for index in indices if self.records[index] is None]
 
-    def cell(self, index: int) -> tuple[RunConfig, Path]:
+    def cell_and_folder(self, index: int) -> tuple[RunConfig, Path]:
         """Return a cell and its folder."""
         config = self.plan.cells[index]
         return config, self.run.cell_folder(config)
 
-    def announce(self, indices: Iterable[int]) -> None:
+    def announce_cells(self, indices: Iterable[int]) -> None:
         """Announce those of some cells that must run to a launcher with a queue."""
-        self.launcher.submit_ahead([self.cell(index) for index in self.indices_to_run(indices)])
+        self.launcher.submit_cells_ahead([self.cell_and_folder(index) for index in self.indices_to_run(indices)])
 
     def run_preflight(self, *, are_seeds_asked: bool = False) -> None:
         """Train a few steps of each row without a record, and store and report what they show."""
@@ -215,41 +222,43 @@ class RunningPlan:
         self._stored = self._stored.model_copy(update={"preflight": stored})
         self.run.write_plan(self._stored)
         if not self.done_records():
-            require_any_trainable(found)
+            require_trainable_arm(found)
             if are_seeds_asked:
-                require_followed_seeds(found, self.plan.seeds)
+                require_own_run_of_each_seed(found, self.plan.seeds)
         self._refused = {label: trial for label, trial in found.arms.items() if trial.error}
-        self.observer.preflight(found.lines([self.plan.labels[index] for index in self.indices_to_run(self._every)]))
+        self.observer.preflight(
+            found.summary_lines([self.plan.labels[index] for index in self.indices_to_run(self._every)])
+        )
 
-    def refusal(self, index: int) -> RunRecord | None:
+    def record_of_refusal(self, index: int) -> RunRecord | None:
         """Return the record of a cell whose row was seen not to train; None for others."""
         trial = self._refused.get(self.plan.labels[index])
         if trial is None:
             return None
-        config, folder = self.cell(index)
+        config, folder = self.cell_and_folder(index)
         make_cell_folder(folder)
         write_config(config, folder)
-        record = failed_record(config, trial.error, exit_code=trial.exit_code)
+        record = record_of_failed_cell(config, trial.error, exit_code=trial.exit_code)
         write_record(record, folder)
         return record
 
-    def begin(self, index: int) -> None:
+    def begin_cell(self, index: int) -> None:
         """Check that the code is still that of the other cells, and say that a cell begins and why it runs again."""
         found = self._known[index]
         if found.record is None:
-            self._check_code()
+            self._check_loaded_code_exists()
         if found.reason:
             self.observer.note(f"{self._name_of_cell(index)}, runs again: {found.reason}")
         self.observer.begin(self.plan.cells[index], index + 1, len(self.plan.cells))
 
-    def reuse(self, index: int) -> None:
+    def report_reused_cell(self, index: int) -> None:
         """Report a cell that need not run."""
-        self.begin(index)
+        self.begin_cell(index)
         record = self.records[index]
         assert record is not None
         self.observer.end(record, reused=True)
 
-    def keep(self, cell: FinishedCell) -> None:
+    def keep_finished_cell(self, cell: FinishedCell) -> None:
         """Record the result of a cell, and save the report, unless it is the last one, which `save` follows."""
         record = cell.record
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
@@ -260,9 +269,9 @@ class RunningPlan:
         if record.status == "interrupted":
             label = self.plan.labels[cell.index]
             raise Ended(f"{label} was {record.error}; the same command with --resume auto resumes there")
-        self._stop_if_alike()
+        self._end_if_failures_are_alike()
 
-    def _stop_if_alike(self) -> None:
+    def _end_if_failures_are_alike(self) -> None:
         """End the plan where the reference and another row, or two seeds of the only row, have failed alike.
 
         What an arm refuses, with exit code 2, holds for that arm alone.
@@ -274,11 +283,11 @@ class RunningPlan:
         rows = {self.plan.labels[index] for index in done}
         is_pair_tried = self.plan.reference in rows and (len(rows) > 1 or len(self.plan.arms) == 1)
         if is_pair_tried and self.indices_to_run(self._every):
-            raise AllFailAlike
+            raise CommonFailure
 
-    def time_again(self, block: Sequence[int]) -> None:
+    def run_block_timing_rounds(self, block: Sequence[int]) -> None:
         """Run the timing rounds of some cells."""
-        self._check_code()
+        self._check_loaded_code_exists()
         folders = [self.run.cell_folder(cell) for cell in self.plan.cells]
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
         self._replace_records(timed)
@@ -295,17 +304,17 @@ class RunningPlan:
             test: give verdicts, which is a look at the runs and is recorded in their journal.
         """
         with ThreadPoolExecutor(1) as saver:
-            return saver.submit(self._save, test=test).result()
+            return saver.submit(self._summarize_and_save, test=test).result()
 
-    def _save(self, *, test: bool) -> Comparison:
+    def _summarize_and_save(self, *, test: bool) -> Comparison:
         if self._saved is not None and not test:
             return self._saved
         done, plan = self.done_records(), self.plan
-        self._write_order()
+        self._write_cell_order()
         comparison = summarize(
             done, arms=plan.arms, reference=plan.reference, command=self._stored.command, order=self._stored.order,
             terms=self._stored.terms, published=plan.published,
-            design=self._journal.design(done) if test else self._journal.design_without_test(),
+            design=self._journal.sequential_design(done) if test else self._journal.sequential_design_without_test(),
         )  # fmt: skip
         if test:
             # Before the report: no verdict is seen and not counted.
@@ -318,12 +327,12 @@ class RunningPlan:
     def write_report_on_the_way(self) -> None:
         """Write the order in which the cells have run, and the report, if there is one."""
         if self._write is None:
-            self._write_order()
+            self._write_cell_order()
         else:
             self.save()
 
-    def _write_order(self) -> None:
-        order = order_as_run(self.plan, self._starts)
+    def _write_cell_order(self) -> None:
+        order = cell_order_as_run(self.plan, self._starts)
         if order != self._stored.order:
             self._stored = self._stored.model_copy(update={"order": order})
             self.run.write_plan(self._stored)
@@ -333,7 +342,7 @@ class RunningPlan:
             self.records[index] = record
             self._saved = None
 
-    def _check_code(self) -> None:
+    def _check_loaded_code_exists(self) -> None:
         """Check that the code which finished cells have loaded is still there."""
         # Files of data may change: a script often writes what another cell reads, and then the cells are no pairs.
         loaded = {
@@ -342,7 +351,7 @@ class RunningPlan:
             for name, digest in (record.code or {}).items()
             if name.endswith((*CODE, *SETTINGS))
         }
-        changed = changed_code(loaded, code_folder(self.plan.cells[0]))
+        changed = changed_code_files(loaded, base_folder_of_users_code(self.plan.cells[0]))
         for name in [name for name, how in changed.items() if how != "gone"]:
             raise ConfigError(
                 f"{name} is changed since an earlier cell loaded it: cells of other code are not comparable. Leave the "
@@ -367,18 +376,18 @@ class CellRunner:
     by_seed: bool = False
 
     @contextlib.contextmanager
-    def start(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
+    def finished_cells(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
         """Yield the cells of some indices as they end; `begin` and `progress` are called while the next is awaited."""
         if indices and all(self.running.launcher.is_queue(self.running.plan.cells[index]) for index in indices):
-            yield self._from_queue(indices)
+            yield self._follow_queued_cells(indices)
             return
         if self.jobs == 1:
-            yield self._one_by_one(indices)
+            yield self._run_cells_one_by_one(indices)
             return
         executor = ThreadPoolExecutor(self.jobs)
         stopped = threading.Event()
         try:
-            yield self._in_parallel(indices, executor, stopped)
+            yield self._run_cells_in_parallel(indices, executor, stopped)
         except Ended:
             stopped.set()
             executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
@@ -390,19 +399,19 @@ class CellRunner:
             raise
         executor.shutdown()
 
-    def _one_by_one(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
+    def _run_cells_one_by_one(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
         for index in indices:
-            self.running.begin(index)
-            yield self._run(index, functools.partial(self.running.observer.progress, index + 1))
+            self.running.begin_cell(index)
+            yield self._run_cell(index, functools.partial(self.running.observer.progress, index + 1))
 
-    def _from_queue(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
+    def _follow_queued_cells(self, indices: Sequence[int]) -> Iterator[FinishedCell]:
         """Follow cells that a queue runs: one begins when it is seen at its place, or when it has ended."""
         started: dict[int, str] = {}
 
         def begin(index: int) -> None:
             if index not in started:
                 started[index] = _time_now_text()
-                self.running.begin(index)
+                self.running.begin_cell(index)
 
         def place(number: int, name: str) -> None:
             begin(indices[number])
@@ -412,12 +421,12 @@ class CellRunner:
             begin(indices[number])
             self.running.observer.progress(indices[number] + 1, progress)
 
-        cells = [self.running.cell(index) for index in indices]
-        for number, record in self.running.launcher.collect(cells, place, report):
+        cells = [self.running.cell_and_folder(index) for index in indices]
+        for number, record in self.running.launcher.collect_records(cells, place, report):
             begin(indices[number])
             yield FinishedCell(indices[number], record, started[indices[number]])
 
-    def _in_parallel(
+    def _run_cells_in_parallel(
         self, indices: Sequence[int], executor: ThreadPoolExecutor, stopped: threading.Event
     ) -> Iterator[FinishedCell]:
         # Worker threads put calls for this thread here, and each cell that has ended.
@@ -425,13 +434,13 @@ class CellRunner:
 
         def run(index: int, device: int) -> None:
             name = self.running.launcher.names[device] if isinstance(self.running.launcher, LauncherPool) else ""
-            news.put(functools.partial(self.running.begin, index))
+            news.put(functools.partial(self.running.begin_cell, index))
             if name:
                 news.put(functools.partial(self.running.observer.place, index + 1, name))
             report = functools.partial(self.running.observer.progress, index + 1)
-            cell = self._run(index, lambda progress: news.put(functools.partial(report, progress)), device)
+            cell = self._run_cell(index, lambda progress: news.put(functools.partial(report, progress)), device)
             record = cell.record.model_copy(update={"jobs": self.jobs})
-            write_record(record, self.running.cell(index)[1])
+            write_record(record, self.running.cell_and_folder(index)[1])
             news.put(FinishedCell(index, record, cell.started))
 
         def run_all(waiting: deque[int], device: int) -> None:
@@ -458,17 +467,17 @@ class CellRunner:
         if not isinstance(self.running.launcher, LauncherPool) or not self.running.launcher.are_equal:
             return [deque(indices)] * self.jobs
         plan = self.running.plan
-        rows = device_of_cells(plan.arms, len(plan.seeds), self.jobs, plan.order_seed, by_seed=self.by_seed)
+        rows = devices_of_cells(plan.arms, len(plan.seeds), self.jobs, plan.order_seed, by_seed=self.by_seed)
         of_seed = dict(zip(plan.seeds, rows, strict=True))
         queues: list[deque[int]] = [deque() for _ in range(self.jobs)]
         for index in indices:
             queues[of_seed[plan.cells[index].recipe.seed][plan.labels[index]]].append(index)
         return queues
 
-    def _run(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
-        config, folder = self.running.cell(index)
+    def _run_cell(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
+        config, folder = self.running.cell_and_folder(index)
         started = _time_now_text()
-        if (refusal := self.running.refusal(index)) is not None:
+        if (refusal := self.running.record_of_refusal(index)) is not None:
             return FinishedCell(index, refusal, started)
         if device is not None and isinstance(self.running.launcher, LauncherPool):
             record = self.running.launcher.launch_at_place(device, config, folder, on_progress)
@@ -481,7 +490,7 @@ def _time_now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:
+def cell_order_as_run(plan: Plan, starts: Sequence[str | None]) -> list[str]:
     """Return the cells as LABEL@SEED: those that ran by their start, in ISO 8601, then the others as they are planned.
 
     The start is None where a cell did not run yet, and "" in records of versions that kept none.

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.base.formatting import printable, rough_duration
+from ampcompare.base.formatting import format_rough_duration, printable_line
 from ampcompare.experiment.launch.contract import Phase, Progress
 from ampcompare.experiment.observer import PlanOutline
 from ampcompare.results.records.run import RunRecord
@@ -54,24 +54,24 @@ class CellView:
         return "starting" if self.progress is None else self.progress.phase
 
     @property
-    def share(self) -> float:
+    def share_of_steps_made(self) -> float:
         """The share of its steps that are made, 0 to 1."""
         return _share_done(self.progress)
 
-    def report(self, progress: Progress, now: float) -> None:
+    def add_progress(self, progress: Progress, now: float) -> None:
         """Add progress; one of fewer steps is of another process that trains the cell again."""
-        is_again = _share_done(progress) < self.share
+        is_again = _share_done(progress) < self.share_of_steps_made
         self.progress, self.latest = progress, now
         if progress.total_steps and (self.first is None or is_again):
-            self.first = now, self.share
+            self.first = now, self.share_of_steps_made
 
     def seconds_left(self, now: float) -> float | None:
         """Return how long it takes at the pace of its own steps; None while these are too few."""
-        begun, first = self.first or (now, self.share)
-        made = self.share - first
+        begun, first = self.first or (now, self.share_of_steps_made)
+        made = self.share_of_steps_made - first
         return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
 
-    def figures(self, left: str = " left") -> list[str]:
+    def figure_texts(self, left: str = " left") -> list[str]:
         """Return what is known of it, the most important first; `left` follows the time that it will still take."""
         figures, progress = [], self.progress
         if progress is not None and progress.loss is not None:
@@ -79,7 +79,7 @@ class CellView:
             if progress.loss_scale is not None:
                 figures.append(f"loss scale {progress.loss_scale:.10g}")
         if self.left is not None:
-            figures.append(f"about {rough_duration(self.left)}{left}")
+            figures.append(f"about {format_rough_duration(self.left)}{left}")
         if progress is not None and progress.step_seconds is not None:
             seconds = progress.step_seconds
             figures.append(f"{1000 * seconds:.3g} ms/step" if seconds < 1 else f"{seconds:.3g} s/step")
@@ -89,11 +89,11 @@ class CellView:
             figures.append(f"epoch {progress.epoch + 1}/{self.epochs}")
         return figures
 
-    def words(self, left: str = " left") -> list[str]:
+    def phase_steps_and_figures(self, left: str = " left") -> list[str]:
         """Return its phase, its steps and its figures."""
         progress = self.progress
         steps = [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
-        return [self.phase, *steps, *self.figures(left)]
+        return [self.phase, *steps, *self.figure_texts(left)]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class RunningCells:
         """Number of all cells."""
         return 0 if self.outline is None else len(self.outline.cells)
 
-    def plan(self, outline: PlanOutline) -> None:
+    def note_plan(self, outline: PlanOutline) -> None:
         """The cells are known."""
         self.outline = outline
         self.done = 0
@@ -152,13 +152,13 @@ class RunningCells:
             if record is not None and record.jobs == outline.jobs and record.summary.wall_seconds:
                 self._earlier.setdefault(label, []).append(record.summary.wall_seconds)
 
-    def begin(self, config: RunConfig, number: int, total: int, now: float) -> None:
+    def note_begun_cell(self, config: RunConfig, number: int, total: int, now: float) -> None:
         """A cell starts."""
         if self.outline is None:  # of a caller that runs no matrix
-            self.plan(PlanOutline([config] * total, [config.arm] * total, [None] * total, Path()))
+            self.note_plan(PlanOutline([config] * total, [config.arm] * total, [None] * total, Path()))
         assert self.outline is not None
         label = self.outline.labels[number - 1]
-        name = printable(f"{label}, seed {config.recipe.seed}", 60)
+        name = printable_line(f"{label}, seed {config.recipe.seed}", 60)
         epochs = 1 if config.script else config.recipe.epochs  # how many a script makes is not known
         self._running[number] = CellView(
             name, number, None, 0.0, None, epochs, label=label, digest=config.digest(), began=now
@@ -167,20 +167,20 @@ class RunningCells:
             self._waiting.remove(label)
         self._slots = max(self._slots, len(self._running))
 
-    def place(self, number: int, name: str) -> None:
+    def note_place(self, number: int, name: str) -> None:
         """A running cell is at a place."""
         if number in self._running:
-            self._running[number].place = printable(name, 40)
+            self._running[number].place = printable_line(name, 40)
 
-    def report(self, number: int, progress: Progress, now: float) -> None:
+    def note_progress(self, number: int, progress: Progress, now: float) -> None:
         """A running cell has made progress."""
         if number in self._running:
-            self._running[number].report(progress, now)
+            self._running[number].add_progress(progress, now)
 
-    def end(self, record: RunRecord, now: float, *, reused: bool) -> CellView:
+    def note_ended_cell(self, record: RunRecord, now: float, *, reused: bool) -> CellView:
         """A cell has ended; return it."""
         number = next((n for n, cell in self._running.items() if cell.digest == record.cell), min(self._running))
-        cell = self._look_at(self._running[number], now)
+        cell = self._view_of_cell(self._running[number], now)
         del self._running[number]
         self.done += 1
         if not reused and (cell.first is None or cell.first[1] == 0):  # else an earlier call has made a part of it
@@ -189,11 +189,11 @@ class RunningCells:
 
     def views(self, now: float) -> tuple[list[CellView], MatrixView]:
         """Return what is to be shown now."""
-        made = self.done + sum(cell.share for cell in self._running.values())
+        made = self.done + sum(cell.share_of_steps_made for cell in self._running.values())
         matrix = MatrixView(
             self.done, self.total, made / max(1, self.total), now - self._began, self._seconds_left(now)
         )
-        return [self._look_at(self._running[number], now) for number in sorted(self._running)], matrix
+        return [self._view_of_cell(self._running[number], now) for number in sorted(self._running)], matrix
 
     def _seconds_left(self, now: float) -> float | None:
         """Return how long all cells will still take; None while nothing is known of any."""
@@ -222,7 +222,7 @@ class RunningCells:
             costs |= {label: statistics.fmean(seconds) for label, seconds in known.items()}
         return costs
 
-    def _look_at(self, cell: CellView, now: float) -> CellView:
+    def _view_of_cell(self, cell: CellView, now: float) -> CellView:
         cost = self._seconds_by_arm(now).get(cell.label)
         cell.seconds = now - cell.began
         cell.left = None if cost is None else self._seconds_left_of_cell(cell, cost, now)

@@ -13,7 +13,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
-from ampcompare.experiment.script_run import ScriptRun, read_error, read_run
+from ampcompare.experiment.script_run import ScriptRun, read_run_error, read_script_run
 from ampcompare.script.process.rewrite_run import SEED
 from ampcompare.settings.stack import StackConfig
 
@@ -74,17 +74,22 @@ def run_script_in_child(
             "first_weights": first_weights if stack is None or first_weights is None else str(made),
         }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
-            at = sandbox.at(str(script))
+            at = sandbox.place_of_path(str(script))
             words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:
                 command = module_command("ampcompare.script.process.rewrite_run", words)
             else:
-                from ampcompare.experiment.launch.script.stacks import OTHER_PYTHON, traced_command  # it imports torch
+                from ampcompare.experiment.launch.script.stacks import (  # it imports torch
+                    OTHER_PYTHON,
+                    command_that_traces_script,
+                )
 
-                command, found = traced_command(stack, at, arguments, folder, seed=SEED, steps=steps, request=words)
-                place = f"in the stack {stack.name} ({found.versions})"
-                if found.has_ampcompare and not found.apex:
+                command, found = command_that_traces_script(
+                    stack, at, arguments, folder, seed=SEED, steps=steps, request=words
+                )
+                place = f"in the stack {stack.name} ({found.versions_text})"
+                if found.has_ampcompare and not found.apex_version:
                     place = f"{ENGINE} {place}"
                 environment = {name: value for name, value in environment.items() if name not in OTHER_PYTHON}
             code, text = run_command(command, environment)
@@ -95,11 +100,11 @@ def run_script_in_child(
         if code is None:
             raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
         if code:
-            why = read_error(folder) or (errors[-1] if errors else "")
+            why = read_run_error(folder) or (errors[-1] if errors else "")
             raise LaunchError(f"{which} ended with exit code {code}: {why}")
         if stack is not None and first_weights is not None and made.exists():
             shutil.move(made, first_weights)
-        run = read_run(folder, steps=steps)
+        run = read_script_run(folder, steps=steps)
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
         written = [one.path for one in sandbox.written]
         return dataclasses.replace(run, written=written, limits=limits, place=place)

@@ -17,18 +17,18 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import module_command
-from ampcompare.experiment.killed_saves import kills_lines, read_kills
+from ampcompare.experiment.killed_saves import kill_outcome_lines, read_kill_outcomes
 from ampcompare.experiment.resume_comparison import (
     ResumeTrace,
     Resumption,
     ResumptionAnswer,
     compare_traces,
-    losses_apart,
+    distance_of_last_losses,
     read_trace,
     run_error_text,
 )
 from ampcompare.experiment.script_process import TIME_LIMIT, require_script, run_command
-from ampcompare.experiment.verify import migrate_whole
+from ampcompare.experiment.verify import migrate_whole_files
 from ampcompare.settings.resume_trace import ResumeRequest
 
 RECORD, TRACE = "record.jsonl", "trace.jsonl"
@@ -70,31 +70,31 @@ def verify_script_resume(
         LaunchError: a run failed, or trained nothing.
     """
     _refuse_ranks(str(settings["name"]), is_module=is_module)
-    found, is_safe = resume_script(settings, check, is_module=is_module, say=say)
+    found, is_safe = compare_resumption_of_script(settings, check, is_module=is_module, say=say)
     return 0 if found.answer is ResumptionAnswer.EXACT and is_safe else 1
 
 
-def resume_script(
+def compare_resumption_of_script(
     settings: Mapping[str, Any], check: ResumeCheck, *, is_module: bool, say: Callable[[str], None]
 ) -> tuple[Resumption, bool]:
     """Return the comparison of such runs, and whether all that kills have left loads; errors are those from above."""
     with tempfile.TemporaryDirectory(prefix="ampcompare-resume-") as outer:
         runs = _ResumeRuns(Path(outer), settings, is_module)
-        (whole,) = runs.run([_ResumeRun("whole")], say)
+        (whole,) = runs.run_until_not_stopped([_ResumeRun("whole")], say)
         step = check.step
         at = next((row for row in whole.saves if row["step"] >= step), None)
         if at is not None and at["behind"]:  # a script with two optimizers, say
             runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
-            (whole,) = runs.run([_ResumeRun("whole, its steps counted by another optimizer")], say)
+            (whole,) = runs.run_until_not_stopped([_ResumeRun("whole, its steps counted by another optimizer")], say)
             then = f": step {check.step} of the first is in step {step}" * (step != check.step)
             say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
-        say(f"without a break: {_steps_text(whole)}, {_files_text(whole)}")
-        _refuse_incomparable(whole, step)
+        say(f"without a break: {_steps_text(whole)}, {_saved_files_text(whole)}")
+        _refuse_incomparable_run(whole, step)
         added = shlex.split(check.arguments or "")
         again = _ResumeRun("started again", added, {
             "trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert,
         })  # fmt: skip
-        broken, *others = runs.run([_ResumeRun("stopped", options={"stop_at": step}), again])
+        broken, *others = runs.run_until_not_stopped([_ResumeRun("stopped", options={"stop_at": step}), again])
         if broken.stopped is None:
             raise ConfigError(_why_not_stopped(broken, step))
         saved = broken.saves[-1]
@@ -114,14 +114,18 @@ def resume_script(
         if resumed.error and found.answer is ResumptionAnswer.EXACT:  # as far as it came
             raise LaunchError(resumed.error)
         is_exact = found.answer is ResumptionAnswer.EXACT
-        twins = [] if is_exact or found.parted is None else runs.run([_ResumeRun("twin", settings={"twin": True})])
-        for line in resumption_lines(found, losses_apart(whole, twins[0]) if twins else None, check.rewrite):
+        twins = (
+            []
+            if is_exact or found.parted is None
+            else runs.run_until_not_stopped([_ResumeRun("twin", settings={"twin": True})])
+        )
+        for line in resumption_lines(found, distance_of_last_losses(whole, twins[0]) if twins else None, check.rewrite):
             say(line)
         if resumed.error:
             raise LaunchError(resumed.error)
         if not check.kills:
             return found, True
-        lines, is_safe = runs.kill(whole, broken, added, check)
+        lines, is_safe = runs.kill_saving_copies(whole, broken, added, check)
         for line in lines:
             say(line)
     return found, is_safe
@@ -146,9 +150,11 @@ class _ResumeRuns:
         self._settings, self._is_module = settings, is_module
         self.ends_with = 0  # the optimizer whose step ends a step
 
-    def run(self, given: Sequence[_ResumeRun], say: Callable[[str], None] = lambda line: None) -> list[ResumeTrace]:
+    def run_until_not_stopped(
+        self, given: Sequence[_ResumeRun], say: Callable[[str], None] = lambda line: None
+    ) -> list[ResumeTrace]:
         """Run the script as often as it is asked, in one sandbox, until a run is not stopped; return the traces."""
-        requests, code, text = self._start(given, say)
+        requests, code, text = self._run_in_one_sandbox(given, say)
         traces = [read_trace(path) for each in requests if (path := each.with_name(TRACE)).exists()]
         if code or not traces:
             # One that was stopped did not fail: the next has, before it has begun a trace.
@@ -156,12 +162,12 @@ class _ResumeRuns:
             why = run_error_text(requests[failed].with_name(RECORD), text)
             error = f"the script ({given[failed].name}) ended with exit code {code}: {why}"
             if failed and failed < len(traces):
-                traces[failed].fail(error)  # its steps may tell why
+                traces[failed].note_error(error)  # its steps may tell why
             if not failed or len(traces) < len(given) or not traces[failed].steps:
                 raise LaunchError(error)
         return traces
 
-    def kill(
+    def kill_saving_copies(
         self, whole: ResumeTrace, broken: ResumeTrace, added: Sequence[str], check: ResumeCheck
     ) -> tuple[list[str], bool]:
         """Kill copies of the script while they save; return what came of it in words, and whether all of it loads."""
@@ -179,14 +185,16 @@ class _ResumeRuns:
             "convert": check.convert,
         }
         given = [_ResumeRun("killed", options={"kill": kill}), _ResumeRun("started from what is left", added, again)]
-        requests, code, text = self._start(given)
+        requests, code, text = self._run_in_one_sandbox(given)
         if code:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
                               f"{run_error_text(requests[0].with_name(RECORD), text)}")  # fmt: skip
         is_first = not any(row["step"] < broken.stopped for row in whole.saves)
-        return kills_lines(read_kills(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first)
+        return kill_outcome_lines(
+            read_kill_outcomes(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first
+        )
 
-    def _start(
+    def _run_in_one_sandbox(
         self, given: Sequence[_ResumeRun], say: Callable[[str], None] = lambda line: None
     ) -> tuple[list[Path], int, str]:
         """Run the script in one sandbox; return the files of the requests, the last exit code, and what was written."""
@@ -196,7 +204,7 @@ class _ResumeRuns:
         with open_sandbox(store, shared=[self._folder], roots=roots) as sandbox:
             if sandbox.is_partial:
                 say(WITHOUT_OVERLAYS)
-            requests = [self._request(each, sandbox) for each in given]
+            requests = [self._write_request(each, sandbox) for each in given]
             command = module_command("ampcompare.script.resume_runs", *map(str, requests))
             own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
             code, text = run_command(command, {**script_environment(), **own, **sandbox.environment})
@@ -204,7 +212,7 @@ class _ResumeRuns:
             raise LaunchError(f"the script had not ended after {TIME_LIMIT:g} s; let it train less")
         return requests, code, text
 
-    def _request(self, run: _ResumeRun, sandbox: Sandbox) -> Path:
+    def _write_request(self, run: _ResumeRun, sandbox: Sandbox) -> Path:
         """Write the request for a run, and return its file."""
         folder = self._folder / run.name.replace(" ", "-")
         folder.mkdir()
@@ -212,7 +220,7 @@ class _ResumeRuns:
         request = ResumeRequest(
             settings={
                 **self._settings,
-                "name": name if self._is_module else sandbox.at(os.path.abspath(name)),
+                "name": name if self._is_module else sandbox.place_of_path(os.path.abspath(name)),
                 "arguments": [*self._settings["arguments"], *run.added],
                 "record": str(folder / RECORD),
                 "twin": False,
@@ -247,7 +255,7 @@ def _refuse_ranks(name: str, *, is_module: bool) -> None:
     )
 
 
-def _refuse_incomparable(whole: ResumeTrace, step: int) -> None:
+def _refuse_incomparable_run(whole: ResumeTrace, step: int) -> None:
     """Refuse what leaves nothing to compare.
 
     Raises:
@@ -280,7 +288,7 @@ def _steps_text(trace: ResumeTrace) -> str:
     return f"{count} step{'s' * (count != 1)}"
 
 
-def _files_text(trace: ResumeTrace) -> str:
+def _saved_files_text(trace: ResumeTrace) -> str:
     count = len({row["path"] for row in trace.saves})
     return f"{count} file{'s' * (count != 1)} saved"
 
@@ -301,10 +309,10 @@ def resumption_lines(found: Resumption, twin: float | None, rewrite: str | None 
         lines += [] if found.answer is ResumptionAnswer.NOT_RESUMED else floor
         if rewrite is not None and found.is_state_whole:
             lines.append("all that a checkpoint has to restore is taken over: what differs is how the steps compute")
-    return [*lines, f"resumes: {answer_in_words(found)}"]
+    return [*lines, f"resumes: {answer_and_cause_text(found)}"]
 
 
-def answer_in_words(found: Resumption) -> str:
+def answer_and_cause_text(found: Resumption) -> str:
     """Return the answer and its cause, without the table."""
     left = found.steps - found.stopped
     if found.answer is ResumptionAnswer.EXACT:
@@ -349,12 +357,12 @@ def verify_migrated_resume(
         LaunchError: a run failed.
     """
     _refuse_ranks(path, is_module=False)
-    moved = migrate_whole([require_script(path)], how)
+    moved = migrate_whole_files([require_script(path)], how)
     for line in moved.reasons:
         say(line)
     settings = {"arm": "script", "device": "cpu", "compat_torch": True, "guards": "off", "seed": 0, "name": path}
     check = ResumeCheck(step, resume_args, rewrite="adapter" if moved.adapter else "torch", convert=convert)
-    found, _ = resume_script({**settings, "arguments": arguments}, check, is_module=False, say=say)
+    found, _ = compare_resumption_of_script({**settings, "arguments": arguments}, check, is_module=False, say=say)
     return 0 if found.answer is ResumptionAnswer.EXACT else 1
 
 
@@ -389,7 +397,7 @@ def compare_resumptions(
     for arm in arms:
         say(f"{arm}:")
         try:
-            found, is_safe = resume_script(
+            found, is_safe = compare_resumption_of_script(
                 {**settings, "arm": arm}, check, is_module=is_module, say=lambda line: say(f"  {line}")
             )
         except (ConfigError, LaunchError) as error:
@@ -397,7 +405,7 @@ def compare_resumptions(
             rows.append([arm, f"failed: {error}"])
             codes.append(error.exit_code)
             continue
-        rows.append([arm, answer_in_words(found) + "; what kills leave does not load" * (not is_safe)])
+        rows.append([arm, answer_and_cause_text(found) + "; what kills leave does not load" * (not is_safe)])
         codes.append(0 if found.answer is ResumptionAnswer.EXACT and is_safe else 1)
     for line in tabulate(rows, ["arm", "resumes"], maxcolwidths=[None, 90]).splitlines():
         say(line)

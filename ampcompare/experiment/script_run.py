@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.resume_trace import read_rows
+from ampcompare.settings.resume_trace import read_trace_rows
 
 RECORD = "record.jsonl"  # of the run, in its folder; missing where nothing was recorded
 UNKNOWN = "unknown"  # what became of `amp.initialize` in a stack
@@ -76,19 +76,19 @@ class ScriptRun:
     place: str = ""
     is_cut: bool = False
 
-    def counts_in_words(self) -> str:
+    def step_counts_text(self) -> str:
         """Return the counts in words."""
         skipped = sum(not taken for _, taken in self.applied)
         return f"{len(self.applied)} steps, {skipped} skipped, {len(self.losses)} backward passes"
 
 
-def read_error(folder: Path) -> str:
+def read_run_error(folder: Path) -> str:
     """Return the error that ended a run, with its line; "" where it was not recorded."""
-    ends = [row for row in read_rows(folder / RECORD) if row.get("kind") == "end"]
+    ends = [row for row in read_trace_rows(folder / RECORD) if row.get("kind") == "end"]
     return str(ends[-1]["error"] or "") if ends else ""
 
 
-def read_run(folder: Path, *, steps: int) -> ScriptRun:
+def read_script_run(folder: Path, *, steps: int) -> ScriptRun:
     """Return what a run has left in its folder.
 
     Args:
@@ -99,12 +99,12 @@ def read_run(folder: Path, *, steps: int) -> ScriptRun:
     Returns:
         The run without `written`, `limits` and `place`, which its process knows.
     """
-    return _read_trace(folder) if (folder / "trace.json").exists() else _read_recording(folder, steps)
+    return _run_from_trace(folder) if (folder / "trace.json").exists() else _run_from_recording(folder, steps)
 
 
-def _read_trace(folder: Path) -> ScriptRun:
+def _run_from_trace(folder: Path) -> ScriptRun:
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    rows = read_rows(folder / RECORD)
+    rows = read_trace_rows(folder / RECORD)
     count = max((len(each) for each in trace["digests"].values()), default=0)
     stepped = [number for number, row in enumerate(rows) if row.get("kind") == "step" and row["step"] < count]
     # A run that is cut ends at the step after the last one, whose backward passes are there or not by chance.
@@ -143,9 +143,9 @@ def _read_trace(folder: Path) -> ScriptRun:
     )
 
 
-def _read_recording(folder: Path, steps: int) -> ScriptRun:
+def _run_from_recording(folder: Path, steps: int) -> ScriptRun:
     """Return what the recorder of a stack has written: of the optimizers whose loss was scaled."""
-    rows = read_rows(folder / RECORD)
+    rows = read_trace_rows(folder / RECORD)
     scaled = {number for row in rows if row.get("kind") == "backward" for number in row["optimizers"]}
     stepped = [row for row in rows if row.get("kind") == "step" and (row["optimizer"] in scaled or not scaled)]
     is_cut = any(row["step"] + 1 >= steps for row in stepped)

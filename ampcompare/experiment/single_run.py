@@ -24,7 +24,7 @@ from ampcompare.experiment.run_options import RunOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 MEASURED = ("seconds", "data_seconds", "train_seconds", "eval_seconds")
 WhileRunning = Callable[[Launcher], AbstractContextManager[object]]
@@ -50,14 +50,14 @@ class RunOutcome:
         return int(self.record.environment.get("exit_code", 3)) if self.record.status == "failed" else 0
 
     @property
-    def cell(self) -> Path:
+    def cell_folder(self) -> Path:
         """The folder of its cell."""
-        return RunDirectory(self.folder).cell_named(self.record.cell)
+        return RunDirectory(self.folder).cell_folder_of_digest(self.record.cell)
 
     @property
-    def log(self) -> Path:
+    def log_path(self) -> Path:
         """The log of the run, or the folder with one per process."""
-        return self.cell / CellFile.LOG if self.record.config.processes == 1 else self.cell
+        return self.cell_folder / CellFile.LOG if self.record.config.processes == 1 else self.cell_folder
 
 
 def check_run(options: RunOptions) -> None:
@@ -76,10 +76,10 @@ def run_single(
         observer: receives progress and notes in the main process.
         while_running: a context around the run, given the launcher; the command line handles signals in it.
     """
-    launcher, observer = _launcher(options, observer)
+    launcher, observer = _launcher_and_observer(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
         try:
-            record = _train(options, launcher, observer)
+            record = _train_cell(options, launcher, observer)
         except (KeyboardInterrupt, Ended):
             if message := launcher.pending_message():
                 observer.note(message)
@@ -89,9 +89,9 @@ def run_single(
     return RunOutcome(record, options.folder, launcher.is_main)
 
 
-def verify_single(
+def verify_resume_of_run(
     options: RunOptions, *, observer: Observer | None = None, while_running: WhileRunning = nullcontext
-) -> Verification:
+) -> ResumeVerification:
     """Train without and with a stop and a checkpoint, and compare bit for bit.
 
     Args:
@@ -103,48 +103,48 @@ def verify_single(
         ConfigError: the settings cannot be run, or leave no step to stop after.
         LaunchError: a training failed.
     """
-    launcher, observer = _launcher(options, observer)
+    launcher, observer = _launcher_and_observer(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
         return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)
 
 
-def _launcher(options: RunOptions, observer: Observer | None) -> tuple[Launcher, Observer]:
+def _launcher_and_observer(options: RunOptions, observer: Observer | None) -> tuple[Launcher, Observer]:
     """Return the launcher, and an observer that is silent in all but the main process."""
     config = options.config
     check_run(options)
     if config.saving.apex_layout and not config.parsed_arm.spec.calls_apex:
         raise ConfigError(f"--save-apex-format is what an Apex script saves, and the arm is {config.arm}; leave it out")
-    launcher = options.launch.launcher(config)
+    launcher = options.launch.launcher_of_cell(config)
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 
 
 def _hold_run_directory(options: RunOptions, launcher: Launcher) -> AbstractContextManager[None]:
-    return RunDirectory(options.folder).hold(launcher, command=options.command)
+    return RunDirectory(options.folder).make_and_lock(launcher, command=options.command)
 
 
-def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:
+def _train_cell(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:
     config, run = options.config, RunDirectory(options.folder)
     run.make()
     launcher.on_note = observer.note
     if config.stack is not None:
-        from ampcompare.experiment.launch.script.stacks import take_up_recorded_cell  # it imports torch
+        from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell  # it imports torch
 
-        take_up_recorded_cell(config, run.cell_folder(config), observer.note)
+        make_record_of_recorded_cell(config, run.cell_folder(config), observer.note)
     earlier = None if options.force else run.find_reusable(config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")
     reused = earlier.record if earlier is not None else None
     observer.plan(PlanOutline([config], [config.arm], [reused], run.path))
     observer.begin(config, 1, 1)
-    record = reused or _launch(config, run.cell_folder(config), launcher, observer)
+    record = reused or _launch_cell(config, run.cell_folder(config), launcher, observer)
     observer.end(record, reused=reused is not None)
     return record
 
 
-def _launch(config: RunConfig, folder: Path, launcher: Launcher, observer: Observer) -> RunRecord:
+def _launch_cell(config: RunConfig, folder: Path, launcher: Launcher, observer: Observer) -> RunRecord:
     if not launcher.is_queue(config):
         return launcher.launch(config, folder, partial(observer.progress, 1))
-    cells = launcher.collect(
+    cells = launcher.collect_records(
         [(config, folder)],
         lambda index, name: observer.place(1, name),
         lambda index, progress: observer.progress(1, progress),
@@ -153,7 +153,7 @@ def _launch(config: RunConfig, folder: Path, launcher: Launcher, observer: Obser
 
 
 @dataclass(frozen=True)
-class Verification:
+class ResumeVerification:
     """After which of all updates one run stopped, and the first difference between both by name; "" if none."""
 
     step: int
@@ -163,7 +163,7 @@ class Verification:
 
 def verify_resume(
     config: RunConfig, folder: Path, launcher: Launcher, *, observer: Observer | None = None
-) -> Verification:
+) -> ResumeVerification:
     """Train without a break, then again with one after a step drawn from the settings, and compare.
 
     The log interval is one step, so that the run can stop after any step.
@@ -182,9 +182,11 @@ def verify_resume(
     _train_part(config, resumed, launcher, observer, 2, stop_at_step=step)
     again = _train_part(config, resumed, launcher, observer, 3, resume="auto")
     difference = (
-        _step_difference(unbroken, resumed) or _result_difference(whole, again) or _state_difference(unbroken, resumed)
+        _step_difference_text(unbroken, resumed)
+        or _result_difference_text(whole, again)
+        or _state_difference_text(unbroken, resumed)
     )
-    return Verification(step, steps, difference)
+    return ResumeVerification(step, steps, difference)
 
 
 def _train_part(
@@ -193,7 +195,7 @@ def _train_part(
     values = config.model_dump()
     values["drain_every"] = 1
     values["saving"] = {"every_epochs": config.recipe.epochs, "keep_last": 1, **saving}
-    config = validate(RunConfig, values)
+    config = build_validated_model(RunConfig, values)
     observer.begin(config, number, 3)
     record = launcher.launch(config, folder, partial(observer.progress, number))
     observer.end(record, reused=False)
@@ -202,7 +204,7 @@ def _train_part(
     return record
 
 
-def _step_difference(one: Path, other: Path) -> str:
+def _step_difference_text(one: Path, other: Path) -> str:
     for first, second in zip_longest(*(iter_steps(folder / CellFile.STEPS) for folder in (one, other))):
         if first is None or second is None:
             return f"step {(first or second).step} is only in the {'second' if first is None else 'first'} run"
@@ -213,7 +215,7 @@ def _step_difference(one: Path, other: Path) -> str:
     return ""
 
 
-def _result_difference(one: RunRecord, other: RunRecord) -> str:
+def _result_difference_text(one: RunRecord, other: RunRecord) -> str:
     for first, second in zip(one.summary.epochs, other.summary.epochs, strict=True):
         results = [epoch.model_dump(exclude=set(MEASURED)) for epoch in (first, second)]
         for name, value in results[0].items():
@@ -224,12 +226,12 @@ def _result_difference(one: RunRecord, other: RunRecord) -> str:
     return ""
 
 
-def _state_difference(one: Path, other: Path) -> str:
+def _state_difference_text(one: Path, other: Path) -> str:
     """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
-    from ampcompare.base.tensors.tree import first_difference
+    from ampcompare.base.tensors.tree import first_difference_text
     from ampcompare.checkpoints.store.folder import CheckpointFolder
 
     ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).read_newest() for folder in (one, other)]
     if ends[0] is None or ends[1] is None:
         return ""
-    return first_difference(ends[0][1], ends[1][1], apart=(*MEASURED, "resumed"))
+    return first_difference_text(ends[0][1], ends[1][1], apart=(*MEASURED, "resumed"))

@@ -10,7 +10,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.experiment.matrix import MatrixRow, Vary, expand_matrix, find_setting, first_row_of_arm
+from ampcompare.experiment.matrix import MatrixRow, Vary, expand_matrix, first_row_of_arm, setting_path_of_name
 from ampcompare.experiment.plan import parse_seeds
 from ampcompare.results.analysis.pairing.comparability import changed_settings, iter_settings
 from ampcompare.results.records.comparison import Published, PublishedRow
@@ -19,14 +19,14 @@ from ampcompare.settings.file import (
     Matrix,
     PublishedResult,
     SettingsFile,
-    join_settings,
+    join_matrices,
     load_recipe,
     read_settings_file,
 )
 from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
 from ampcompare.settings.reads import CommandReads
 from ampcompare.settings.stack import StackConfig, first_weights_stack
-from ampcompare.settings.validation import flatten
+from ampcompare.settings.validation import paths_and_values
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
 MIB = 2**20
@@ -85,7 +85,7 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
     Raises:
         ConfigError: the command does not read a setting, or a recipe, a file or a value in it cannot be used.
     """
-    reads.check(request.layers)
+    reads.refuse_unread_settings(request.layers)
     name, size = request.recipe, request.size
     if size is not None and name is None:
         raise ConfigError(f"--size {size} needs a recipe; give --recipe too")
@@ -95,25 +95,25 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
     matrix = full.matrix if full is not None else Matrix()
     layers = [Layer(f"recipe {name}", full.settings)] if full is not None else []
     if full is not None and size is not None:
-        smaller = full.smaller(size, f"recipe {name}")
-        matrix = join_settings(matrix, smaller.matrix)
+        smaller = full.settings_at_scale(size, f"recipe {name}")
+        matrix = join_matrices(matrix, smaller.matrix)
         layers.append(Layer(f"recipe {name}, size {size}", smaller.settings))
     recipe_matrix = matrix if full is not None else None
     file = read_settings_file(request.file) if request.file is not None else SettingsFile(Matrix())
     if file.matrix.reference is not None or file.matrix.scales:
         raise ConfigError(f"{request.file} has published results or sizes, so it is a recipe; give it with --recipe")
     above_recipe = [Layer(f"file {request.file}", file.settings), *request.layers]
-    matrix = join_settings(matrix, file.matrix)
+    matrix = join_matrices(matrix, file.matrix)
     if one_run:
-        layers += _first_row(matrix, above_recipe)
+        layers += _layers_of_first_row(matrix, above_recipe)
     resolved = resolve_settings([*layers, *above_recipe])
     # A file that describes rows may vary a setting that it also gives a value; an override fixes it.
     above_rows = request.layers if file.matrix.rows or file.matrix.vary else above_recipe
-    fixed = frozenset(path for layer in above_rows for path, _ in flatten(layer.values))
+    fixed = frozenset(path for layer in above_rows for path, _ in paths_and_values(layer.values))
     return SettingsSources(resolved, matrix, fixed, name, size, full, recipe_matrix)
 
 
-def _first_row(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
+def _layers_of_first_row(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
     """Return the settings of the first row with the arm that layers ask for, and the first seed."""
     arms = [layer.values["arm"] for layer in layers if isinstance(layer.values.get("arm"), str)]
     row = first_row_of_arm(matrix, arms[-1] if arms else None)
@@ -122,12 +122,12 @@ def _first_row(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
         values["arm"] = row.arm
         for path, value in row.varied.items():
             set_path(values, path, value)
-    if (seeds := matrix_seeds(matrix)) not in (None, "auto"):
+    if (seeds := matrix_seeds_text(matrix)) not in (None, "auto"):
         set_path(values, "recipe.seed", parse_seeds(str(seeds))[0])
     return [Layer("first row of the recipe", values)] if values else []
 
 
-def matrix_seeds(matrix: Matrix) -> str | None:
+def matrix_seeds_text(matrix: Matrix) -> str | None:
     """Return the seeds of a file as one text such as `0,2,7`, if it has any."""
     seeds = matrix.seeds
     if isinstance(seeds, list):
@@ -160,7 +160,7 @@ def matrix_rows(
     )
 
 
-def published_beside(sources: SettingsSources, measured: Sequence[MatrixRow]) -> Published | None:
+def published_table_beside_rows(sources: SettingsSources, measured: Sequence[MatrixRow]) -> Published | None:
     """Return the published table of the recipe, each line with the measured row that corresponds to it, if any."""
     full = sources.published
     config = sources.config
@@ -190,7 +190,7 @@ def _published_row(
     figure: PublishedResult, beside: Sequence[tuple[str, MatrixRow]], base: Mapping[str, Any]
 ) -> PublishedRow:
     own = MatrixRow(
-        str(Arm.parse(figure.arm)), {find_setting(name, f"at: {name}"): at for name, at in figure.at.items()}
+        str(Arm.parse(figure.arm)), {setting_path_of_name(name, f"at: {name}"): at for name, at in figure.at.items()}
     )
     # A row may vary more than the publication did.
     fit = [

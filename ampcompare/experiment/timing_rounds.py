@@ -16,7 +16,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.plan import Plan, balanced_rows
+from ampcompare.experiment.plan import Plan, balanced_arm_orders
 from ampcompare.results.records.run import RunRecord, TimingRound
 from ampcompare.settings.config import RunConfig, SavingConfig
 
@@ -53,10 +53,10 @@ def run_timing_rounds(
     seed = plan.cells[block[0]].recipe.seed
     note(f"seed {seed}: {format_count(len(missing), 'timing round')} of {len(completed)} arms")
     labels = {plan.labels[cell]: cell for cell in completed}
-    rows = balanced_rows(list(labels), [], len(missing), plan.order_seed + seed)
+    rows = balanced_arm_orders(list(labels), [], len(missing), plan.order_seed + seed)
     for number, row in zip(missing, rows, strict=True):
         cells = [labels[label] for label in row]
-        turns = {cell: _run_turn(completed[cell], number, folders[cell], launcher) for cell in cells}
+        turns = {cell: _run_timing_round(completed[cell], number, folders[cell], launcher) for cell in cells}
         failed = [plan.labels[cell] for cell, turn in turns.items() if turn is None]
         if failed:
             note(f"timing round {number} of seed {seed} does not count: {', '.join(failed)} failed in it")
@@ -70,7 +70,7 @@ def run_timing_rounds(
     return completed
 
 
-def round_config(record: RunRecord) -> RunConfig:
+def config_of_timing_round(record: RunRecord) -> RunConfig:
     """Return the configuration of one turn: the cell's, ended after the timed steps instead of evaluated.
 
     It trains for as many epochs as that takes, and nothing else may end it.
@@ -88,9 +88,9 @@ def round_config(record: RunRecord) -> RunConfig:
     return config.model_copy(update={"recipe": recipe, "saving": SavingConfig(stop_at_step=steps)})
 
 
-def _run_turn(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> TimingRound | None:
+def _run_timing_round(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> TimingRound | None:
     """Run one turn in `folder/rounds/NUMBER`; None if it failed or diverged."""
-    config = round_config(record)
+    config = config_of_timing_round(record)
     round_folder = folder / CellFile.ROUNDS / str(number)
     turn = launcher.launch(config, round_folder)
     # A run that is asked to stop saves a checkpoint.

@@ -17,16 +17,16 @@ from ampcompare.experiment.rewrite_comparison import (
     WITHIN,
     compare_runs,
     compare_starts,
-    cut_to_common_steps,
-    differ_in_weights_alone,
+    cut_runs_to_common_steps,
     differences_beyond_twin,
+    is_difference_in_weights_alone,
 )
 from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
 from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
 from ampcompare.script.process.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.process.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
-from ampcompare.source.migrate.choice import adapt_all, choose_rewrite
+from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
 from ampcompare.source.project import Project
@@ -67,7 +67,7 @@ def verify_script(
         LaunchError: one of the runs failed, or trained nothing.
     """
     script = require_script(path)
-    migrate_whole([script], how)
+    migrate_whole_files([script], how)
     check()
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
         run: Callable[..., ScriptRun] = functools.partial(run_script_in_child, script, arguments, steps=steps)
@@ -107,11 +107,11 @@ class _Verification:
         """
         original = self._run() if self._stack is None else self._run(stack=self._stack)
         if not original.applied or (self._stack is not None and not original.losses):
-            raise LaunchError(_why_nothing(original))
-        migrations = self._migrate_all(original)
-        self._say_original(original)
+            raise LaunchError(_why_nothing_to_compare(original))
+        migrations = self._migrate_files(original)
+        self._say_what_original_did(original)
         rewritten = self._run(rewrite=self._how)
-        self._say(f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.counts_in_words()}")
+        self._say(f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}")
         if not rewritten.applied and not rewritten.losses:
             made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
             self._say(
@@ -119,19 +119,19 @@ class _Verification:
             )
             return self._print_different_verdict()
 
-        unpaired = "" if self._stack is None else self._say_starts(original, rewritten)
-        verdict, lines = self._compare(original, rewritten)
-        self._say_all(lines)
+        unpaired = "" if self._stack is None else self._say_starts_and_why_unpaired(original, rewritten)
+        verdict, lines = self._compare_beside_twin(original, rewritten)
+        self._say_lines(lines)
         without = [] if self._adapter else sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
         is_of_level = bool(without) and verdict == DIFFERENT and not unpaired
         if is_of_level:
             verdict = self._compare_at_o1(rewritten)
         elif self._stack is not None and verdict == DIFFERENT and not unpaired:
-            self._say_whose_fault(rewritten)
+            self._say_whether_stacks_differ(rewritten)
         if verdict != EQUAL or is_of_level:
-            self._say_all(_known_differences(migrations))
+            self._say_lines(_known_differences(migrations))
         mistakes = _known_mistakes(migrations)
-        self._say_all(mistakes)
+        self._say_lines(mistakes)
 
         if unpaired and verdict == DIFFERENT:
             self._say(f"verdict: cannot tell, since {unpaired}")
@@ -146,21 +146,21 @@ class _Verification:
         self._print_usable_verdict(verdict, without, migrations, is_of_level=is_of_level)
         return 0
 
-    def _say_all(self, lines: Iterable[str]) -> None:
+    def _say_lines(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._say(line)
 
-    def _migrate_all(self, original: ScriptRun) -> list[FileMigration]:
+    def _migrate_files(self, original: ScriptRun) -> list[FileMigration]:
         """Return what becomes of the script and of the files of it that use Apex."""
-        files = original.files if self._stack is None else _files_of_project(self._script)
+        files = original.files if self._stack is None else _project_files_with_apex(self._script)
         others = [self._script.parent / each for each in files if each != self._script.name]
-        moved = migrate_whole([self._script, *others], self._asked)
+        moved = migrate_whole_files([self._script, *others], self._asked)
         self._adapter, self._how = moved.adapter, FOR_ADAPTER if moved.adapter else FOR_TORCH
-        self._say_all(moved.reasons)
+        self._say_lines(moved.reasons)
         return moved.files
 
-    def _say_original(self, original: ScriptRun) -> None:
-        self._say(f"unchanged, {original.place or ENGINE}: {original.counts_in_words()}")
+    def _say_what_original_did(self, original: ScriptRun) -> None:
+        self._say(f"unchanged, {original.place or ENGINE}: {original.step_counts_text()}")
         if original.limits:
             self._say(original.limits)
         if original.written:
@@ -168,18 +168,18 @@ class _Verification:
             more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
             self._say(f"the script writes {names}{more}: here into a copy that is gone afterwards; {STAY}")
 
-    def _say_starts(self, original: ScriptRun, rewritten: ScriptRun) -> str:
+    def _say_starts_and_why_unpaired(self, original: ScriptRun, rewritten: ScriptRun) -> str:
         """Print what two runs of two stacks begin with; return why they are no pair, "" if they are one."""
         unpaired, lines = compare_starts(original, rewritten)
-        self._say_all(lines)
+        self._say_lines(lines)
         return unpaired
 
     def _compare_at_o1(self, rewritten: ScriptRun) -> str:
         """Compare with the unchanged script at O1, which O2 and O3 are rewritten to; return the verdict."""
         at_o1 = self._run(opt_level="O1")
-        self._say(f"unchanged, at O1{f', {ENGINE}' * (self._stack is not None)}: {at_o1.counts_in_words()}")
-        verdict, lines = self._compare(at_o1, rewritten, opt_level="O1")
-        self._say_all(f"against O1: {line}" for line in lines)
+        self._say(f"unchanged, at O1{f', {ENGINE}' * (self._stack is not None)}: {at_o1.step_counts_text()}")
+        verdict, lines = self._compare_beside_twin(at_o1, rewritten, opt_level="O1")
+        self._say_lines(f"against O1: {line}" for line in lines)
         return verdict
 
     def _print_usable_verdict(
@@ -195,7 +195,7 @@ class _Verification:
             of_level = f" of O1; {' and '.join(without)} has no equivalent in torch.amp" * is_of_level
             where = f"you can go on if torch.amp is as accurate as {without[-1]} in whole trainings"
             self._say(f"verdict: {verdict}{of_level}; {where}:")
-            self._say(f"  {self._compare_command(without[-1])}")
+            self._say(f"  {self._command_to_compare_trainings(without[-1])}")
         else:
             with_what = "the adapter" if self._adapter else "the rewritten files"
             self._say(f"verdict: {verdict}; you can go on with {with_what}:")
@@ -207,7 +207,7 @@ class _Verification:
         self._say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
         return 1
 
-    def _compare(
+    def _compare_beside_twin(
         self, original: ScriptRun, rewritten: ScriptRun, *, opt_level: str | None = None
     ) -> tuple[str, list[str]]:
         """Return the verdict and its lines; where roundings differ, a twin shows what they make.
@@ -216,9 +216,9 @@ class _Verification:
         """
         is_there = bool(original.place)
         if is_there:
-            original, rewritten = cut_to_common_steps(original, rewritten)
+            original, rewritten = cut_runs_to_common_steps(original, rewritten)
         verdict, lines = compare_runs(original, rewritten)
-        if verdict == WITHIN or (verdict == DIFFERENT and differ_in_weights_alone(original, rewritten)):
+        if verdict == WITHIN or (verdict == DIFFERENT and is_difference_in_weights_alone(original, rewritten)):
             twin = self._run(rewrite=self._how, twin=True) if is_there else self._run(opt_level=opt_level, twin=True)
             of = rewritten if is_there else original
             if is_there:
@@ -229,17 +229,17 @@ class _Verification:
                 return DIFFERENT, [*lines, *beyond]
         return verdict, lines
 
-    def _say_whose_fault(self, rewritten: ScriptRun) -> None:
+    def _say_whether_stacks_differ(self, rewritten: ScriptRun) -> None:
         """Compare with the unchanged script here: where that trains as the rewritten one, the stacks are apart."""
         assert self._stack is not None
         here = self._run()
-        verdict, _ = self._compare(here, rewritten)
-        self._say(f"unchanged, {ENGINE} here: {here.counts_in_words()}; against it, the rewritten script is {verdict}")
+        verdict, _ = self._compare_beside_twin(here, rewritten)
+        self._say(f"unchanged, {ENGINE} here: {here.step_counts_text()}; against it, the rewritten script is {verdict}")
         if verdict != DIFFERENT:
             replay = f"ampcompare replay capsule.pt --stack {self._stack.text()}"
             self._say(f"so the stacks are apart, not the rewrite; exec --capsule and {replay} name the module")
 
-    def _compare_command(self, level: str) -> str:
+    def _command_to_compare_trainings(self, level: str) -> str:
         """Return the command that compares whole trainings."""
         device = [] if visible_gpus() else ["--device", "cpu"]
         arms = ["--reference", level, "--arm", "fp16"]
@@ -250,14 +250,16 @@ class _Verification:
         return shlex.join(["ampcompare", "compare", *arms, *device, "--", self._path, *self._arguments])
 
 
-def _files_of_project(script: Path) -> list[str]:
+def _project_files_with_apex(script: Path) -> list[str]:
     """Return a script and the files that it imports, from its folder, if they use Apex."""
     project, path = Project(script), Path(os.path.abspath(script))
     waiting, found = [path], [path]
     while waiting:
         each = waiting.pop()
-        module = project.module(each)
-        new = [] if module is None else [other for other in project.imported_by(module, each) if other not in found]
+        module = project.module_of_file(each)
+        new = (
+            [] if module is None else [other for other in project.files_imported_by(module, each) if other not in found]
+        )
         found += new
         waiting += new
     return [
@@ -267,7 +269,7 @@ def _files_of_project(script: Path) -> list[str]:
     ]
 
 
-def _why_nothing(run: ScriptRun) -> str:
+def _why_nothing_to_compare(run: ScriptRun) -> str:
     """Return why there is nothing to compare, from what the unchanged script did."""
     did = f"made {run.plain_steps} steps and {len(run.passes)} backward passes and ended"
     amp = {
@@ -307,7 +309,7 @@ def _known_mistakes(migrations: list[FileMigration]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moved:
+class MigratedFiles:
     """What becomes of the files of a script.
 
     Attributes:
@@ -320,7 +322,7 @@ class Moved:
     reasons: list[str]
 
 
-def migrate_whole(paths: list[Path], how: str) -> Moved:
+def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
     """Return what becomes of files, all of whose lines that concern Apex are rewritten.
 
     Args:
@@ -333,10 +335,10 @@ def migrate_whole(paths: list[Path], how: str) -> Moved:
     reasons = []
     is_adapter = how == "adapter"
     if not how:
-        choice = choose_rewrite(paths, within=paths)
-        is_adapter, reasons = bool(choice.plans), choice.lines()
+        choice = choose_rewrite_or_adapter(paths, within=paths)
+        is_adapter, reasons = bool(choice.plans), choice.reason_lines()
     if is_adapter:
-        results = adapt_all(paths).files
+        results = choose_adapter_for_all(paths).files
     else:
         results = [migrate_file(path, within=paths) for path in paths]
     for result in results:
@@ -348,4 +350,4 @@ def migrate_whole(paths: list[Path], how: str) -> Moved:
                 f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {result.path} must be rewritten by hand first; "
                 f"see them with: ampcompare migrate {flag}{result.path}"
             )
-    return Moved(results, is_adapter, reasons)
+    return MigratedFiles(results, is_adapter, reasons)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.guards.checks import GUARDS
 from ampcompare.guards.detector import Guard
-from ampcompare.guards.reporting import GuardWarning, Violation, ViolationSink, warn
+from ampcompare.guards.reporting import GuardWarning, Violation, ViolationSink, warn_of_violation
 
 if TYPE_CHECKING:
     from ampcompare.guards.hooks import GuardHooks
@@ -36,22 +36,22 @@ class Guards:
         self._sink = sink
         self._passes = passes
         self._hooks: GuardHooks | None = None
-        amps = {name: functools.partial(self._on_amp, name) for name in AMP_MODULES}
-        self._imports = ImportHook({"torch": self._on_torch, ACCELERATE: self._on_accelerate, **amps})
+        amps = {name: functools.partial(self._watch_amp, name) for name in AMP_MODULES}
+        self._imports = ImportHook({"torch": self._watch_torch, ACCELERATE: self._watch_accelerate, **amps})
         self._imports.begin()
 
-    def _on_torch(self) -> None:
+    def _watch_torch(self) -> None:
         importlib.import_module("torch")  # `apex.amp` may be imported before it
         if self._hooks is None:
             self._hooks = importlib.import_module("ampcompare.guards.hooks").GuardHooks(self._sink, self._passes)
 
-    def _on_amp(self, name: str) -> None:
-        self._on_torch()
+    def _watch_amp(self, name: str) -> None:
+        self._watch_torch()
         assert self._hooks is not None
         self._hooks.watch_amp(sys.modules[name])
 
-    def _on_accelerate(self) -> None:
-        self._on_torch()
+    def _watch_accelerate(self) -> None:
+        self._watch_torch()
         assert self._hooks is not None
         self._hooks.watch_accelerate(sys.modules[ACCELERATE].Accelerator)
 
@@ -68,7 +68,9 @@ class Guards:
         self.remove()
 
 
-def install(*, strict: bool = False, say: Callable[[Violation], None] = warn, passes: int | None = None) -> Guards:
+def install(
+    *, strict: bool = False, say: Callable[[Violation], None] = warn_of_violation, passes: int | None = None
+) -> Guards:
     """Watch torch, and Apex's or ampcompare's `amp`, in this process; this does not import torch.
 
     Args:

@@ -26,7 +26,7 @@ class Guard:
     remedy: str  # what to write instead
 
 
-def guard_of(name: str) -> Guard:
+def guard_of_name(name: str) -> Guard:
     """Return the guard of a mistake in the catalog, which has its texts."""
     mistake = BY_NAME[name]
     return Guard(name, mistake.mistake, mistake.matters, mistake.remedy)
@@ -52,58 +52,58 @@ class Detector:
         """Report the mistake, by default at the line that is running and with the remedy of the guard."""
         self._sink.report(self.guard.name, what, remedy or self.guard.remedy, location)
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         """A backward pass starts, from `losses` and their gradients `grad_outputs` (None stands for ones)."""
 
-    def block(self, optimizers: Sequence[Any]) -> None:
+    def at_scale_loss_block(self, optimizers: Sequence[Any]) -> None:
         """`amp.scale_loss` is entered."""
 
-    def after_block(self, optimizers: Sequence[Any]) -> None:
+    def after_scale_loss_block(self, optimizers: Sequence[Any]) -> None:
         """`amp.scale_loss` was left without an exception."""
 
-    def attempt(self, optimizer: Any, scaler: Any) -> None:
+    def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         """A step is requested, by `scaler.step(optimizer)` or, with None, by `optimizer.step()`."""
 
-    def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
+    def after_step_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
         """The step has ended; `applied` is False if the scaler skipped it."""
 
-    def clip(self, parameters: Sequence[Tensor]) -> None:
+    def at_clipping(self, parameters: Sequence[Tensor]) -> None:
         """Gradients are clipped."""
 
     def after_clamp(self, tensor: Tensor, result: Tensor) -> None:
         """The values of `tensor` were limited, in place where `result` is the same tensor."""
 
-    def save(self, value: Any) -> None:
+    def at_torch_save(self, value: Any) -> None:
         """`torch.save` writes `value`."""
 
-    def state_read(self) -> None:
+    def at_state_read(self) -> None:
         """The state dict of amp or of a scaler is taken."""
 
-    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+    def at_initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
         """`amp.initialize` gets these."""
 
-    def masters_made(self, optimizer: Any) -> None:
+    def after_masters_made(self, optimizer: Any) -> None:
         """Apex has made the master weights of an optimizer that `amp.initialize` has prepared."""
 
-    def masters_copied(self, optimizer: Any) -> None:
+    def after_masters_copied(self, optimizer: Any) -> None:
         """The step of such an optimizer has given the model its master weights."""
 
-    def wrap(self, module: nn.Module) -> None:
+    def at_parallel_wrapping(self, module: nn.Module) -> None:
         """A parallel wrapper is built around `module`."""
 
-    def half(self, module: nn.Module) -> None:
+    def at_half_cast(self, module: nn.Module) -> None:
         """A module is cast to a half type."""
 
-    def cast_weight(self, weight: Tensor, dtype: torch.dtype) -> None:
+    def at_weight_cast_by_autocast(self, weight: Tensor, dtype: torch.dtype) -> None:
         """A layer is called whose fp32 weight autocast casts to `dtype`, which it keeps to the end of the block."""
 
-    def casts_dropped(self) -> None:
+    def after_casts_dropped(self) -> None:
         """The casts that autocast keeps are dropped, at the end of the outermost block or by the script."""
 
-    def cuda(self, module: nn.Module) -> None:
+    def at_move_to_gpu(self, module: nn.Module) -> None:
         """A module is moved to a GPU."""
 
-    def end(self) -> None:
+    def at_guard_removal(self) -> None:
         """The guards are removed."""
 
 

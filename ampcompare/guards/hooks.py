@@ -20,7 +20,7 @@ from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame,
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
-from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState
+from ampcompare.guards.script_state import EnteredAutocast, ScaleLossBlock, ScriptState
 
 OUTSIDE_BACKWARD = -1
 MAX_BLOCKS = 64  # of autocast, in which layers are watched: later steps call them as they are
@@ -45,13 +45,13 @@ class GuardHooks:
         self._casts: Subscriptions | None = None  # from the first autocast on, for some blocks
         self._blocks = 0  # outermost ones of autocast, that have ended
         self._detectors = [detector(self.facts, sink) for detector in DETECTORS.values()]
-        self._find_listeners()
-        self._watch_backward()
+        self._collect_listeners()
+        self._watch_backward_passes()
         self._watch_optimizers()
         if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
             _watch_autocast(self._events, self.facts)
-            self._events.wrap(*Points.ENTER_AUTOCAST, self._watch_casts)
+            self._events.wrap(*Points.ENTER_AUTOCAST, self._watch_weight_casts)
             _watch_disabled_scalers(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
@@ -59,21 +59,21 @@ class GuardHooks:
 
     def end(self) -> None:
         self._events.end()
-        self._notify("end")
+        self._notify_listeners("at_guard_removal")
 
-    def _has_seen_enough(self) -> bool:
+    def _end_after_enough_passes(self) -> bool:
         enough = self._passes is not None and self.facts.backwards >= self._passes
         if enough:
             self.end()
         return enough
 
-    def _find_listeners(self) -> None:
+    def _collect_listeners(self) -> None:
         self._listeners = {
             event: [one for one in self._detectors if getattr(type(one), event) is not getattr(Detector, event)]
             for event in EVENTS
         }
 
-    def _notify(self, event: str, *values: Any) -> None:
+    def _notify_listeners(self, event: str, *values: Any) -> None:
         for detector in self._listeners[event]:
             try:
                 getattr(detector, event)(*values)
@@ -81,19 +81,19 @@ class GuardHooks:
                 raise
             except Exception as error:  # a fault in a guard must not end a correct training
                 self._detectors.remove(detector)
-                self._find_listeners()
+                self._collect_listeners()
                 warnings.warn(
                     f"the guard {detector.guard.name} failed and is off: {error!r}", GuardWarning, stacklevel=1
                 )
 
-    def _watch_backward(self) -> None:
+    def _watch_backward_passes(self) -> None:
         facts, task = self.facts, torch._C._current_graph_task_id
 
         def backward(original: Any, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
             # Checkpointing makes passes inside a pass. A step that Apex skips is not seen, so the guards may end here.
-            if task() != OUTSIDE_BACKWARD or self._has_seen_enough():
+            if task() != OUTSIDE_BACKWARD or self._end_after_enough_passes():
                 return original(tensors, grad_tensors, *args, **kwargs)
-            self._notify("backward", tensors, grad_tensors)
+            self._notify_listeners("at_backward", tensors, grad_tensors)
             facts.backwards += 1
             facts.window_backwards += 1
             for block in facts.blocks:
@@ -134,7 +134,7 @@ class GuardHooks:
     def _report_step_attempt(self, optimizer: Any, scaler: Any, step: Any) -> Any:
         facts = self.facts
         facts.optimizers.add(optimizer)
-        self._notify("attempt", optimizer, scaler)
+        self._notify_listeners("at_step_attempt", optimizer, scaler)
         facts.attempts += 1
         called: list[Any] = []
         facts.stepping.append(optimizer)
@@ -146,8 +146,8 @@ class GuardHooks:
             facts.stepping.pop()
             if scaler is not None:
                 facts.scaler_stepping.pop()
-        self._notify("after_attempt", optimizer, scaler, scaler is None or bool(called))
-        self._has_seen_enough()
+        self._notify_listeners("after_step_attempt", optimizer, scaler, scaler is None or bool(called))
+        self._end_after_enough_passes()
         return result
 
     def _watch_scaler(self) -> None:
@@ -175,7 +175,7 @@ class GuardHooks:
             return self._report_step_attempt(optimizer, scaler, lambda: original(scaler, optimizer, *args, **kwargs))
 
         def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            facts.end_window()
+            facts.clear_update_window()
             return original(scaler, *args, **kwargs)
 
         def get_scale(original: Any, scaler: Any) -> Any:
@@ -187,27 +187,27 @@ class GuardHooks:
         for name, function in watched.items():
             self._events.wrap(torch.amp.GradScaler, name, function)
 
-    def _watch_casts(self, original: Any, autocast: Any) -> Any:
+    def _watch_weight_casts(self, original: Any, autocast: Any) -> Any:
         """Watch the layers whose weights autocast casts, from its first block on."""
         if self._casts is None:
             self._casts = Subscriptions(Layer.GUARDS)
-            self._casts.wrap(*Points.FORWARD, self._call_layer)
-            self._casts.wrap(torch, "clear_autocast_cache", self._drop_casts)
-            self._events.at_end(self._casts.end)
+            self._casts.wrap(*Points.FORWARD, self._report_weight_cast)
+            self._casts.wrap(torch, "clear_autocast_cache", self._report_dropped_casts)
+            self._events.call_at_end(self._casts.end)
         return original(autocast)
 
-    def _call_layer(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+    def _report_weight_cast(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(module, CAST_LAYERS) and torch.is_autocast_cache_enabled():
             weight = module._parameters.get("weight")
             if type(weight) is nn.Parameter and weight.requires_grad and weight.dtype is torch.float32:
                 device = weight.device.type
                 if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-                    self._notify("cast_weight", weight, torch.get_autocast_dtype(device))
+                    self._notify_listeners("at_weight_cast_by_autocast", weight, torch.get_autocast_dtype(device))
         return original(module, *args, **kwargs)
 
-    def _drop_casts(self, original: Any) -> None:
+    def _report_dropped_casts(self, original: Any) -> None:
         original()
-        self._notify("casts_dropped")
+        self._notify_listeners("after_casts_dropped")
         self._blocks += 1
         if self._blocks >= MAX_BLOCKS and self._casts is not None:
             self._casts.end()
@@ -215,7 +215,7 @@ class GuardHooks:
     def _watch_clipping(self) -> None:
         def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            self._notify("clip", parameters)
+            self._notify_listeners("at_clipping", parameters)
             return original(parameters, *args, **kwargs)
 
         for name in ("clip_grad_norm_", "clip_grad_value_"):
@@ -224,9 +224,9 @@ class GuardHooks:
 
         def clamp(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if self.facts.holds_scaled_gradients() or self.facts.is_inside_block():
+            if self.facts.holds_scaled_gradients() or self.facts.is_inside_scale_loss_block():
                 if is_users_file(calling_frame().f_code.co_filename):
-                    self._notify("after_clamp", tensor, result)
+                    self._notify_listeners("after_clamp", tensor, result)
             return result
 
         for name in ("clamp", "clip", "clamp_", "clip_"):
@@ -234,37 +234,37 @@ class GuardHooks:
                 self._events.wrap(place, name, clamp)
 
     def _report_state_read(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._notify("state_read")
+        self._notify_listeners("at_state_read")
         return original(*args, **kwargs)
 
     def _report_save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        self._notify("save", obj)
+        self._notify_listeners("at_torch_save", obj)
         return original(obj, *args, **kwargs)
 
     def _watch_modules(self) -> None:
         # Apex itself casts what it initializes.
         def half(original: Any, module: Any) -> Any:
             if is_users_file(calling_frame().f_code.co_filename):
-                self._notify("half", module)
+                self._notify_listeners("at_half_cast", module)
             return original(module)
 
         def cuda(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-            self._notify("cuda", module)
+            self._notify_listeners("at_move_to_gpu", module)
             return original(module, *args, **kwargs)
 
         def to(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             for value in (*args, *kwargs.values()):
                 if value is torch.float16 and is_users_file(calling_frame().f_code.co_filename):
-                    self._notify("half", module)
-                elif _is_cuda(value):
-                    self._notify("cuda", module)
+                    self._notify_listeners("at_half_cast", module)
+                elif _means_gpu(value):
+                    self._notify_listeners("at_move_to_gpu", module)
             return original(module, *args, **kwargs)
 
         for name, function in {"half": half, "cuda": cuda, "to": to}.items():
             self._events.wrap(nn.Module, name, function)
 
         def init(original: Any, wrapper: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-            self._notify("wrap", module)
+            self._notify_listeners("at_parallel_wrapping", module)
             original(wrapper, module, *args, **kwargs)
 
         for kind in (DataParallel, DistributedDataParallel):
@@ -279,7 +279,7 @@ class GuardHooks:
             # An arm of ampcompare's own says itself what it runs.
             if is_off and accelerator.distributed_type not in CASTS_ITSELF:
                 if is_users_file(calling_frame().f_code.co_filename):
-                    self.facts.accelerators_off.append((accelerator.device.type, _own_location()))
+                    self.facts.accelerators_off.append((accelerator.device.type, _location_in_script()))
 
         self._events.wrap(kind, "__init__", init)
 
@@ -291,25 +291,25 @@ class GuardHooks:
         frontend, handle = sys.modules[f"{name}.frontend"], sys.modules[f"{name}.handle"]
 
         def initialize(original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
-            self._notify("initialize", _as_list(models), _as_list(optimizers), properties)
+            self._notify_listeners("at_initialize", _as_list(models), _as_list(optimizers), properties)
             return original(models, optimizers, properties, *args, **kwargs)
 
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._watch_block(original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
+            return self._watch_scale_loss_block(original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
 
         def after(event: str) -> Any:
             def around(original: Any, optimizer: Any) -> None:
                 original(optimizer)
                 if optimizer in facts.prepared:  # those of the script; an arm prepares others without that
-                    self._notify(event, optimizer)
+                    self._notify_listeners(event, optimizer)
 
             return around
 
         self._events.wrap(frontend, "_initialize", initialize)
         methods = sys.modules.get(f"{name}._process_optimizer")
         for function, event in (
-            ("lazy_init_with_master_weights", "masters_made"),
-            ("_master_params_to_model_params", "masters_copied"),
+            ("lazy_init_with_master_weights", "after_masters_made"),
+            ("_master_params_to_model_params", "after_masters_copied"),
         ):
             if hasattr(methods, function):  # private names of an Apex that may be of any version
                 self._events.wrap(methods, function, after(event))
@@ -320,10 +320,10 @@ class GuardHooks:
                 self._events.wrap(owner, "state_dict", self._report_state_read)
 
     @contextmanager
-    def _watch_block(self, inner: Any, loss: Any, optimizers: list[Any]) -> Iterator[Any]:
+    def _watch_scale_loss_block(self, inner: Any, loss: Any, optimizers: list[Any]) -> Iterator[Any]:
         """Enter a `scale_loss` block, and record what happens to its loss."""
-        facts, block = self.facts, Block(optimizers, scaled=False)
-        self._notify("block", optimizers)
+        facts, block = self.facts, ScaleLossBlock(optimizers, scaled=False)
+        self._notify_listeners("at_scale_loss_block", optimizers)
         facts.blocks.append(block)
         try:
             with inner as scaled:
@@ -334,7 +334,7 @@ class GuardHooks:
                 yield scaled
         finally:
             facts.blocks.remove(block)
-        self._notify("after_block", optimizers)
+        self._notify_listeners("after_scale_loss_block", optimizers)
 
 
 def _subclasses_below(kind: type[Any]) -> Iterable[type[Any]]:
@@ -350,7 +350,7 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _is_cuda(value: Any) -> bool:
+def _means_gpu(value: Any) -> bool:
     """Return whether an argument of `Module.to` means a GPU."""
     if isinstance(value, str):
         return value.partition(":")[0] == "cuda"
@@ -372,15 +372,15 @@ def _watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
         result = original(autocast)
         is_enabled, is_dtype_given = getattr(autocast, ASKED, (False, False))
         if is_enabled:
-            entry = EnteredAutocast(autocast.device, autocast.fast_dtype, is_dtype_given, _own_location())
-            entry.on_for.update(_devices_on())
+            entry = EnteredAutocast(autocast.device, autocast.fast_dtype, is_dtype_given, _location_in_script())
+            entry.on_for.update(_devices_with_autocast_on())
             facts.autocasts.append(entry)
             del facts.autocasts[:-MAX_ENTRIES]
         return result
 
     def leave(original: Any, autocast: Any, *exception: Any) -> Any:
         if facts.autocasts:  # the state again: what stands in for a GPU may set that of the CPU after `enter`
-            facts.autocasts[-1].on_for.update(_devices_on())
+            facts.autocasts[-1].on_for.update(_devices_with_autocast_on())
         return original(autocast, *exception)
 
     events.wrap(*Points.MAKE_AUTOCAST, init)
@@ -388,13 +388,13 @@ def _watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
     events.wrap(*Points.LEAVE_AUTOCAST, leave)
 
 
-def _own_location() -> Location:
+def _location_in_script() -> Location:
     """Return the line of the script itself, where another package stands between it and torch."""
     location = user_location()
     return location.caller or location
 
 
-def _devices_on() -> list[str]:
+def _devices_with_autocast_on() -> list[str]:
     return [
         device for device in DEVICES if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     ]
@@ -408,6 +408,6 @@ def _watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
         original(scaler, *args, **kwargs)
         given = signature.bind(scaler, *args, **kwargs).arguments
         if given.get("enabled", True) and not scaler.is_enabled():
-            facts.scalers_off.append((str(given.get("device", "cuda")), _own_location()))
+            facts.scalers_off.append((str(given.get("device", "cuda")), _location_in_script()))
 
     events.wrap(*Points.MAKE_SCALER, init)

@@ -43,15 +43,15 @@ class MasterPairs:
         self._farthest = 0.0  # norm of what the model was away from its masters, when a loss was scaled
 
     @property
-    def is_read(self) -> bool:
+    def was_data_accessed(self) -> bool:
         return bool(self._sums)
 
-    def keep_bits(self, tensor: Tensor) -> None:
+    def keep_bit_sum(self, tensor: Tensor) -> None:
         """Note what a tensor of a pair is before its `data` is accessed; nothing waits for its device."""
         if id(tensor) in self._versions:
             self._sums[id(tensor)] = bit_sum(tensor)
 
-    def keep_given(self, tensor: Tensor, data: Tensor) -> None:
+    def keep_data_version(self, tensor: Tensor, data: Tensor) -> None:
         """Note what the `data` of a tensor of a pair has given, which the script may keep and write later."""
         if id(tensor) in self._versions:
             self._given.setdefault(id(tensor), []).append((weakref.ref(data), data._version))
@@ -59,19 +59,19 @@ class MasterPairs:
     @torch.no_grad()
     def count_masters_apart(self) -> int:
         """Return how many masters were written while the weights of the model stayed, and differ from these."""
-        indices = self._find_written(self.masters)
+        indices = self._indices_of_written(self.masters)
         if not indices:
             return 0
-        stayed = [not written for written in self._which_written([self.params[index] for index in indices])]
+        stayed = [not written for written in self._are_written([self.params[index] for index in indices])]
         pairs = [
             (self.params[index], self.masters[index]) for index, stays in zip(indices, stayed, strict=True) if stays
         ]
         return sum(not torch.equal(param, master.to(param.dtype)) for param, master in pairs)
 
-    def note_pass(self) -> None:
+    def note_distance_before_pass(self) -> None:
         """Note how far the model is from its masters, where it was written before a loss is scaled."""
-        if written := self._find_written(self.params):
-            self._farthest = max(self._farthest, self._distance(written))
+        if written := self._indices_of_written(self.params):
+            self._farthest = max(self._farthest, self._distance_from_masters(written))
 
     def count_params_apart(self) -> int:
         """Return how many weights of the model were written, and differ from the masters that overwrite them in a step.
@@ -79,11 +79,11 @@ class MasterPairs:
         What rounding leaves of weights that were moved for a pass and moved back does not count, nor that between a
         weight and a master that were both written.
         """
-        written = self._find_written(self.params)
-        distance = self._distance(written) if written else 0.0
+        written = self._indices_of_written(self.params)
+        distance = self._distance_from_masters(written) if written else 0.0
         if not distance > 0:
             return 0
-        both = any(self._which_written([self.masters[index] for index in written]))
+        both = any(self._are_written([self.masters[index] for index in written]))
         if both or self._farthest > distance:
             unit = torch.finfo(self.params[0].dtype).eps
             if distance <= ROUNDING * unit * (float(_norm_of_tensors(self.masters)) + self._farthest):
@@ -92,10 +92,10 @@ class MasterPairs:
             not torch.equal(self.params[index], self.masters[index].to(self.params[index].dtype)) for index in written
         )
 
-    def _find_written(self, tensors: Sequence[Tensor]) -> list[int]:
-        return [index for index, written in enumerate(self._which_written(tensors)) if written]
+    def _indices_of_written(self, tensors: Sequence[Tensor]) -> list[int]:
+        return [index for index, written in enumerate(self._are_written(tensors)) if written]
 
-    def _which_written(self, tensors: Sequence[Tensor]) -> list[bool]:
+    def _are_written(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return for each tensor whether it was written; this waits for the device where `data` was read."""
         read = [one for one in tensors if id(one) in self._sums and one._version == self._versions[id(one)]]
         changed: dict[int, bool] = {}
@@ -103,17 +103,17 @@ class MasterPairs:
             differ = torch.stack([(self._sums[id(one)] != bit_sum(one)).to(read[0].device) for one in read])
             changed = {id(one): bool(is_other) for one, is_other in zip(read, differ.tolist(), strict=True)}
         return [
-            one._version != self._versions[id(one)] or changed.get(id(one), False) or self._is_given_written(one)
+            one._version != self._versions[id(one)] or changed.get(id(one), False) or self._is_kept_data_written(one)
             for one in tensors
         ]
 
-    def _is_given_written(self, tensor: Tensor) -> bool:
+    def _is_kept_data_written(self, tensor: Tensor) -> bool:
         """Return whether the script has written what it keeps of the `data` of a tensor."""
         given = self._given.get(id(tensor), ())
         return any((one := ref()) is not None and one._version != version for ref, version in given)
 
     @torch.no_grad()
-    def _distance(self, indices: Sequence[int]) -> float:
+    def _distance_from_masters(self, indices: Sequence[int]) -> float:
         pairs = [(self.params[index], self.masters[index]) for index in indices]
         return float(_norm_of_tensors([param.float() - master.to(param.dtype).float() for param, master in pairs]))
 

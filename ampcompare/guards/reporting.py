@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.base.environment.ranks import rank_of
+from ampcompare.base.environment.ranks import rank_of_process
 from ampcompare.base.errors import GuardError
 from ampcompare.base.location import Location, user_location
 
@@ -28,7 +28,7 @@ class Violation:
         return f"guard {self.guard}: {self.location}: {self.what}; {self.remedy}"
 
 
-def warn(violation: Violation) -> None:
+def warn_of_violation(violation: Violation) -> None:
     """Emit a `GuardWarning` at the line, which Python's own filters obey."""
     text = f"{violation.guard}: {violation.what}; {violation.remedy}"
     warnings.warn_explicit(text, GuardWarning, violation.location.file, violation.location.line)
@@ -64,4 +64,4 @@ def _rank_of_process() -> int:
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())
-    return rank_of()
+    return rank_of_process()

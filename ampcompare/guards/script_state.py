@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Block:
+class ScaleLossBlock:
     """One `with amp.scale_loss(...)`."""
 
     optimizers: list[Any]
@@ -41,7 +41,7 @@ class ScriptState:
     attempts: int = 0  # steps requested so far, skipped ones included
     stepping: list[Any] = field(default_factory=list)  # optimizers, outermost first
     scaler_stepping: list[list[Any]] = field(default_factory=list)  # what each running step of a GradScaler has stepped
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[ScaleLossBlock] = field(default_factory=list)
     scalers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # that have scaled a loss
     # Losses that a scaler or a block has scaled, by id.
     scaled: weakref.WeakValueDictionary[int, Tensor] = field(default_factory=weakref.WeakValueDictionary)
@@ -58,7 +58,7 @@ class ScriptState:
     scalers_off: list[tuple[str, Location]] = field(default_factory=list)  # by torch, not yet reported
     accelerators_off: list[tuple[str, Location]] = field(default_factory=list)  # asked for fp16
 
-    def end_window(self) -> None:
+    def clear_update_window(self) -> None:
         """Clear what is counted between two updates of a scaler."""
         self.scale_calls = self.window_backwards = 0
         self.scale_read = False
@@ -68,11 +68,11 @@ class ScriptState:
         """Return whether a scaler has scaled every loss since its last update, and its scale was not read."""
         return 0 < self.window_backwards <= self.scale_calls and not self.scale_read
 
-    def is_inside_block(self) -> bool:
+    def is_inside_scale_loss_block(self) -> bool:
         """Return whether a `scale_loss` block that has scaled its loss runs, behind its backward pass."""
         return any(block.scaled and block.backwards for block in self.blocks)
 
-    def is_scaled(self, loss: Any) -> bool:
+    def is_scaled_loss(self, loss: Any) -> bool:
         """Return whether a scaler or a block made this very tensor."""
         return self.scaled.get(id(loss)) is loss
 
@@ -97,25 +97,25 @@ def first_loss(losses: Any) -> Tensor | None:
     return loss if isinstance(loss, Tensor) else None
 
 
-def first_with_gradient(parameters: Iterable[Tensor]) -> Tensor | None:
+def first_parameter_with_gradient(parameters: Iterable[Tensor]) -> Tensor | None:
     return next((parameter for parameter in parameters if parameter.grad is not None), None)
 
 
-def parameters_of(optimizer: Any) -> Iterator[Tensor]:
+def parameters_of_optimizer(optimizer: Any) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
 
 
-def storage_of(tensor: Tensor) -> int:
+def storage_id_of(tensor: Tensor) -> int:
     """Return what identifies the memory of a tensor while it lives; `.data` and views share it; -1 for sparse ones."""
     return -1 if tensor.is_sparse else int(tensor.untyped_storage()._cdata)
 
 
-def contains(parameters: Iterable[Tensor], parameter: Tensor) -> bool:
+def contains_parameter(parameters: Iterable[Tensor], parameter: Tensor) -> bool:
     """Return whether `parameter` itself is among `parameters`."""
     return any(other is parameter for other in parameters)
 
 
-def will_skip(optimizer: Any) -> bool:
+def will_skip_step(optimizer: Any) -> bool:
     """Return whether Apex has turned the next `optimizer.step()` into a skip, as far as the host knows."""
     return bool(getattr(getattr(optimizer, "_amp_stash", None), "already_patched", False))

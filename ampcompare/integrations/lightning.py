@@ -23,14 +23,14 @@ from ampcompare import guards as guard_rules
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable, CheckpointError, ConfigError, UnsupportedCombination
 from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.recording.recorder import Recorder, Rows, header
+from ampcompare.script.recording.recorder import Recorder, Rows, record_header
 from ampcompare.training.precision.base import Precision, make_precision
 
 GUARDS = ("warn", "strict", "off")
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def _package() -> Any:
+def _import_lightning() -> Any:
     """Import Lightning by the name that the program uses."""
     names = [name for name in PACKAGES if name in sys.modules] or [
         name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None
@@ -40,7 +40,7 @@ def _package() -> Any:
     return importlib.import_module(names[0])
 
 
-_lightning = _package()
+_lightning = _import_lightning()
 _PrecisionPlugin: Any = importlib.import_module(f"{_lightning.__name__}.plugins.precision").Precision
 
 
@@ -62,10 +62,10 @@ class StepLog:
         self._recorder: Recorder | None = None
         self._rows: Rows | None = None
         if record is not None:
-            self._recorder = Recorder(str(record), header(ExecSettings(record=str(record), name=sys.argv[0])))
+            self._recorder = Recorder(str(record), record_header(ExecSettings(record=str(record), name=sys.argv[0])))
             self._rows = Rows(self._recorder)
 
-    def add(self, optimizer: Any, *, applied: bool, loss_scales: tuple[float, ...], loss: Any = None) -> None:
+    def add_step(self, optimizer: Any, *, applied: bool, loss_scales: tuple[float, ...], loss: Any = None) -> None:
         """Add a step.
 
         Args:
@@ -76,7 +76,7 @@ class StepLog:
         self.skipped += not applied
         before, self.loss_scales = next(iter(self.loss_scales or loss_scales), None), loss_scales
         if self._rows is not None:
-            number, _ = self._rows.number(optimizer)
+            number, _ = self._rows.number_and_is_new(optimizer)
             after = next(iter(loss_scales), None)
             value = None if loss is None else float(loss)
             self._rows.add_backward(value, number, (before, after), not applied, [number], [] if applied else [number])
@@ -117,7 +117,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         self.arm = Arm.parse(arm)
         if loop := self.arm.spec.loop:
             raise UnsupportedCombination(
-                f"{arm} sets a model up for a loop of {loop}, and a Trainer has its own; use {self.arm.runs}"
+                f"{arm} sets a model up for a loop of {loop}, and a Trainer has its own; use {self.arm.underlying_arm}"
             )
         self.steps = StepLog()
         self._mode, self._record = guards, record
@@ -191,7 +191,9 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         self._arm_precision.unscale(optimizer)
         self._after_closure(model, optimizer)
         outcome = self._arm_precision.step(optimizer)
-        self.steps.add(optimizer, applied=all(outcome.applied), loss_scales=tuple(outcome.loss_scales), loss=self._loss)
+        self.steps.add_step(
+            optimizer, applied=all(outcome.applied), loss_scales=tuple(outcome.loss_scales), loss=self._loss
+        )
         return result
 
     def main_params(self, optimizer: Optimizer) -> Sequence[Tensor]:

@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker(MARK)
     arms = _marked_arms(mark) if mark is not None else None
     if arms is None:
-        arms = _arms_in(str(metafunc.config.getini(ARMS)) or DEFAULT)
+        arms = _split_arms_of_text(str(metafunc.config.getini(ARMS)) or DEFAULT)
     metafunc.parametrize(FIXTURE, arms, ids=list(map(str, arms)))
 
 
@@ -47,10 +47,10 @@ def _marked_arms(mark: pytest.Mark) -> list[Any] | None:
     arms = mark.args[0] if mark.args else mark.kwargs.get("arms")
     if arms is None:
         return None
-    return _arms_in(arms) if isinstance(arms, str) else list(arms)
+    return _split_arms_of_text(arms) if isinstance(arms, str) else list(arms)
 
 
-def _arms_in(text: str) -> list[str]:
+def _split_arms_of_text(text: str) -> list[str]:
     """Return the arms of a text, which spaces and commas divide; a comma before an option of an arm divides none."""
     from ampcompare.backends.arm import split_arms
 

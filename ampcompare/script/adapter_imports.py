@@ -60,7 +60,7 @@ def follow_adapters(take: Follower, events: Subscriptions) -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.followers.append(take)
-    events.at_end(lambda: _leave(take))
+    events.call_at_end(lambda: _leave(take))
     for module in [one for one in sys.modules.values() if type(one) is ModuleType]:
         if str(module.__doc__).startswith(MARK):
             take(module)

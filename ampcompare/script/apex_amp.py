@@ -28,10 +28,10 @@ from ampcompare.apex.amp._amp_state import _amp_state
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, ScalingError
-from ampcompare.base.location import message_with_line
-from ampcompare.base.tensors.tree import cast_floating, tensors_in
+from ampcompare.base.location import message_with_script_line
+from ampcompare.base.tensors.tree import cast_floating_tensors, tensors_in_value
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.torch_amp.autocast_and_scaler import acts_if_off
+from ampcompare.script.torch_amp.autocast_and_scaler import trains_if_switched_off
 from ampcompare.script.torch_amp.gradient_stages import GradientStages
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.training.precision.base import owned_params
@@ -44,7 +44,7 @@ _KINDS = ("half", "float", "promote")
 Choose = Callable[[], "torch.dtype | None"]
 
 
-class _ArmScaler(LossScaler):
+class _ArmScaleShown(LossScaler):
     """Show a script the loss scale of the arm, 1 without one; what it writes there, the arm's decision replaces."""
 
     def __init__(self, stages: GradientStages) -> None:
@@ -75,19 +75,19 @@ class ScriptAmp:
         self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **options: Any
     ) -> Any:
         """Prepare models and optimizers for the arm, in place; the arguments and the result are those of Apex."""
-        if not enabled and not acts_if_off(self._arm):
+        if not enabled and not trains_if_switched_off(self._arm):
             raise PreparationError(
-                message_with_line(
+                message_with_script_line(
                     f"amp.initialize has enabled=False, so {self._arm} has no effect; run the script with amp enabled"
                 )
             )
         given = optimizers if isinstance(optimizers, list) else [optimizers]
         self._plain.initialize(models if isinstance(models, list) else [models], [] if optimizers is None else given)
         self._is_initialized = True
-        _amp_state.loss_scalers = [_ArmScaler(self._plain.stages) for _ in range(options.get("num_losses", 1))]
+        _amp_state.loss_scalers = [_ArmScaleShown(self._plain.stages) for _ in range(options.get("num_losses", 1))]
         registered, self._registered = self._registered, []
         for module, name, kind in registered:
-            setattr(module, name, _cast_arguments(getattr(module, name), kind, self._casting.type_now))
+            setattr(module, name, _with_arguments_cast(getattr(module, name), kind, self._casting.type_cast_to_now))
         if self._rows is not None:
             self._rows.has_initialized = True
             if self._plain.stages.needs_scaler and options.get("num_losses", 1) > 1:
@@ -97,20 +97,20 @@ class ScriptAmp:
     @contextmanager
     def scale_loss(self, loss: Any, optimizers: Any, *_arguments: Any, **_options: Any) -> Iterator[Any]:
         """Yield the loss, to call `backward` on; the arguments are those of Apex."""
-        self._check_initialized("scale_loss")
+        self._require_initialized("scale_loss")
         rows = self._rows
         if rows is not None:
             rows.blocks += 1
         try:
-            with self._casting.off():
+            with self._casting.block_without_casts():
                 yield loss
         finally:
             if rows is not None:
                 rows.blocks -= 1
 
-    def _check_initialized(self, function: str) -> None:
+    def _require_initialized(self, function: str) -> None:
         if not self._is_initialized:
-            raise ScalingError(message_with_line(f"amp.{function} before amp.initialize; call that first"))
+            raise ScalingError(message_with_script_line(f"amp.{function} before amp.initialize; call that first"))
 
     def master_params(self, optimizer: Any) -> Iterator[Tensor]:
         """Yield the tensors that `optimizer.step` updates; their gradients are true once they are read."""
@@ -118,7 +118,7 @@ class ScriptAmp:
 
     def state_dict(self, destination: Any = None) -> Any:
         """Return the state of the loss scale, or fill and return a mapping."""
-        self._check_initialized("state_dict")
+        self._require_initialized("state_dict")
         state = self._plain.stages.state_dict()
         if destination is None:
             return state
@@ -127,14 +127,14 @@ class ScriptAmp:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what `state_dict` of the same arm returned."""
-        self._check_initialized("load_state_dict")
+        self._require_initialized("load_state_dict")
         lacking = set(self._plain.stages.state_dict()) - set(state_dict)
         if lacking:
             remedy = "start from scratch"
             if "loss_scaler0" in state_dict:
                 remedy = "run `ampcompare convert CHECKPOINT NEW --to native` and load NEW"
             raise ScalingError(
-                message_with_line(
+                message_with_script_line(
                     f"amp.load_state_dict gets {', '.join(map(repr, state_dict)) or 'nothing'}, and {self._arm} needs "
                     f"{', '.join(map(repr, sorted(lacking)))}: the checkpoint is another arm's; {remedy}"
                 )
@@ -143,11 +143,11 @@ class ScriptAmp:
 
     def disable_casts(self) -> AbstractContextManager[None]:
         """Run a block without the arm's casts."""
-        return self._casting.off()
+        return self._casting.block_without_casts()
 
-    def decorator(self, kind: str) -> Callable[[Any], Any]:
+    def decorator_of_kind(self, kind: str) -> Callable[[Any], Any]:
         """Return `half_function`, `float_function` or `promote_function`."""
-        return lambda fn: _cast_arguments(fn, kind, self._casting.type_now)
+        return lambda fn: _with_arguments_cast(fn, kind, self._casting.type_cast_to_now)
 
     def make_registrar(self, kind: str) -> Callable[[Any, str], None]:
         """Return `register_half_function`, `register_float_function` or `register_promote_function`."""
@@ -159,24 +159,26 @@ class ScriptAmp:
 
         return register
 
-    def functions(self) -> dict[str, Any]:
+    def functions_by_name(self) -> dict[str, Any]:
         """Return the public functions of `apex.amp` by name."""
         named = {name: getattr(self, name) for name in FUNCTIONS}
-        named["init"] = functools.partial(refuse_init, self._arm)
+        named["init"] = functools.partial(refuse_init_of_old_amp, self._arm)
         for kind in _KINDS:
-            named[f"{kind}_function"] = self.decorator(kind)
+            named[f"{kind}_function"] = self.decorator_of_kind(kind)
             named[f"register_{kind}_function"] = self.make_registrar(kind)
         return named
 
 
-def refuse_init(arm: Arm, *_arguments: Any, **_options: Any) -> Any:
+def refuse_init_of_old_amp(arm: Arm, *_arguments: Any, **_options: Any) -> Any:
     """Refuse the form of the API that came before `initialize`."""
     raise PreparationError(
-        message_with_line(f"amp.init has no models and optimizers, so {arm} has no effect; call amp.initialize instead")
+        message_with_script_line(
+            f"amp.init has no models and optimizers, so {arm} has no effect; call amp.initialize instead"
+        )
     )
 
 
-def _cast_arguments(function: Callable[..., Any], kind: str, half: Choose) -> Callable[..., Any]:
+def _with_arguments_cast(function: Callable[..., Any], kind: str, half: Choose) -> Callable[..., Any]:
     """Return `function` with its floating-point arguments cast while casts are on.
 
     Args:
@@ -190,9 +192,9 @@ def _cast_arguments(function: Callable[..., Any], kind: str, half: Choose) -> Ca
         if half_dtype is None:
             return function(*args, **kwargs)
         dtype = half_dtype if kind == "half" else torch.float32
-        types = {tensor.dtype for tensor in tensors_in([args, kwargs]) if tensor.is_floating_point()}
+        types = {tensor.dtype for tensor in tensors_in_value([args, kwargs]) if tensor.is_floating_point()}
         if kind == "promote" and len(types) < 2:
             return function(*args, **kwargs)
-        return function(*cast_floating(args, dtype), **cast_floating(kwargs, dtype))
+        return function(*cast_floating_tensors(args, dtype), **cast_floating_tensors(kwargs, dtype))
 
     return cast_call

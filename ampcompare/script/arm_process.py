@@ -21,7 +21,7 @@ from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.base.rank_marks import mark_output
+from ampcompare.base.rank_marks import mark_output_with_rank
 from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
@@ -32,27 +32,27 @@ from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.process import child_processes
 from ampcompare.script.process.execute import execute
-from ampcompare.script.process.prepare import Prepared, prepare_process
+from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.script.process.target import Target
 from ampcompare.script.recording.recorder import Recorder, Rows
-from ampcompare.script.seeding import Seeding
+from ampcompare.script.seeding import SeedWatch
 from ampcompare.script.stand_in import StandIn
-from ampcompare.script.stderr import note
+from ampcompare.script.stderr import say_once
 from ampcompare.script.watch import CellFactsRecorder
 from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.base import half_dtype_of
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.twin import perturb_optimized_weights
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
 _ledgers: list[ScriptLedger] = []
-_seedings: list[Seeding] = []
+_seedings: list[SeedWatch] = []
 
 
 def run_script(
-    target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] | None = None
+    target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], PreparedProcess] | None = None
 ) -> int:
     """Run a script under an arm in this process, which belongs to the script from then on.
 
@@ -66,11 +66,11 @@ def run_script(
     """
     if CELL_FOLDER in os.environ:
         _end_with_parent()
-    status = execute(target, settings, prepare=prepare or prepare_arm_process, explain=_explain_by_arm)
+    status = execute(target, settings, prepare=prepare or prepare_arm_process, explain=_explain_error_by_arm)
     # A child process that trains past the arm refuses to.
-    if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
+    if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started_processes():
         under = "" if current_stand_in().arm.is_as_written else f" under {settings.arm}"
-        note(
+        say_once(
             f"the script has ended, and nothing was trained{under}: no optimizer of torch has updated the weights "
             "of a module that it ran; check that it trains with these arguments"
         )
@@ -83,30 +83,30 @@ def current_stand_in() -> StandIn:
     return _stand_ins[-1]
 
 
-def lifted_types() -> list[str]:
+def types_of_lifted_weights() -> list[str]:
     """Return the 16-bit types of weights that the arm of this process has lifted to fp32."""
     return _stand_ins[-1].lifted_types if _stand_ins else []
 
 
-def script_ledger() -> Ledger | None:
+def find_script_ledger() -> Ledger | None:
     """Return in which types the script of this process has trained; None if no step was looked at."""
-    return _ledgers[-1].result() if _ledgers else None
+    return _ledgers[-1].end_and_find_ledger() if _ledgers else None
 
 
-def shifted_seeds() -> list[SeedCall]:
+def shifted_seed_calls() -> list[SeedCall]:
     """Return where the script of this process has seeded its generators."""
-    return [SeedCall.model_validate(call) for call in _seedings[-1].calls] if _seedings else []
+    return [SeedCall.model_validate(call) for call in _seedings[-1].seed_calls] if _seedings else []
 
 
-def seed_all(seed: int) -> None:
+def seed_all_generators(seed: int) -> None:
     """Seed Python, NumPy, and torch on all devices."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def _explain_by_arm(error: BaseException) -> AmpCompareError | None:
-    return _stand_ins[-1].explain(error) if _stand_ins else None
+def _explain_error_by_arm(error: BaseException) -> AmpCompareError | None:
+    return _stand_ins[-1].find_refusal_of_error(error) if _stand_ins else None
 
 
 def _end_with_parent() -> None:
@@ -115,15 +115,15 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> Prepared:
+def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> PreparedProcess:
     """Prepare this process, or one that the script has started, for an arm; nothing is undone later."""
     assert settings.arm is not None
     if settings.record is not None:
-        mark_output()
+        mark_output_with_rank()
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:
-        half, emulation = _cpu_half(arm, settings)
+        half, emulation = _cpu_half_context(arm, settings)
         emulation.__enter__()  # until the process ends
         if settings.autocast_lists == "cuda" and (settings.device == "cpu" or not torch.cuda.is_available()):
             cuda_casts(everywhere=True).__enter__()  # likewise: also for blocks that name the CPU
@@ -131,8 +131,8 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
-            rows.recorder.before_close(UsedInputsRecorder(Path(cell), base).end)
-            rows.recorder.before_close(functools.partial(_add_lost_statistics, rows.recorder))
+            rows.recorder.call_before_close(UsedInputsRecorder(Path(cell), base).record_used_inputs)
+            rows.recorder.call_before_close(functools.partial(_record_lost_statistics, rows.recorder))
         if rows is not None:
             # Before the watch, which may end the script at a row.
             under = "" if arm.is_as_written else str(arm)
@@ -150,53 +150,53 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
     guards = settings.guards if arm.spec.calls_apex else "off"
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
-        seed_all(settings.seed)
+        seed_all_generators(settings.seed)
     _follow_script_seeds(settings, prepared)
     if settings.twin:
         perturb_optimized_weights()  # until the process ends
     if settings.first_weights is not None:
         _begin_from_stored_weights(Path(settings.first_weights), prepared)
-    child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
+    child_processes.call_first_in_children(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
 
 
-def _add_lost_statistics(recorder: Recorder) -> None:
+def _record_lost_statistics(recorder: Recorder) -> None:
     if lost := layers_with_lost_statistics():
-        recorder.add({"kind": "lost_statistics", "layers": lost})
+        recorder.add_row({"kind": "lost_statistics", "layers": lost})
 
 
-def _begin_from_stored_weights(file: Path, prepared: Prepared) -> None:
+def _begin_from_stored_weights(file: Path, prepared: PreparedProcess) -> None:
     """Let what optimizers get before the first step begin with the weights of a file, until the process ends."""
     first = FirstWeights(Subscriptions(Layer.RECORD), file)
 
     def check(*_: Any) -> None:
-        if first.check() and prepared.recorder is not None:
+        if first.has_first_weights_only() and prepared.recorder is not None:
             text = f"begins with {first.count} stored first weights, of which {first.changed} differ from its own"
-            prepared.recorder.add({"kind": "note", "text": text})
+            prepared.recorder.add_row({"kind": "note", "text": text})
 
     register_optimizer_step_pre_hook(check)
 
 
-def _follow_script_seeds(settings: ExecSettings, prepared: Prepared) -> None:
+def _follow_script_seeds(settings: ExecSettings, prepared: PreparedProcess) -> None:
     """Shift what the script seeds, and record it where a cell is recorded."""
     is_watched = prepared.recorder is not None and settings.watch
     if settings.shift_seeds is None and not is_watched:
         return
-    seeding = Seeding(SEED_STRIDE * (settings.seed or 0), settings.shift_seeds)
+    seeding = SeedWatch(SEED_STRIDE * (settings.seed or 0), settings.shift_seeds)
     seeding.install()  # until the process ends
     _seedings.append(seeding)
     if prepared.recorder is not None:
         recorder = prepared.recorder
-        recorder.before_close(lambda: recorder.add({"kind": "seeds", "calls": seeding.calls}))
+        recorder.call_before_close(lambda: recorder.add_row({"kind": "seeds", "calls": seeding.seed_calls}))
 
 
-def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
+def _cpu_half_context(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
     dtype = half_dtype_of(arm)
     if settings.device == "cpu":  # the replaced device computes so already
         return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return cpu_half("auto", dtype, device, settings.autocast_lists)
+    return choose_cpu_half("auto", dtype, device, settings.autocast_lists)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ampcompare.base.formatting import rough_percent
+from ampcompare.base.formatting import format_rough_percent
 from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
@@ -32,7 +32,7 @@ class AverageWatch:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._watched: dict[int, _Average] = {}  # by storage
+        self._watched: dict[int, _WatchedAverage] = {}  # by storage
         self._noted: set[str] = set()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped
         self._is_installed = False
@@ -47,20 +47,20 @@ class AverageWatch:
             if has_16_bits() or any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._is_installed = True
                 for owner, name in WRITES:
-                    calls.watch(owner, name, functools.partial(self._write, name))
+                    calls.watch(owner, name, functools.partial(self._look_behind_write, name))
 
         steps.before(before_step)
 
-    def _write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def _look_behind_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)
         first = target[0] if isinstance(target, list | tuple) and target else target
         if isinstance(first, Tensor) and first.dtype in HALF_DTYPES:
             given = args[0] if args else kwargs.get("end", kwargs.get("other"))
             given = given[0] if isinstance(given, list | tuple) and given else given
-            self._look(name, first, given)
+            self._look_at_average(name, first, given)
         return result
 
-    def _look(self, name: str, target: Tensor, given: Any) -> None:
+    def _look_at_average(self, name: str, target: Tensor, given: Any) -> None:
         """Follow what is written to one tensor by others of its shape, such as weights."""
         is_weights = isinstance(given, Tensor) and given.shape == target.shape and given.is_floating_point()
         if not is_weights or target.requires_grad or (name == "copy_" and not isinstance(target, nn.Parameter)):
@@ -69,13 +69,13 @@ class AverageWatch:
         known = self._watched.get(storage._cdata)
         if known is None or known.reference.expired():
             if len(self._watched) < MAX_TENSORS:
-                self._watched[storage._cdata] = _Average(target, self._rows.num_steps)
+                self._watched[storage._cdata] = _WatchedAverage(target, self._rows.num_steps)
             return
         if known.is_over or self._rows.num_steps < known.first_step + STEPS:
             return
         known.is_over = True
         if name == "copy_":  # of the average that was computed apart
-            given = self._weights_like(target)
+            given = self._find_weights_like(target)
         share = 0.0 if given is None else known.share_at_rest(target, given)
         place = str(user_location())
         if share >= MOST and place not in self._noted:
@@ -83,33 +83,34 @@ class AverageWatch:
             steps = self._rows.num_steps - known.first_step
             self._rows.add_remark(
                 f"an average in {dtype_name(target.dtype)} stands still: {steps} steps moved "
-                f"{rough_percent(1 - share)} % of its elements that differ from what is averaged, as rounding loses "
+                f"{format_rough_percent(1 - share)} % of its elements that differ from what is averaged, as "
+                "rounding loses "
                 f"what is added; keep it in fp32 ({place})"
             )
 
-    def _weights_like(self, target: Tensor) -> Tensor | None:
+    def _find_weights_like(self, target: Tensor) -> Tensor | None:
         """Return weights of the shape of an average that an optimizer steps."""
         owned = (param for optimizer in list(self._seen) for param in owned_params(optimizer))
         return next((param for param in owned if param.shape == target.shape), None)
 
 
-class _Average:
+class _WatchedAverage:
     """What a tensor was behind its first write."""
 
     def __init__(self, target: Tensor, step: int) -> None:
         self.reference = StorageWeakRef(target.untyped_storage())
         self.first_step = step
         self.is_over = False
-        self._before = _sample_of(target).clone()
+        self._before = _leading_elements(target).clone()
 
     def share_at_rest(self, target: Tensor, given: Tensor) -> float:
         """Return the share of elements that are what they were, of those that differ from what is averaged."""
-        now, weights = _sample_of(target), _sample_of(given)
+        now, weights = _leading_elements(target), _leading_elements(given)
         differs = weights.to(now.dtype) != now
         count = int(differs.sum())
         return int((differs & (now == self._before)).sum()) / count if count >= len(now) / 2 else 0.0
 
 
 @torch.no_grad()
-def _sample_of(tensor: Tensor) -> Tensor:
+def _leading_elements(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:MAX_ELEMENTS]

@@ -12,7 +12,7 @@ REMEDY = (
 )
 
 
-def find_banned_loss(error: BaseException) -> str | None:
+def find_banned_loss_text(error: BaseException) -> str | None:
     """Return where autocast refuses a cross entropy, and what to do, if that is what an error says; else None."""
     found = BANNED.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None or found[1] != BY_TORCH:

@@ -2,9 +2,9 @@
 
 | KIND | the run is | REQUEST is the file of a | what is written |
 |---|---|---|---|
-| `diagnosed` | watched, on rank 0 | `Request` | what was seen, to `answer` |
+| `diagnosed` | watched, on rank 0 | `StepWatchRequest` | what was seen, to `answer` |
 | `profiled` | profiled, on each rank | `ProfileRequest` | a profile of each rank to its own file, a trace of rank 0 |
-| `prefix` | made for its first steps, in fp32 | `PrefixRequest` | what was seen on rank 0, to `answer` |
+| `prefix` | made for its first steps, in fp32 | `PrefixWatchRequest` | what was seen on rank 0, to `answer` |
 | `resumed` | traced, whole or up to a file that it saves, on rank 0 | `ResumeRequest` | rows, to `trace` |
 
 Rank 0 also writes its exit code to `ended`: others may wait for it for minutes, and need not.
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampcompare.diagnosis.options import PrefixRequest, Request
+    from ampcompare.diagnosis.options import PrefixWatchRequest, StepWatchRequest
     from ampcompare.diagnosis.profiling.options import ProfileRequest
     from ampcompare.script.exec_settings import ExecSettings
-    from ampcompare.script.process.prepare import Prepared
+    from ampcompare.script.process.prepare import PreparedProcess
     from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
     from ampcompare.settings.resume_trace import ResumeRequest
@@ -34,33 +34,33 @@ SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 
 def main(kind: str, path: str) -> int:
     """Run the script of a request and return its exit code."""
-    from ampcompare.base.environment.ranks import rank_of
+    from ampcompare.base.environment.ranks import rank_of_process
     from ampcompare.base.errors import AmpCompareError
-    from ampcompare.diagnosis.options import PrefixRequest, Request
+    from ampcompare.diagnosis.options import PrefixWatchRequest, StepWatchRequest
     from ampcompare.diagnosis.profiling.options import ProfileRequest
-    from ampcompare.script.stderr import note
+    from ampcompare.script.stderr import say_once
     from ampcompare.settings.resume_trace import ResumeRequest
 
-    rank = rank_of()
+    rank = rank_of_process()
     kinds: dict[str, type[ScriptRequest]] = {
-        "diagnosed": Request,
+        "diagnosed": StepWatchRequest,
         "profiled": ProfileRequest,
-        "prefix": PrefixRequest,
+        "prefix": PrefixWatchRequest,
         "resumed": ResumeRequest,
     }
     request: ScriptRequest = kinds[kind].read(Path(path))
     status = 1
     try:
-        if isinstance(request, Request):
+        if isinstance(request, StepWatchRequest):
             status = _diagnose_script(request, rank)
         elif isinstance(request, ProfileRequest):
             status = _profile_script(request, rank)
-        elif isinstance(request, PrefixRequest):
+        elif isinstance(request, PrefixWatchRequest):
             status = _watch_prefix(request, rank)
         elif isinstance(request, ResumeRequest):
             status = _run_traced_script(request, rank)
     except AmpCompareError as error:
-        note(str(error))
+        say_once(str(error))
         status = error.exit_code
     finally:
         if rank == 0:
@@ -68,7 +68,7 @@ def main(kind: str, path: str) -> int:
     return status
 
 
-def _diagnose_script(request: Request, rank: int) -> int:
+def _diagnose_script(request: StepWatchRequest, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
@@ -83,7 +83,7 @@ def _diagnose_script(request: Request, rank: int) -> int:
         observation, steps=request.steps, is_idle=rank != 0, reference=reference, kept_lines=request.lines
     )
     observer = ScriptObserver(watch)
-    status = _run_with(request, observer.install)
+    status = _run_with_observer(request, observer.install)
     observer.end()
     if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
@@ -106,15 +106,15 @@ def _profile_script(request: ProfileRequest, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
-    from ampcompare.diagnosis.profiling.measure import profile_of
-    from ampcompare.diagnosis.profiling.step_profiler import StepProfiler, Steps
-    from ampcompare.script.watch import EnoughSteps
+    from ampcompare.diagnosis.profiling.measure import profile_from_steps
+    from ampcompare.diagnosis.profiling.step_profiler import StepCounts, StepProfiler
+    from ampcompare.script.watch import StepsReached
     from ampcompare.training.precision.base import half_dtype_of
-    from ampcompare.training.precision.cpu_half import cpu_half
+    from ampcompare.training.precision.cpu_half import choose_cpu_half
 
     arm = Arm.parse(str(request.settings["arm"]))
     device = torch.device("cpu" if request.settings["device"] == "cpu" or not torch.cuda.is_available() else "cuda")
-    profiler = StepProfiler(Steps(timed=request.steps, profiled=request.profiled), device)
+    profiler = StepProfiler(StepCounts(timed=request.steps, profiled=request.profiled), device)
     is_child = False
 
     def row(given: dict[str, Any]) -> None:
@@ -122,41 +122,41 @@ def _profile_script(request: ProfileRequest, rank: int) -> int:
             return
         profiler.end_step()
         if profiler.is_over:
-            raise EnoughSteps(0)
+            raise StepsReached(0)
 
     def install(recorder: Recorder) -> None:
-        recorder.after_row(row)
+        recorder.call_after_each_row(row)
         profiler.marks.learns_models = True
         profiler.open()
 
     def go_elsewhere() -> None:
         nonlocal is_child
         is_child = True
-        profiler.marks.pause()
+        profiler.marks.stop_following()
 
     os.register_at_fork(after_in_child=go_elsewhere)
     try:
-        status = _run_with(request, install)
+        status = _run_with_observer(request, install)
     finally:
         profiler.close()
     measured = profiler.measured
     if is_child or not measured.account.steps:
         return status
     half = half_dtype_of(arm)
-    mode, _ = cpu_half("auto", half, device)
-    found = profile_of(arm, profiler, half, mode)
-    request.answer(rank).write_text(found.model_dump_json(), encoding="utf-8")
+    mode, _ = choose_cpu_half("auto", half, device)
+    found = profile_from_steps(arm, profiler, half, mode)
+    request.answer_path_of_rank(rank).write_text(found.model_dump_json(), encoding="utf-8")
     if rank == 0:
-        request.trace.write_text(json.dumps(measured.trace), encoding="utf-8")
+        request.trace_path.write_text(json.dumps(measured.trace), encoding="utf-8")
     return status
 
 
-def _watch_prefix(request: PrefixRequest, rank: int) -> int:
+def _watch_prefix(request: PrefixWatchRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
     from ampcompare.diagnosis.prefix import PrefixWatch
-    from ampcompare.script.arm_process import lifted_types
-    from ampcompare.script.planned_steps import planned_repetitions
-    from ampcompare.script.watch import EnoughSteps
+    from ampcompare.script.arm_process import types_of_lifted_weights
+    from ampcompare.script.planned_steps import find_planned_repetitions
+    from ampcompare.script.watch import StepsReached
 
     watches: list[PrefixWatch] = []
 
@@ -165,19 +165,19 @@ def _watch_prefix(request: PrefixRequest, rank: int) -> int:
         if given["kind"] in ("backward", "plain_backward"):
             watch.see_loss(given["loss"])
         elif given["kind"] == "step":
-            watch.loops = watch.loops or planned_repetitions() or ()
+            watch.loops = watch.loops or find_planned_repetitions() or ()
             if watch.is_over:
-                raise EnoughSteps(0)
+                raise StepsReached(0)
 
     def install(recorder: Recorder) -> None:
         watches.append(PrefixWatch(request.steps, total=request.total))
-        recorder.after_row(row)
+        recorder.call_after_each_row(row)
 
-    status = _run_with(request, install)
+    status = _run_with_observer(request, install)
     (watch,) = watches
     watch.close()
-    types = [SHORT[name] for name in lifted_types()]
-    found = watch.result().model_copy(update={"weights": types[0] if types else ""})
+    types = [SHORT[name] for name in types_of_lifted_weights()]
+    found = watch.prefix_seen().model_copy(update={"weights": types[0] if types else ""})
     if rank == 0 and found.steps:
         Path(request.answer).write_text(found.model_dump_json(), encoding="utf-8")
     return status
@@ -187,18 +187,18 @@ def _run_traced_script(request: ResumeRequest, rank: int) -> int:
     """Run a script and write a trace of its steps, and of what it saves and loads."""
     from ampcompare.base.patches import Subscriptions
     from ampcompare.script.resume_trace import ResumeTrace
-    from ampcompare.script.trainers.resumption import follow_saved_states, start_trainers_again
-    from ampcompare.settings.resume_trace import converted_name
+    from ampcompare.script.trainers.resumption import note_saved_state_folders, start_trainers_from_checkpoint
+    from ampcompare.settings.resume_trace import converted_checkpoint_name
 
     if request.convert:
         from ampcompare.checkpoints.convert.convert import convert_file
 
-        convert_file(Path(request.checkpoint), Path(converted_name(request.checkpoint)), "native")
+        convert_file(Path(request.checkpoint), Path(converted_checkpoint_name(request.checkpoint)), "native")
 
     def trainers(note: Callable[..., None], events: Subscriptions) -> None:
-        follow_saved_states(note, events)
+        note_saved_state_folders(note, events)
         if request.trainers:
-            start_trainers_again(request.checkpoint, request.states, note, events)
+            start_trainers_from_checkpoint(request.checkpoint, request.states, note, events)
 
     def install(recorder: Recorder) -> None:
         if rank == 0:
@@ -212,10 +212,10 @@ def _run_traced_script(request: ResumeRequest, rank: int) -> int:
             )
             trace.install(recorder)
 
-    return _run_with(request, install, rewrite=request.rewrite)
+    return _run_with_observer(request, install, rewrite=request.rewrite)
 
 
-def _run_with(
+def _run_with_observer(
     request: ScriptRequest,
     install: Callable[[Recorder], None],
     *,
@@ -231,7 +231,7 @@ def _run_with(
     from ampcompare.script.exec_settings import ExecSettings
     from ampcompare.script.process.target import target_of
 
-    def prepare(given: ExecSettings) -> Prepared:
+    def prepare(given: ExecSettings) -> PreparedProcess:
         prepared = prepare_arm_process(given)
         assert prepared.rows is not None
         install(prepared.rows.recorder)

@@ -35,9 +35,9 @@ class FirstWeights:
         self._stored = None if stored is None else list(torch.load(stored, map_location="cpu", weights_only=True))
         self._seen: set[int] = set()
         self._has_stepped = False
-        events.wrap(Optimizer, "add_param_group", self._add_group)
+        events.wrap(Optimizer, "add_param_group", self._add_group_weights)
 
-    def check(self) -> bool:
+    def has_first_weights_only(self) -> bool:
         """Record that a step follows, so that what optimizers get from here on is not first.
 
         Returns:
@@ -53,13 +53,13 @@ class FirstWeights:
         is_first, self._has_stepped = not self._has_stepped, True
         return is_first
 
-    def _add_group(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _add_group_weights(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         inner(optimizer, *args, **kwargs)
         if not self._has_stepped:
-            self._add_parameters(optimizer.param_groups[-1]["params"])
+            self._add_first_weights(optimizer.param_groups[-1]["params"])
 
     @torch.no_grad()
-    def _add_parameters(self, params: list[torch.Tensor]) -> None:
+    def _add_first_weights(self, params: list[torch.Tensor]) -> None:
         for param in params:
             if id(param) in self._seen:
                 continue
@@ -73,9 +73,9 @@ class FirstWeights:
             if self._stored is None:
                 self.kept.append(param.detach().to("cpu", copy=True))
             else:
-                self._replace(param, self._stored)
+                self._replace_by_stored_weight(param, self._stored)
 
-    def _replace(self, param: torch.Tensor, stored: list[torch.Tensor]) -> None:
+    def _replace_by_stored_weight(self, param: torch.Tensor, stored: list[torch.Tensor]) -> None:
         shape = tuple(param.shape)
         if not stored or tuple(stored[0].shape) != shape:
             found = f"one of {tuple(stored[0].shape)}" if stored else "nothing more"

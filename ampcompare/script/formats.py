@@ -10,9 +10,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
-from ampcompare.base.location import message_with_line
+from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.script.keep_fp32 import bare_model
+from ampcompare.script.keep_fp32 import model_inside_wrappers
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.gemm import FormatPlan
 
@@ -29,39 +29,39 @@ class ScriptFormats:
 
     def install(self, events: Subscriptions) -> None:
         """Find models from now on."""
-        events.wrap(*Points.FORWARD, self._on_call)
-        events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
+        events.wrap(*Points.FORWARD, self._give_formats_at_call)
+        events.call_at_end(register_optimizer_step_post_hook(self._check_formats_after_step).remove)
 
-    def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _give_formats_at_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
             return original(module, *args, **kwargs)
-        model = bare_model(module)
-        with _name_the_line():
+        model = model_inside_wrappers(module)
+        with _errors_with_script_line():
             if not self._has_begun:
                 self._has_begun, self._plan.seed = True, torch.initial_seed() % 2**31
-            if not self._plan.knows(model) and next(model.parameters(), None) is not None:
+            if not self._plan.has_module_of_model(model) and next(model.parameters(), None) is not None:
                 self._plan.install(model)
         self._inside = True
         try:
-            with _name_the_line():
-                self._plan.begin(model, args, kwargs)
+            with _errors_with_script_line():
+                self._plan.begin_call_of_model(model, args, kwargs)
             return original(module, *args, **kwargs)
         finally:
             self._inside = False
 
-    def _after_step(self, *_arguments: Any) -> None:
+    def _check_formats_after_step(self, *_arguments: Any) -> None:
         """Check what ran; only now, since the forward pass may be in the closure of the step."""
         if not self._plan.has_acted:
-            raise UnsupportedCombination.advising(
-                message_with_line(
+            raise UnsupportedCombination.with_advice(
+                message_with_script_line(
                     f"no linear layer (nn.Linear) of a model that the script has called has multiplied in bf16, so "
                     f"{self._arm} has no effect"
                 ),
                 str(self._arm.inner),
                 remedy="leave out torch.compile of a function that calls the model",
             )
-        with _name_the_line():
-            self._plan.check_last()
+        with _errors_with_script_line():
+            self._plan.check_last_layer()
         for note in self._plan.notes if self._rows is not None else ():
             if note not in self._noted and self._rows is not None:
                 self._noted.add(note)
@@ -69,9 +69,9 @@ class ScriptFormats:
 
 
 @contextmanager
-def _name_the_line() -> Iterator[None]:
+def _errors_with_script_line() -> Iterator[None]:
     """Let errors name the line of the script."""
     try:
         yield
     except AmpCompareError as error:
-        raise type(error)(message_with_line(str(error))) from None
+        raise type(error)(message_with_script_line(str(error))) from None

@@ -37,12 +37,12 @@ def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
     """Let both classes of Apex do nothing by themselves from now on."""
     events.wrap(importlib.import_module(MODULES[0]).tofp16, "forward", lambda original, module, value: value)
     for kind in fp16_optimizer_classes():
-        events.wrap(kind, "__init__", _Follower(rows).make)
+        events.wrap(kind, "__init__", _FP16OptimizerFollower(rows).make)
         for method in METHODS & vars(kind).keys():
-            events.wrap(kind, method, getattr(_Follower, method))
+            events.wrap(kind, method, getattr(_FP16OptimizerFollower, method))
 
 
-class _Follower:
+class _FP16OptimizerFollower:
     def __init__(self, rows: Rows | None) -> None:
         self._rows = rows
 

@@ -23,20 +23,20 @@ class GradientMirror:
         self._shown: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}  # weight, master, true gradient
         self._scaled: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}  # master, weight
 
-    def show_scaled(self, pairs: Pairs) -> None:
+    def show_scaled_gradients(self, pairs: Pairs) -> None:
         """Let each master show the gradient of its 16-bit weight while that shows none of its master."""
         for param, master in pairs:
             self._scaled[id(master)] = weakref.ref(master), weakref.ref(param)
         self._put_property_in_place()
 
-    def show(self, pairs: Pairs) -> None:
+    def show_master_gradients(self, pairs: Pairs) -> None:
         """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
         for param, master in pairs:
             self._shown[id(param)] = param, master, _GRAD.__get__(master)
             _GRAD.__set__(param, None)
-        self.show_scaled(pairs)
+        self.show_scaled_gradients(pairs)
 
-    def give_back(self, weights: Iterable[Tensor]) -> None:
+    def give_gradients_back(self, weights: Iterable[Tensor]) -> None:
         """Let each 16-bit weight have the gradient that it shows as its own, in its type."""
         for param in weights:
             _, master, grad = self._shown.pop(id(param), (None, None, None))
@@ -45,14 +45,14 @@ class GradientMirror:
                 _GRAD.__set__(master, None)
         self._put_property_in_place()
 
-    def hide(self, weights: Iterable[Tensor]) -> None:
+    def hide_gradients(self, weights: Iterable[Tensor]) -> None:
         """Let weights and masters show their own gradients again."""
         for param in weights:
             self._shown.pop(id(param), None)
             self._scaled.pop(id(param), None)
         self._put_property_in_place()
 
-    def are_shown(self, weights: Iterable[Tensor]) -> bool:
+    def is_any_shown(self, weights: Iterable[Tensor]) -> bool:
         """Return whether any of these shows a gradient."""
         return any(self._shown.get(id(param), (None, None, None))[2] is not None for param in weights)
 
@@ -67,13 +67,13 @@ class GradientMirror:
             *((self._read_gradient, self._write_gradient) if self._shown or self._scaled else (None, None))
         )
 
-    def _weight_of(self, tensor: Tensor) -> Tensor:
+    def _weight_behind_master(self, tensor: Tensor) -> Tensor:
         """Return the weight that has a master; the tensor itself if it is none."""
         master, weight = (one() for one in self._scaled.get(id(tensor), (_dead_reference, _dead_reference)))
         return tensor if master is not tensor or weight is None else weight
 
     def _read_gradient(self, tensor: Tensor) -> Any:
-        weight = self._weight_of(tensor)
+        weight = self._weight_behind_master(tensor)
         shown = self._shown.get(id(weight))
         if shown is not None:
             return shown[2]
@@ -81,7 +81,7 @@ class GradientMirror:
         return _GRAD.__get__(tensor) if grad is None else grad
 
     def _write_gradient(self, tensor: Tensor, grad: Tensor | None) -> None:
-        weight = self._weight_of(tensor)
+        weight = self._weight_behind_master(tensor)
         shown = self._shown.get(id(weight))
         if shown is None:
             if weight is not tensor:

@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.location import message_with_line
+from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 
@@ -22,7 +22,7 @@ WRAPPERS = {
 }
 
 
-def bare_model(model: nn.Module) -> nn.Module:
+def model_inside_wrappers(model: nn.Module) -> nn.Module:
     """Return the model inside of what distributes, compiles or casts it: its names are those of the script."""
     while True:
         if type(model).__name__ in WRAPPERS:
@@ -33,7 +33,7 @@ def bare_model(model: nn.Module) -> nn.Module:
             return model
 
 
-class KeptAtFirstCall:
+class KeptFp32AtFirstCall:
     """Keeps modules in fp32, of every model that the script calls."""
 
     def __init__(self, patterns: str, context: Callable[[], Any], is_wanted: Callable[[], bool]) -> None:
@@ -45,22 +45,22 @@ class KeptAtFirstCall:
 
     def install(self, events: Subscriptions) -> None:
         """Find models from now on."""
-        events.at_end(register_module_forward_pre_hook(self._keep_at_call).remove)
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.call_at_end(register_module_forward_pre_hook(self._keep_fp32_at_call).remove)
+        events.call_at_end(register_optimizer_step_pre_hook(self._refuse_unmatched_patterns).remove)
 
-    def _keep_at_call(self, module: nn.Module, _arguments: Any) -> None:
+    def _keep_fp32_at_call(self, module: nn.Module, _arguments: Any) -> None:
         if id(module) in self._seen or not self._is_wanted():
             return
         self._seen |= {id(inner): inner for inner in module.modules()}
         for pattern in self._patterns:
-            with suppress(ConfigError), kept_in_fp32([bare_model(module)], pattern, None, self._context):
+            with suppress(ConfigError), kept_in_fp32([model_inside_wrappers(module)], pattern, None, self._context):
                 self._unmatched.discard(pattern)
 
-    def _before_step(self, *_arguments: Any) -> None:
+    def _refuse_unmatched_patterns(self, *_arguments: Any) -> None:
         if self._unmatched and self._is_wanted():
             missing = " and ".join(sorted(self._unmatched))
             raise ConfigError(
-                message_with_line(
+                message_with_script_line(
                     f"keep_fp32={missing} matches no module that the script has called, neither by name nor by type"
                 )
             )

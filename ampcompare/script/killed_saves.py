@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.files.temporary import temporary_root
-from ampcompare.script.saved_files import opens_for_writing
+from ampcompare.script.saved_files import is_open_for_writing
 
 SECONDS = 60.0  # that a copy may take
 ACKNOWLEDGED = b"."
@@ -39,20 +39,20 @@ TWO_PATHS = ("os.rename", "os.link", "os.symlink")
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """What a process is about to do to files: open and write the first path, unless `how` is another thing."""
 
     how: str
     paths: tuple[str, ...]
 
     @property
-    def is_write(self) -> bool:
+    def is_write_of_bytes(self) -> bool:
         """Whether bytes are written."""
         return self.how == "writes"
 
 
 @dataclass(frozen=True)
-class Point:
+class KillPoint:
     """Where a copy is killed: before a change, by its number, or once that has written `size` bytes of `whole`."""
 
     change: int
@@ -64,7 +64,7 @@ class Point:
 class KilledCopy:
     """What became of a copy: its changes, and whether it was killed."""
 
-    changes: list[Change] = field(default_factory=list)
+    changes: list[FileChange] = field(default_factory=list)
     is_killed: bool = False
     has_hung: bool = False
 
@@ -72,13 +72,13 @@ class KilledCopy:
 class ChangeWatch:
     """In a copy: says each change of files to the parent before it is made, and dies at a point."""
 
-    def __init__(self, point: Point | None, say: int, hear: int, ignored: Sequence[str]) -> None:
+    def __init__(self, point: KillPoint | None, say: int, hear: int, ignored: Sequence[str]) -> None:
         self._point = point
         self._say = say
         self._hear = hear
         self._ignored = tuple(os.path.join(each, "") for each in ignored)
         self._number = -1
-        self._last: Change | None = None
+        self._last: FileChange | None = None
         self._inside = False
         import resource  # of POSIX, as `os.fork` is
 
@@ -87,30 +87,32 @@ class ChangeWatch:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.addaudithook(self._see_audit_event)
 
-    def write(self, path: str) -> None:
+    def say_write_of(self, path: str) -> None:
         """Follow a file that compiled code is about to write."""
-        self._say_change(Change("writes", (path,)))
+        self._say_change_to_parent(FileChange("writes", (path,)))
 
     def _see_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
         if self._inside:
             return
         if event == "open":
-            if opens_for_writing(args):
-                self._say_change(Change("writes", (os.path.abspath(os.fsdecode(args[0])),)))
+            if is_open_for_writing(args):
+                self._say_change_to_parent(FileChange("writes", (os.path.abspath(os.fsdecode(args[0])),)))
         elif event in NAMES and isinstance(args[0], (str, bytes, os.PathLike)):
             names = args[:2] if event in TWO_PATHS else args[:1]
             if event == "os.mkdir" and os.path.lexists(names[0]):
                 return  # it changes nothing
-            self._say_change(Change(NAMES[event], tuple(os.path.abspath(os.fsdecode(each)) for each in names)))
+            self._say_change_to_parent(
+                FileChange(NAMES[event], tuple(os.path.abspath(os.fsdecode(each)) for each in names))
+            )
 
-    def _say_change(self, change: Change) -> None:
+    def _say_change_to_parent(self, change: FileChange) -> None:
         if change == self._last or any(path.startswith(self._ignored) for path in change.paths):
             return  # a file is opened once more, or one of the machine
         self._inside = True
         try:
             self._last = change
             self._number += 1
-            self._limit_size(None)
+            self._limit_file_size(None)
             line = json.dumps({"how": change.how, "paths": change.paths}) + "\n"
             os.write(self._say, line.encode("utf-8"))
             os.read(self._hear, 1)  # until the parent has kept what is there
@@ -118,11 +120,11 @@ class ChangeWatch:
                 if self._point.size is None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 else:
-                    self._limit_size(self._point.size)
+                    self._limit_file_size(self._point.size)
         finally:
             self._inside = False
 
-    def _limit_size(self, size: int | None) -> None:
+    def _limit_file_size(self, size: int | None) -> None:
         limits = self._limits
         hard = limits.RLIM_INFINITY
         limits.setrlimit(limits.RLIMIT_FSIZE, (hard if size is None else size, hard))
@@ -143,7 +145,7 @@ class KilledSaves:
         self._before: dict[str, Path | None] = {}  # what was at a path; None for nothing
         self._seen: dict[str, str] = {}
 
-    def run(self, enter: Callable[[ChangeWatch], None], note: Callable[[dict[str, Any]], None]) -> bool:
+    def kill_copies(self, enter: Callable[[ChangeWatch], None], note: Callable[[dict[str, Any]], None]) -> bool:
         """Kill copies; return True in a copy, which is to go on, and False in this process when all have ended.
 
         Args:
@@ -157,22 +159,22 @@ class KilledSaves:
             first.changes,
             [self._size_of_written_file(number, first.changes) for number in range(len(first.changes))],
         )
-        self._put_back(changes)
-        for point in choose_points(changes, sizes, self._count):
+        self._put_back_paths(changes)
+        for point in choose_kill_points(changes, sizes, self._count):
             copy = self._fork_copy(point, enter)
             if copy is None:
                 return True
             left = self._keep_remains(copy.changes)
-            self._put_back(copy.changes)
+            self._put_back_paths(copy.changes)
             state = "passed"
             if copy.is_killed:
                 state = "killed"
             elif copy.has_hung:
                 state = "hung"
-            note({"point": _kill_in_words(point, changes), "left": left, "state": state})
+            note({"point": _kill_point_text(point, changes), "left": left, "state": state})
         return False
 
-    def _fork_copy(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> KilledCopy | None:
+    def _fork_copy(self, point: KillPoint | None, enter: Callable[[ChangeWatch], None]) -> KilledCopy | None:
         heard, say = os.pipe()
         hear, answer = os.pipe()
         child = os.fork()
@@ -185,7 +187,7 @@ class KilledSaves:
         os.close(hear)
         copy = KilledCopy()
         try:
-            self._follow_copy(heard, answer, copy)
+            self._follow_copy_to_end(heard, answer, copy)
             if copy.has_hung:
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
@@ -195,7 +197,7 @@ class KilledSaves:
         copy.is_killed = not copy.has_hung and os.WIFSIGNALED(status)
         return copy
 
-    def _follow_copy(self, heard: int, answer: int, copy: KilledCopy) -> None:
+    def _follow_copy_to_end(self, heard: int, answer: int, copy: KilledCopy) -> None:
         text = b""
         while True:
             if not select.select([heard], [], [], SECONDS)[0]:
@@ -208,13 +210,13 @@ class KilledSaves:
             while b"\n" in text:
                 line, _, text = text.partition(b"\n")
                 row = json.loads(line)
-                copy.changes.append(Change(row["how"], tuple(row["paths"])))
+                copy.changes.append(FileChange(row["how"], tuple(row["paths"])))
                 for path in row["paths"]:
-                    self._back_up(path)
+                    self._back_up_path(path)
                 with contextlib.suppress(BrokenPipeError):
                     os.write(answer, ACKNOWLEDGED)
 
-    def _back_up(self, path: str) -> None:
+    def _back_up_path(self, path: str) -> None:
         if path not in self._before:
             self._before[path] = None
             inside = [each for each, kept in self._before.items() if kept is None and path.startswith(each + os.sep)]
@@ -224,7 +226,7 @@ class KilledSaves:
                 _copy_path(path, place)
                 self._before[path] = place
 
-    def _put_back(self, changes: list[Change]) -> None:
+    def _put_back_paths(self, changes: list[FileChange]) -> None:
         paths = sorted({path for change in changes for path in change.paths}, key=len, reverse=True)
         for path in paths:
             _remove_path(path)
@@ -232,10 +234,10 @@ class KilledSaves:
             if (kept := self._before[path]) is not None and not os.path.lexists(path):
                 _copy_path(path=str(kept), place=Path(path))
 
-    def _size_of_written_file(self, number: int, changes: list[Change]) -> int:
+    def _size_of_written_file(self, number: int, changes: list[FileChange]) -> int:
         """Return how large a file became that was written, wherever it was renamed to."""
         change = changes[number]
-        if not change.is_write:
+        if not change.is_write_of_bytes:
             return 0
         path = change.paths[0]
         for each in changes[number + 1 :]:
@@ -245,7 +247,7 @@ class KilledSaves:
                     path = behind + path.removeprefix(before)
         return os.path.getsize(path) if os.path.isfile(path) else 0
 
-    def _keep_remains(self, changes: list[Change]) -> str:
+    def _keep_remains(self, changes: list[FileChange]) -> str:
         """Keep what is at the paths of a copy's changes, once for all that left the same; return the folder's name."""
         paths = sorted({path for change in changes for path in change.paths})
         digest = hashlib.blake2b(digest_size=12)
@@ -270,15 +272,15 @@ class KilledSaves:
 
 def lay_out_remains(folder: Path) -> None:
     """Put what a copy has left at its paths."""
-    _lay_out(folder, 1)
+    _lay_out_column(folder, 1)
 
 
 def put_back_originals(folder: Path) -> None:
     """Put what was at these paths before the copies."""
-    _lay_out(folder, 2)
+    _lay_out_column(folder, 2)
 
 
-def _lay_out(folder: Path, column: int) -> None:
+def _lay_out_column(folder: Path, column: int) -> None:
     rows = json.loads((folder / "paths.json").read_text(encoding="utf-8"))
     for row in sorted(rows, key=lambda row: -len(row[0])):
         _remove_path(row[0])
@@ -287,23 +289,23 @@ def _lay_out(folder: Path, column: int) -> None:
             _copy_path(str(folder / row[column]), Path(row[0]))
 
 
-def choose_points(changes: list[Change], sizes: list[int], count: int) -> list[Point]:
+def choose_kill_points(changes: list[FileChange], sizes: list[int], count: int) -> list[KillPoint]:
     """Return `count` points, of which at most eight lie before changes, and the others within what is written."""
     before = list(range(len(changes)))
     written = [number for number in before if sizes[number]]
     room = 8 if written else count
     if len(before) > room:
         before = sorted({before[number * (len(before) - 1) // (room - 1)] for number in range(room)})
-    points = [Point(number) for number in before[:count]]
+    points = [KillPoint(number) for number in before[:count]]
     left = count - len(points)
     for place, number in enumerate(written):
         share = left // len(written) + (place < left % len(written))
         parts = sorted({sizes[number] * part // share for part in range(share)})
-        points += [Point(number, size, sizes[number]) for size in parts]
+        points += [KillPoint(number, size, sizes[number]) for size in parts]
     return sorted(points, key=lambda point: (point.change, -1 if point.size is None else point.size))
 
 
-def _kill_in_words(point: Point, changes: list[Change]) -> str:
+def _kill_point_text(point: KillPoint, changes: list[FileChange]) -> str:
     change = changes[point.change]
     names = " to ".join(map(os.path.basename, change.paths))
     if point.size is None:

@@ -17,10 +17,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ampcompare.base.location import Location, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.rounded_weights import RoundedWeights
+from ampcompare.script.rounded_weights import RoundedWeightsWatch
 from ampcompare.training.ledger import HALF as NAMES
 from ampcompare.training.ledger import StepLook
 
@@ -74,23 +74,23 @@ class ScriptLedger:
 
     def install(self) -> None:
         """Look from now on."""
-        self._events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer)
-        self._setters.wrap(nn.Module, "_apply", self._cast)
-        self._setters.wrap(nn.Module, "register_parameter", self._make_weight)
-        self._setters.wrap(torch, "set_default_dtype", self._set_default)
-        self._setters.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
-        self._setters.wrap(*Points.MAKE_SCALER, self._make_scaler)
+        self._events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer_made)
+        self._setters.wrap(nn.Module, "_apply", self._note_setter_of_cast)
+        self._setters.wrap(nn.Module, "register_parameter", self._note_setter_of_weight)
+        self._setters.wrap(torch, "set_default_dtype", self._note_default_type_set)
+        self._setters.wrap(*Points.MAKE_AUTOCAST, self._note_autocast_made)
+        self._setters.wrap(*Points.MAKE_SCALER, self._note_scaler_made)
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
-        self._events.at_end(register_optimizer_step_post_hook(self._reset_passes).remove)
-        self._rows.recorder.after_row(self._take_row)
-        self._rows.recorder.before_close(self._end)
+        self._events.call_at_end(register_optimizer_step_post_hook(self._reset_pass_count).remove)
+        self._rows.recorder.call_after_each_row(self._take_row_of_record)
+        self._rows.recorder.call_before_close(self._end_with_row)
 
     def end(self) -> None:
         """Look no longer."""
         if self._begins:
             if not self._is_stepped:
-                self._look.note_held_after_step(self._live())
+                self._look.note_held_after_step(self._live_optimizers())
             self._finish_look()
         for subscriptions in (self._passes_of_step, self._setters, self._events):
             subscriptions.end()
@@ -103,7 +103,7 @@ class ScriptLedger:
 
     # Who sets what.
 
-    def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
         self._references.clear()
@@ -113,7 +113,7 @@ class ScriptLedger:
             if param.dtype in HALF_DTYPES and param not in self._set_by:  # by assigning its data, say
                 self._set_by[param] = f"before {line}"
 
-    def _cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _note_setter_of_cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         before = {name: param.dtype for name, param in module._parameters.items() if param is not None}
         result = original(module, *args, **kwargs)
         setter = ""
@@ -123,35 +123,35 @@ class ScriptLedger:
                 continue
             self._set_by.pop(param, None)
             if param.dtype in HALF_DTYPES:
-                setter = setter or self._who_sets_types("cast", is_arms=bool(self._arm) and _is_by_arm())
+                setter = setter or self._setter_of_types_text("cast", is_arms=bool(self._arm) and _is_called_for_arm())
                 self._set_by[param] = setter
         return result
 
-    def _make_weight(self, original: Any, module: nn.Module, name: str, param: Any) -> None:
+    def _note_setter_of_weight(self, original: Any, module: nn.Module, name: str, param: Any) -> None:
         original(module, name, param)
         if param is not None and param.dtype in HALF_DTYPES and param not in self._set_by:
             by = f" by set_default_dtype, {self._default_at}" if param.dtype is torch.get_default_dtype() else ""
             self._set_by[param] = (
-                f"{user_location(_frame_that_makes_module())}, made so{by if self._default_at is not None else ''}"
+                f"{user_location(_find_module_maker_frame())}, made so{by if self._default_at is not None else ''}"
             )
 
-    def _set_default(self, original: Any, dtype: Any) -> None:
+    def _note_default_type_set(self, original: Any, dtype: Any) -> None:
         original(dtype)
         where = user_location()
         is_own = where.caller is None  # a library sets it for the models that it makes, at the line that makes one
         self._default_at = where if is_own and torch.get_default_dtype() in HALF_DTYPES else None
 
-    def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_autocast_made(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
         if block._enabled and "products" not in self._by:
-            self._by["products"] = self._who_sets_types("autocast", is_arms=bool(self._arm))
+            self._by["products"] = self._setter_of_types_text("autocast", is_arms=bool(self._arm))
 
-    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_scaler_made(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
         if scaler._enabled and "loss scale" not in self._by:
-            self._by["loss scale"] = self._who_sets_types(type(scaler).__name__, is_arms=bool(self._arm))
+            self._by["loss scale"] = self._setter_of_types_text(type(scaler).__name__, is_arms=bool(self._arm))
 
-    def _who_sets_types(self, what: str, *, is_arms: bool) -> str:
+    def _setter_of_types_text(self, what: str, *, is_arms: bool) -> str:
         """Return who calls: the arm, or the script's or a library's line."""
         where = user_location()
         return f"{what}, arm {self._arm}" if is_arms or where == Location("?", 0) else f"{what}, {where}"
@@ -163,16 +163,16 @@ class ScriptLedger:
 
         @functools.wraps(program)
         def compiled_program(*values: Any, **named: Any) -> Any:
-            return self._pass_compiled(program, *values, **named)
+            return self._run_compiled_program(program, *values, **named)
 
         return compiled_program
 
-    def _pass_compiled(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_compiled_program(self, program: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a compiled program, whose operations torch does not dispatch."""
         if not self._depth or torch.compiler.is_compiling():
             return program(*args, **kwargs)
         self._has_compiled = self._is_pass_compiled = True
-        with self._look.pause():
+        with self._look.operations_unseen():
             return program(*args, **kwargs)
 
     # The steps that are looked at.
@@ -181,7 +181,7 @@ class ScriptLedger:
         models = [model for reference in self._models if (model := reference()) is not None]
         return list({id(p): p for model in models for p in model.parameters()}.values())
 
-    def _live(self) -> list[Any]:
+    def _live_optimizers(self) -> list[Any]:
         return [one for reference in self._optimizers if (one := reference()) is not None]
 
     def _is_frozen_model(self, module: nn.Module) -> bool:
@@ -190,16 +190,18 @@ class ScriptLedger:
         if known is not None and known[0]() is module:
             return known[1]
         weights = list(module.parameters())
-        held = {id(param) for one in self._live() for group in one.param_groups for param in group["params"]}
-        held |= {id(weight) for one in self._live() for weight, _ in self._look.masters(one)}
-        found = bool(held and weights) and not any(id(one) in held or self._look.is_trained(one) for one in weights)
+        held = {id(param) for one in self._live_optimizers() for group in one.param_groups for param in group["params"]}
+        held |= {id(weight) for one in self._live_optimizers() for weight, _ in self._look.masters(one)}
+        found = bool(held and weights) and not any(
+            id(one) in held or self._look.is_trained_weight(one) for one in weights
+        )
         self._references[id(module)] = weakref.ref(module), found
         return found
 
     def _forward(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._depth:
             if type(module).__name__ == "OptimizedModule":
-                return self._pass_compiled(original, module, *args, **kwargs)
+                return self._run_compiled_program(original, module, *args, **kwargs)
             return original(module, *args, **kwargs)
         if not torch.is_grad_enabled() and not self._is_frozen_model(module):
             return original(module, *args, **kwargs)
@@ -209,41 +211,41 @@ class ScriptLedger:
             self._finish_look()
         if not self._follows:
             return original(module, *args, **kwargs)
-        self._begin()
-        return self._see(original, module, *args, **kwargs)
+        self._begin_look()
+        return self._look_inside_call(original, module, *args, **kwargs)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._depth:
             return original(*args, **kwargs)
         if self._passes:
-            for tensor in tensors_in(args[0] if args else kwargs.get("tensors")):
+            for tensor in tensors_in_value(args[0] if args else kwargs.get("tensors")):
                 if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
-                    tensor.register_hook(lambda _: self._look.note_accumulation())
+                    tensor.register_hook(lambda _: self._look.note_accumulated_gradients())
         self._passes += 1
         if self._is_pass_compiled:  # so is its backward pass, of which no part is known apart
             return original(*args, **kwargs)
-        return self._see(original, *args, **kwargs)
+        return self._look_inside_call(original, *args, **kwargs)
 
-    def _see(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _look_inside_call(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._depth += 1
         try:
             if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
-                return self._pass_compiled(original, *args, **kwargs)
-            with self._look.observe_operations():
+                return self._run_compiled_program(original, *args, **kwargs)
+            with self._look.operations_observed():
                 return original(*args, **kwargs)
         finally:
             self._depth -= 1
 
-    def _begin(self) -> None:
+    def _begin_look(self) -> None:
         if not self._begins:
             self._begins, self._is_pass_compiled = True, False
             self._begun_at = time.perf_counter()
-            self._look.begin(self._count, self._live(), detailed=True)
+            self._look.begin(self._count, self._live_optimizers(), detailed=True)
 
-    def _reset_passes(self, *_: Any) -> None:
+    def _reset_pass_count(self, *_: Any) -> None:
         self._passes = 0  # where an arm knows only later whether it was applied, the row comes after the next pass
 
-    def _take_row(self, row: dict[str, Any]) -> None:
+    def _take_row_of_record(self, row: dict[str, Any]) -> None:
         if row["kind"] == "backward" and row["scale_before"] is not None:
             self._scale = row["scale_before"]
         if row["kind"] != "step":
@@ -255,7 +257,7 @@ class ScriptLedger:
             self._look.note_outcome(applied if callable(applied) else lambda: bool(applied))
         self._applied += bool(row["applied"])  # one that is not known yet counts as applied
         if self._begins:  # until the next forward pass, as another optimizer may step
-            self._look.note_held_after_step(self._live())
+            self._look.note_held_after_step(self._live_optimizers())
             self._is_stepped, self._stepped_at = True, time.perf_counter()
         elif self._count % EVERY == 0 and self._spent <= MAX_SHARE * (time.perf_counter() - self._since):
             self._follow_passes()
@@ -274,57 +276,65 @@ class ScriptLedger:
         self._follows = False
         self._passes_of_step.end()
 
-    def result(self) -> Ledger | None:
+    def end_and_find_ledger(self) -> Ledger | None:
         """Look no longer, and return what was seen; None if no step was looked at."""
         self.end()
         if not self._look.steps:
             return None
         scale = self._scale() if callable(self._scale) else self._scale
-        ledger = self._look.result(
+        ledger = self._look.ledger_of_looks(
             loss_scale=None if scale is None else float(scale),
             emulated=self._emulated,
             unseen="torch.compile" if self._has_compiled else "",
         )
-        weights, frozen = (self._look.weights(trained=trained) for trained in (True, False))
+        weights, frozen = (self._look.weights_seen(trained=trained) for trained in (True, False))
         by = dict(self._by)
-        if self._arm and set(NAMES) & ledger.of_groups("weights").keys():
+        if self._arm and set(NAMES) & ledger.types_of_groups("weights").keys():
             by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script
-        elif setters := self._setters_of(weights):
+        elif setters := self._setters_of_weights_text(weights):
             by["weights"] = f"{setters}, lifted by arm {self._arm}" if self._arm else setters
-        if setters := self._setters_of(one for one in frozen if one.dtype in HALF_DTYPES):
+        if setters := self._setters_of_weights_text(one for one in frozen if one.dtype in HALF_DTYPES):
             by["frozen"] = setters
-        made = [self._made_at[one] for one in self._look.optimizers() or self._live() if one in self._made_at]
+        made = [
+            self._made_at[one]
+            for one in self._look.optimizers_with_gradients() or self._live_optimizers()
+            if one in self._made_at
+        ]
         if made:
-            by["state"] = _join_setters(made)
+            by["state"] = _join_setter_texts(made)
         return ledger.model_copy(update={"by": by})
 
-    def _setters_of(self, weights: Iterable[Tensor]) -> str:
+    def _setters_of_weights_text(self, weights: Iterable[Tensor]) -> str:
         """Return who set the types of weights, the setter of most elements first; "" if nothing is known."""
         counts: Counter[str] = Counter()
         for weight in weights:
             if (self._arm or weight.dtype in HALF_DTYPES) and (setter := self._set_by.get(weight)) is not None:
                 counts[setter] += weight.numel()
-        return _join_setters([setter for setter, _ in counts.most_common()])
+        return _join_setter_texts([setter for setter, _ in counts.most_common()])
 
-    def _end(self) -> None:
-        if (ledger := self.result()) is not None:
-            self._rows.recorder.add({"kind": "ledger", **ledger.model_dump()})
+    def _end_with_row(self) -> None:
+        if (ledger := self.end_and_find_ledger()) is not None:
+            self._rows.recorder.add_row({"kind": "ledger", **ledger.model_dump()})
 
 
-def _is_by_arm() -> bool:
+def _is_called_for_arm() -> bool:
     """Return whether ampcompare, on behalf of the arm, calls the method that is watched, through those of a model."""
     frame: FrameType | None = calling_frame()
-    between = (__name__, Subscriptions.__module__, RoundedWeights.__module__)  # as modules cast those inside of them
+    between = (
+        __name__,
+        Subscriptions.__module__,
+        RoundedWeightsWatch.__module__,
+    )  # as modules cast those inside of them
     while frame is not None and (
-        _module_of_frame(frame).startswith("torch.")
-        or _module_of_frame(frame) in between
+        _module_name_of_frame(frame).startswith("torch.")
+        or _module_name_of_frame(frame) in between
         or frame.f_code.co_name in CASTS
     ):
         frame = frame.f_back
-    return frame is not None and _module_of_frame(frame).startswith("ampcompare.")
+    return frame is not None and _module_name_of_frame(frame).startswith("ampcompare.")
 
 
-def _frame_that_makes_module() -> FrameType | None:
+def _find_module_maker_frame() -> FrameType | None:
     """Return the frame that makes a module in whose constructor this is called, outside of all constructors.
 
     It is that of a line that makes a whole model, not one of its layers; None outside of any constructor.
@@ -339,11 +349,11 @@ def _frame_that_makes_module() -> FrameType | None:
     return found
 
 
-def _join_setters(setters: Sequence[str]) -> str:
+def _join_setter_texts(setters: Sequence[str]) -> str:
     names = list(dict.fromkeys(setters))
     more = len(names) - MAX_SETTERS
     return "; ".join(names[:MAX_SETTERS]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _module_of_frame(frame: FrameType) -> str:
+def _module_name_of_frame(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))

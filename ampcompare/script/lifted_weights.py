@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.base.tensors.tree import map_tree, tensors_in
+from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.keep_fp32 import own_tensors
+from ampcompare.training.precision.keep_fp32 import own_tensors_of_module
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
@@ -40,7 +40,7 @@ class LiftedWeights:
         self._notes: set[str] = set()
         self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()  # that may be thawed
 
-    def lift(self, optimizer: Any) -> None:
+    def lift_weights_of(self, optimizer: Any) -> None:
         """Make the 16-bit weights that `optimizer` trains fp32, and all tensors of the modules that hold them."""
         halves = [param for param in owned_params(optimizer) if param.dtype in HALF_DTYPES]
         trained = [param for param in halves if param.requires_grad]
@@ -53,27 +53,27 @@ class LiftedWeights:
         self.types += [name for name in types if name not in self.types]
         ids = set(map(id, trained))
         modules = [one for one in live_modules() if any(id(param) in ids for param in one._parameters.values())]
-        wrapped = self._wrappers.around(ids)
-        self._wrappers.check(wrapped, "an arm that lifts 16-bit weights")
+        wrapped = self._wrappers.wrapped_models_with(ids)
+        self._wrappers.refuse_communication_hooks(wrapped, "an arm that lifts 16-bit weights")
         for param in trained:
             _make_param_fp32(param)
         for module in modules:
-            for tensor in own_tensors(module):
+            for tensor in own_tensors_of_module(module):
                 if tensor.dtype in HALF_DTYPES:
                     _make_param_fp32(tensor)
-        self._wrappers.make_again(wrapped)
+        self._wrappers.make_wrappers_again(wrapped)
         note = f"weights lifted from {' and '.join(types)} ({user_location()})"
         if self._rows is not None and note not in self._notes:
             self._rows.add_note(note)
         self._notes.add(note)
 
-    def lift_thawed(self) -> None:
+    def lift_thawed_weights(self) -> None:
         """Lift what the script has frozen when an optimizer got it, and trains by now."""
         for optimizer, frozen in list(self._frozen.items()):
             if any(param.requires_grad for param in frozen):
-                self.lift(optimizer)
+                self.lift_weights_of(optimizer)
 
-    def fit(self, module: nn.Module, values: Any, *, narrows: bool, widens: bool) -> Any:
+    def inputs_in_weight_type(self, module: nn.Module, values: Any, *, narrows: bool, widens: bool) -> Any:
         """Return the inputs of a module in the type of its own weights.
 
         Args:
@@ -89,25 +89,25 @@ class LiftedWeights:
         elif held in HALF_DTYPES:
             narrows = narrows or isinstance(module, NORMS)
             others = (*(one for one in HALF_DTYPES if one is not held), *((torch.float32,) if narrows else ()))
-        if not any(tensor.dtype in others for tensor in tensors_in(values)):
+        if not any(tensor.dtype in others for tensor in tensors_in_value(values)):
             return values
-        return map_tree(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
+        return map_tensors_in_tree(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
 
-    def fit_result(self, result: Any, given: Any, fitted: Any) -> Any:
+    def result_as_wide_as_inputs(self, result: Any, given: Any, fitted: Any) -> Any:
         """Return the result of a frozen module in fp32 where its inputs were, as the parts around it get both."""
-        was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in(given))
-        if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in(fitted)):
+        was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in_value(given))
+        if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in_value(fitted)):
             return result
-        return map_tree(result, lambda tensor: tensor.float() if tensor.dtype in HALF_DTYPES else tensor)
+        return map_tensors_in_tree(result, lambda tensor: tensor.float() if tensor.dtype in HALF_DTYPES else tensor)
 
 
 def allow_mixed_averages(events: Subscriptions) -> None:
     """Let an average and weights of different types be averaged, one of which an arm has cast or lifted."""
     for owner, name in LERPS:
-        events.wrap(owner, name, functools.partial(_lerp_any_types, name.endswith("_")))
+        events.wrap(owner, name, functools.partial(_lerp_of_any_types, name.endswith("_")))
 
 
-def _lerp_any_types(is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
+def _lerp_of_any_types(is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
     """Move an average towards weights of another type, which `lerp` refuses, unlike `add_` and `mul_`."""
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         if not is_in_place and start.dtype in HALF_DTYPES:

@@ -46,11 +46,11 @@ class LostDecay:
     def _multiply(self, inner: Any, target: Tensor, factor: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, factor, *args, **kwargs)
         if type(factor) is float and 0 < 1 - factor < SMALL and target.dtype in HALF_DTYPES:
-            if not target.requires_grad and 1 - factor < least_change(target.dtype):
-                self._count(target, factor)
+            if not target.requires_grad and 1 - factor < least_relative_change(target.dtype):
+                self._count_lost_product(target, factor)
         return result
 
-    def _count(self, target: Tensor, factor: float) -> None:
+    def _count_lost_product(self, target: Tensor, factor: float) -> None:
         storage = target.untyped_storage()
         known = self._products.get(storage._cdata)
         if known is None or known[0].expired():
@@ -75,7 +75,7 @@ class LostDecay:
             if not is_decoupled or group.get("fused") or not isinstance(rate, float):
                 continue
             held = [param.dtype for param in group["params"] if param.dtype in HALF_DTYPES and param.grad is not None]
-            if held and decay and 0 < rate * decay < min(map(least_change, held)) and kind not in self._noted:
+            if held and decay and 0 < rate * decay < min(map(least_relative_change, held)) and kind not in self._noted:
                 self._noted.add(kind)
                 self._rows.add_remark(
                     f"the weight decay of {kind} does nothing at its present rate: it multiplies {dtype_name(held[0])} "
@@ -84,6 +84,6 @@ class LostDecay:
                 )
 
 
-def least_change(dtype: torch.dtype) -> float:
+def least_relative_change(dtype: torch.dtype) -> float:
     """Return the relative change below which a product rounds back to what it was, whatever the number."""
     return torch.finfo(dtype).eps / 4

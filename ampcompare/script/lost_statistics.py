@@ -21,23 +21,23 @@ def layers_with_lost_statistics() -> list[str]:
         if id(module) in inner:
             continue
         for name, part in module.named_modules():
-            if _is_lost(part):
+            if _has_lost_statistics(part):
                 kind = type(part).__name__
                 found[id(part)] = f"{name} ({kind})" if name else kind
     return sorted(found.values())
 
 
-def _is_lost(module: nn.Module) -> bool:
-    statistics = list(_tensors_of_module(module))
-    return bool(statistics) and not _are_finite(statistics) and _are_finite(module.parameters(recurse=False))
+def _has_lost_statistics(module: nn.Module) -> bool:
+    statistics = list(_running_statistics_of(module))
+    return bool(statistics) and not _are_all_finite(statistics) and _are_all_finite(module.parameters(recurse=False))
 
 
-def _tensors_of_module(module: nn.Module) -> Iterator[Tensor]:
+def _running_statistics_of(module: nn.Module) -> Iterator[Tensor]:
     for name in STATISTICS:
         tensor = module._buffers.get(name)
         if tensor is not None and not tensor.is_meta:
             yield tensor
 
 
-def _are_finite(tensors: Iterator[Tensor] | list[Tensor]) -> bool:
+def _are_all_finite(tensors: Iterator[Tensor] | list[Tensor]) -> bool:
     return all(bool(torch.isfinite(each).all()) for each in tensors)

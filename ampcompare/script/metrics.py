@@ -17,7 +17,7 @@ LIBRARIES = (*WRITERS, "wandb", "mlflow")
 def start_logging_scalars() -> Callable[[], None]:
     """Log what scripts of this process write from now on; return a function that ends it."""
     events = Subscriptions(Layer.RECORD)
-    hook = ImportHook({name: functools.partial(_watch_module, events, name) for name in LIBRARIES})
+    hook = ImportHook({name: functools.partial(_log_scalars_of_module, events, name) for name in LIBRARIES})
     hook.begin()
 
     def end() -> None:
@@ -27,21 +27,21 @@ def start_logging_scalars() -> Callable[[], None]:
     return end
 
 
-def _watch_module(events: Subscriptions, name: str) -> None:
+def _log_scalars_of_module(events: Subscriptions, name: str) -> None:
     module: Any = sys.modules[name]
     if name in WRITERS:
-        events.wrap(module.SummaryWriter, "add_scalar", _log_before(_add_scalar))
+        events.wrap(module.SummaryWriter, "add_scalar", _call_behind_log(_log_tensorboard_scalar))
     elif name == "wandb":
-        events.wrap(module, "log", _log_before(_wandb_log))
+        events.wrap(module, "log", _call_behind_log(_log_wandb_scalars))
         run = getattr(getattr(module, "wandb_run", None), "Run", None) or getattr(module, "Run", None)
         if run is not None:  # `run = wandb.init()`, `run.log(...)`
-            events.wrap(run, "log", _log_before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs)))
+            events.wrap(run, "log", _call_behind_log(lambda _run, *args, **kwargs: _log_wandb_scalars(*args, **kwargs)))
     else:
-        events.wrap(module, "log_metric", _log_before(_mlflow_metric))
-        events.wrap(module, "log_metrics", _log_before(_mlflow_metrics))
+        events.wrap(module, "log_metric", _call_behind_log(_log_mlflow_metric))
+        events.wrap(module, "log_metrics", _call_behind_log(_log_mlflow_metrics))
 
 
-def _log_before(log: Callable[..., None]) -> Callable[..., Any]:
+def _call_behind_log(log: Callable[..., None]) -> Callable[..., Any]:
     def call_logged(original: Any, *args: Any, **kwargs: Any) -> Any:
         log(*args, **kwargs)
         return original(*args, **kwargs)
@@ -49,19 +49,19 @@ def _log_before(log: Callable[..., None]) -> Callable[..., Any]:
     return call_logged
 
 
-def _add_scalar(_writer: Any, tag: str = "", scalar_value: Any = None, *_args: Any, **_kwargs: Any) -> None:
+def _log_tensorboard_scalar(_writer: Any, tag: str = "", scalar_value: Any = None, *_args: Any, **_kwargs: Any) -> None:
     log_numbers({tag: scalar_value}, "SummaryWriter.add_scalar")
 
 
-def _wandb_log(data: Any = None, *_args: Any, **_kwargs: Any) -> None:
+def _log_wandb_scalars(data: Any = None, *_args: Any, **_kwargs: Any) -> None:
     log_numbers(data, "wandb.log")
 
 
-def _mlflow_metric(key: str = "", value: Any = None, *_args: Any, **_kwargs: Any) -> None:
+def _log_mlflow_metric(key: str = "", value: Any = None, *_args: Any, **_kwargs: Any) -> None:
     log_numbers({key: value}, "mlflow.log_metric")
 
 
-def _mlflow_metrics(metrics: Any = None, *_args: Any, **_kwargs: Any) -> None:
+def _log_mlflow_metrics(metrics: Any = None, *_args: Any, **_kwargs: Any) -> None:
     log_numbers(metrics, "mlflow.log_metric")
 
 

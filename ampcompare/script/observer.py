@@ -16,9 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.script.keep_fp32 import bare_model
+from ampcompare.script.keep_fp32 import model_inside_wrappers
 from ampcompare.script.recording.recorder import Recorder
-from ampcompare.script.watch import EnoughSteps
+from ampcompare.script.watch import StepsReached
 
 
 class ScriptObserver:
@@ -37,37 +37,37 @@ class ScriptObserver:
 
     def install(self, recorder: Recorder) -> None:
         """Begin before the script does: its modes must lie below those of the script."""
-        recorder.after_row(self._take_row)
+        recorder.call_after_each_row(self._take_row_of_record)
         for name in ("apex.amp", "apex.amp.frontend"):
-            self._events.wrap(sys.modules[name], "initialize", self._initialize)
+            self._events.wrap(sys.modules[name], "initialize", self._note_initialized_models)
         self._events.wrap(*Points.BACKWARD, self._backward)
-        self._events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
+        self._events.wrap(*Points.ENTER_AUTOCAST, self._see_autocast_entered)
         self._events.wrap(torch, "compile", self._compile)
         for handle in (
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
-            register_optimizer_step_pre_hook(self._before_step),
+            register_module_forward_pre_hook(self._see_module_entered),
+            register_module_forward_hook(self._see_module_left, always_call=True),
+            register_optimizer_step_pre_hook(self._before_optimizer_step),
             register_optimizer_step_post_hook(self._watch.updates.after_step),
         ):
-            self._events.at_end(handle.remove)
+            self._events.call_at_end(handle.remove)
         self._watch.open()
         self._watch.operations.follows_unseen = self._watch.is_watched
-        self._put_in_place()
+        self._pause_or_resume_watch()
         if hasattr(os, "register_at_fork"):  # where processes can be forked
-            os.register_at_fork(after_in_child=self._go_elsewhere)
+            os.register_at_fork(after_in_child=self._see_nothing_in_fork)
 
     def end(self) -> None:
         """Remove everything."""
         self._events.end()
         self._watch.close()
 
-    def _go_elsewhere(self) -> None:
+    def _see_nothing_in_fork(self) -> None:
         """See nothing in a process that the script has forked, such as a worker of a loader."""
         self._is_elsewhere = True
         self._watch.operations.follows_unseen = False
-        self._put_in_place()
+        self._pause_or_resume_watch()
 
-    def _put_in_place(self) -> None:
+    def _pause_or_resume_watch(self) -> None:
         self._watch.operations.is_paused = (
             not self._begun
             or self._is_elsewhere
@@ -76,7 +76,7 @@ class ScriptObserver:
             or not self._watch.is_watched
         )
 
-    def _begin(self) -> None:
+    def _begin_watch(self) -> None:
         if not self._begun:
             self._begun = True
             self._watch.operations.follows_unseen = False
@@ -85,74 +85,74 @@ class ScriptObserver:
     def _resume_watch(self) -> None:
         """Watch operations again behind a backward pass, and count the weights that the step begins with."""
         self._after_backward = False
-        self._put_in_place()
+        self._pause_or_resume_watch()
         if not self._watch.operations.is_paused:
-            self._watch.add_weights()
+            self._watch.count_weights()
 
-    def _initialize(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_initialized_models(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Know the models of `amp.initialize` by the names that patterns of an arm are for."""
         models = args[0] if args else kwargs.get("models")
         given = list(models) if isinstance(models, list | tuple) else [models]
         result = original(*args, **kwargs)
         for model in given:
-            if isinstance(model, nn.Module) and not self._watch.sites.knows(bare_model(model)):
+            if isinstance(model, nn.Module) and not self._watch.sites.has_module(model_inside_wrappers(model)):
                 self._name_modules(model, alone=len(given) == 1)
-        self._begin()
+        self._begin_watch()
         return result
 
     def _name_modules(self, model: nn.Module, *, alone: bool) -> None:
         """Name the modules of a model and count its weights; the names of a second model begin with its class."""
-        inner = bare_model(model)
+        inner = model_inside_wrappers(model)
         sites = self._watch.sites
         has_weights = next(inner.parameters(), None) is not None
-        is_first = has_weights and next(sites.parameters(), None) is None
+        is_first = has_weights and next(sites.named_parameters_of_step(), None) is None
         kind = type(inner).__name__
         self._kinds[kind] += 1
         prefix = f"{kind}{self._kinds[kind] if self._kinds[kind] > 1 else ''}:"
-        sites.name(inner, "" if is_first and alone else prefix)
+        sites.name_modules(inner, "" if is_first and alone else prefix)
         if not self._watch.operations.is_paused:
-            self._watch.add_weights(inner)
+            self._watch.count_weights(inner)
 
-    def _enter_module(self, module: nn.Module, _arguments: Any) -> None:
+    def _see_module_entered(self, module: nn.Module, _arguments: Any) -> None:
         sites = self._watch.sites
-        if not sites.is_inside:
+        if not sites.is_inside_module:
             self._without_gradients = not torch.is_grad_enabled()
             if not self._without_gradients:
                 self._note_training_call(module)
-            self._put_in_place()
-        sites.enter(module)
+            self._pause_or_resume_watch()
+        sites.note_module_entered(module)
 
     def _note_training_call(self, module: nn.Module) -> None:
         """Note that the script calls a module to train it."""
         has_weights = next(module.parameters(), None) is not None
-        is_new = not self._watch.sites.knows(bare_model(module))
+        is_new = not self._watch.sites.has_module(model_inside_wrappers(module))
         if is_new and (has_weights or self._begun):
             self._name_modules(module, alone=True)
         if has_weights:
             self._after_backward = False
-            self._begin()
+            self._begin_watch()
 
-    def _leave_module(self, *_arguments: Any) -> None:
+    def _see_module_left(self, *_arguments: Any) -> None:
         sites = self._watch.sites
-        sites.leave()
-        if not sites.is_inside:
+        sites.note_module_left()
+        if not sites.is_inside_module:
             self._without_gradients = False
-            self._put_in_place()
+            self._pause_or_resume_watch()
 
-    def _enter_autocast(self, original: Any, block: Any) -> Any:
+    def _see_autocast_entered(self, original: Any, block: Any) -> Any:
         """Begin, or begin again after a backward pass, where code without modules may follow."""
         caller = calling_frame().f_globals.get("__name__", "")
         if block._enabled and torch.is_grad_enabled() and not caller.startswith(("ampcompare.", "contextlib")):
             self._after_backward = False
-            self._begin()
-            self._put_in_place()
+            self._begin_watch()
+            self._pause_or_resume_watch()
         return original(block)
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._begun or self._depth or self._is_elsewhere:  # a reentrant checkpoint runs one inside
             return original(tensors, *args, **kwargs)
         self._after_backward = False
-        self._put_in_place()
+        self._pause_or_resume_watch()
         for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
             self._watch.operations.mark_loss(loss)
         self._depth += 1
@@ -162,36 +162,38 @@ class ScriptObserver:
             self._depth -= 1
         self._backwards += 1
         if not self._watch.operations.is_paused:
-            self._watch.add_gradients()
+            self._watch.count_gradients()
         self._after_backward = True
-        self._put_in_place()
+        self._pause_or_resume_watch()
         return result
 
     def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self.compiles = True
         return original(*args, **kwargs)
 
-    def _before_step(self, optimizer: Any, *arguments: Any) -> None:
+    def _before_optimizer_step(self, optimizer: Any, *arguments: Any) -> None:
         if all(optimizer is not other for other in self._optimizers):
             self._optimizers.append(optimizer)
         if self._begun and self._watch.is_watched:
             self._watch.updates.before_step(optimizer)
 
-    def _take_row(self, row: dict[str, Any]) -> None:
+    def _take_row_of_record(self, row: dict[str, Any]) -> None:
         if row["kind"] == "backward" and row["scale_before"] is not None:
-            self._watch.scale = float(_value_on_host(row["scale_before"]))
+            self._watch.scale = float(_value_read_on_host(row["scale_before"]))
         elif row["kind"] == "step" and not self._backwards and not self._is_elsewhere:
-            if self._is_whole and not _value_on_host(row["applied"]):  # of another optimizer, behind the same passes
+            if self._is_whole and not _value_read_on_host(
+                row["applied"]
+            ):  # of another optimizer, behind the same passes
                 self._watch.observation.skipped += 1
                 self._is_whole = False
         elif row["kind"] == "step" and not self._is_elsewhere:
             self._backwards = 0
-            self._is_whole = bool(_value_on_host(row["applied"]))
+            self._is_whole = bool(_value_read_on_host(row["applied"]))
             self._watch.end_step(self._is_whole, self._optimizers)
             if self._watch.is_over:
-                raise EnoughSteps(0)
+                raise StepsReached(0)
             self._resume_watch()
 
 
-def _value_on_host(value: Any) -> Any:
+def _value_read_on_host(value: Any) -> Any:
     return value() if callable(value) else value

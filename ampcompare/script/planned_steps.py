@@ -16,17 +16,17 @@ RANGES = {"range", "trange"}
 OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__, ast.FloorDiv: int.__floordiv__}
 
 
-class _Unknown(Exception):
+class _UnknownNumber(Exception):
     """Nothing but running the script would tell."""
 
 
-def planned_steps() -> int | None:
+def find_planned_steps() -> int | None:
     """Return how often the line of the script that has led here will run; None where that cannot be seen."""
-    loops = planned_repetitions()
+    loops = find_planned_repetitions()
     return None if loops is None else math.ceil(math.prod(loops))
 
 
-def planned_repetitions() -> list[float] | None:
+def find_planned_repetitions() -> list[float] | None:
     """Return how often each `for` loop around the line of the script that has led here runs, innermost first.
 
     That is what the loops run over, in all functions of the script; None where it cannot be seen. A condition such as
@@ -39,7 +39,7 @@ def planned_repetitions() -> list[float] | None:
             if is_installed_file(frame.f_code.co_filename):  # a trainer, whose loops are its own
                 return None
             if is_users_file(frame.f_code.co_filename):
-                for node in reversed([*_repeating_statements(frame)]):
+                for node in reversed([*_statements_that_repeat(frame)]):
                     times = _repetitions_of(node, frame)
                     if isinstance(node, ast.If):
                         share *= times
@@ -49,17 +49,17 @@ def planned_repetitions() -> list[float] | None:
                 if frame.f_code.co_name == "<module>":
                     break
             frame = frame.f_back
-    except _Unknown:
+    except _UnknownNumber:
         return None
     return loops
 
 
-def _repeating_statements(frame: FrameType) -> Iterator[ast.AST]:
+def _statements_that_repeat(frame: FrameType) -> Iterator[ast.AST]:
     """Yield the statements around the current line of a frame that decide how often it runs."""
     try:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
     except (SyntaxError, ValueError):
-        raise _Unknown from None
+        raise _UnknownNumber from None
     line, first = frame.f_lineno, frame.f_code.co_firstlineno
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.If):
@@ -78,7 +78,7 @@ def _repetitions_of(node: ast.AST, frame: FrameType) -> float:
             if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod):
                 return 1 / max(1, _number_of_node(one.right, frame))
         return 1.0
-    raise _Unknown
+    raise _UnknownNumber
 
 
 def _length_of_iterable(node: ast.expr, frame: FrameType) -> int:
@@ -95,7 +95,7 @@ def _length_of_iterable(node: ast.expr, frame: FrameType) -> int:
     try:
         return len(_value_of_node(node, frame))
     except TypeError:  # of an iterator
-        raise _Unknown from None
+        raise _UnknownNumber from None
 
 
 def _number_of_node(node: ast.expr, frame: FrameType) -> int:
@@ -103,14 +103,14 @@ def _number_of_node(node: ast.expr, frame: FrameType) -> int:
         try:
             return OPERATIONS[type(node.op)](_number_of_node(node.left, frame), _number_of_node(node.right, frame))
         except ZeroDivisionError:
-            raise _Unknown from None
+            raise _UnknownNumber from None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("int", "len") and node.args:
         return (
             _number_of_node(node.args[0], frame) if node.func.id == "int" else _length_of_iterable(node.args[0], frame)
         )
     value = _value_of_node(node, frame)
     if not isinstance(value, int):
-        raise _Unknown
+        raise _UnknownNumber
     return value
 
 
@@ -126,10 +126,10 @@ def _value_of_node(node: ast.expr, frame: FrameType) -> Any:
         try:
             return getattr(_value_of_node(node.value, frame), node.attr)
         except AttributeError:
-            raise _Unknown from None
+            raise _UnknownNumber from None
     if isinstance(node, ast.Subscript):
         try:
             return _value_of_node(node.value, frame)[_value_of_node(node.slice, frame)]
         except (KeyError, IndexError, TypeError):
-            raise _Unknown from None
-    raise _Unknown
+            raise _UnknownNumber from None
+    raise _UnknownNumber

@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.script.examination import main
-from ampcompare.script.process.target import add_first_entry
+from ampcompare.script.process.target import add_working_directory_first
 from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,
     FOLDER,
-    RowKind,
-    converted_name,
+    TraceRowKind,
+    converted_checkpoint_name,
     last_state_folder,
-    read_rows,
-    saved_files,
+    read_trace_rows,
+    rows_of_saved_files,
 )
 
 
-class ChildEnd(Exception):
+class ChildScriptEnded(Exception):
     """Leads a process that was forked, whose script has ended, to the end of this program, with an exit code."""
 
 
@@ -39,40 +39,40 @@ def run_requests(requests: list[str]) -> int:
         path = Path(name)
         request = json.loads(path.read_text(encoding="utf-8"))
         if number:
-            _name_checkpoint(request, saved_files(rows)[-1]["path"], last_state_folder(rows))
+            _set_checkpoint_in_request(request, rows_of_saved_files(rows)[-1]["path"], last_state_folder(rows))
             path.write_text(json.dumps(request), encoding="utf-8")
-        code = _start_run(path)
-        rows = read_rows(Path(request["trace"]))  # missing where the script could not be started
+        code = _run_in_fork(path)
+        rows = read_trace_rows(Path(request["trace"]))  # missing where the script could not be started
         if not code and request["kill"] is not None:
-            _start_from_each(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
+            _resume_from_each_remains(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
             break
-        if code or not rows or rows[-1]["kind"] != RowKind.STOP:
+        if code or not rows or rows[-1]["kind"] != TraceRowKind.STOP:
             break
     return code
 
 
-def _start_run(request: Path) -> int:
+def _run_in_fork(request: Path) -> int:
     if not (child := os.fork()):
-        add_first_entry()
-        raise ChildEnd(main("resumed", str(request)))
+        add_working_directory_first()
+        raise ChildScriptEnded(main("resumed", str(request)))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _name_checkpoint(request: dict[str, Any], saved: str, states: str) -> None:
+def _set_checkpoint_in_request(request: dict[str, Any], saved: str, states: str) -> None:
     request["checkpoint"], request["states"] = saved, states
-    named = converted_name(saved) if request["convert"] else saved
+    named = converted_checkpoint_name(saved) if request["convert"] else saved
     given = request["settings"]["arguments"]
     words = [each.replace(CHECKPOINT, named).replace(FOLDER, os.path.dirname(named)) for each in given]
     request["settings"]["arguments"] = words
 
 
-def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
+def _resume_from_each_remains(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
     """Start the script from each set of files that killed copies have left, and write what came of it."""
     from ampcompare.script import arm_process  # noqa: F401 - imports torch once for all of them
     from ampcompare.script.killed_saves import lay_out_remains, put_back_originals
 
     attempts: dict[str, list[dict[str, Any]]] = {}
-    for left in sorted({row["left"] for row in rows if row["kind"] == RowKind.KILLED}, key=int):
+    for left in sorted({row["left"] for row in rows if row["kind"] == TraceRowKind.KILLED}, key=int):
         lay_out_remains(folder / left)
         attempts[left] = []
         request = json.loads(template.read_text(encoding="utf-8"))
@@ -80,13 +80,13 @@ def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -
         takes_file = any(CHECKPOINT in word or FOLDER in word for word in request["settings"]["arguments"])
         for number, saved in enumerate(found if takes_file else found[:1] or [""]):
             own = json.loads(template.read_text(encoding="utf-8"))
-            _name_checkpoint(own, saved, own["states"])
+            _set_checkpoint_in_request(own, saved, own["states"])
             place = folder / left / f"attempt{number}"
             place.mkdir()
             own.update(trace=str(place / "trace.jsonl"), ended=str(place / "ended"))
             own["settings"]["record"] = str(place / "record.jsonl")
             (place / "request.json").write_text(json.dumps(own), encoding="utf-8")
-            code = _start_run(place / "request.json")
+            code = _run_in_fork(place / "request.json")
             attempts[left].append({"saved": saved, "code": code, "place": str(place)})
             if not code and os.path.exists(own["trace"]):
                 break
@@ -97,6 +97,6 @@ def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -
 if __name__ == "__main__":
     try:
         result = run_requests(sys.argv[1:])
-    except ChildEnd as end:
+    except ChildScriptEnded as end:
         (result,) = end.args
     sys.exit(result)

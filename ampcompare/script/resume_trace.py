@@ -31,8 +31,8 @@ from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.adapter_imports import acts_by_itself, follow_adapters
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
-from ampcompare.script.saved_files import DEPTH, SavedFiles, script_location
-from ampcompare.settings.resume_trace import RowKind
+from ampcompare.script.saved_files import DEPTH, SavedFilesWatch, script_location
+from ampcompare.settings.resume_trace import TraceRowKind
 
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
@@ -43,7 +43,7 @@ OF_MASTERS = ("master", "fp32", "float32")  # in a key of an optimizer's state: 
 
 
 class ResumeTrace:
-    """Watches the script of this process and writes rows of the kinds of `RowKind` to a file, each at once.
+    """Watches the script of this process and writes rows of the kinds of `TraceRowKind` to a file, each at once.
 
     Args:
         path: of the file.
@@ -76,7 +76,7 @@ class ResumeTrace:
         self._kill = kill
         self._trainers = trainers
         self._changes: ChangeWatch | None = None  # in a copy that is to be killed
-        self._files = SavedFiles(self._note_file, self._before_save)
+        self._files = SavedFilesWatch(self._write_row_of_file, self._say_write_before_save)
         self._step = 0  # steps that have ended
         self._is_started = self._is_inside = self._has_saved = self._has_trained = False
         self._first: nn.Module | None = None  # that the step has called
@@ -90,20 +90,20 @@ class ResumeTrace:
 
     def install(self, recorder: Recorder) -> None:
         """Watch until the process ends."""
-        recorder.after_row(self._take_row)
+        recorder.call_after_each_row(self._take_row_of_record)
         events = Subscriptions(Layer.WATCH)
         events.wrap(*Points.FORWARD, self._forward)
-        events.wrap(*Points.MAKE_OPTIMIZER, self._keep(self._optimizers))
-        events.wrap(*Points.MAKE_SCALER, self._keep(self._scalers))
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._list_objects_made(self._optimizers))
+        events.wrap(*Points.MAKE_SCALER, self._list_objects_made(self._scalers))
+        events.call_at_end(register_optimizer_step_pre_hook(self._before_optimizer_step).remove)
         self._files.install(events)
-        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_scheduler_classes()):
-            events.wrap(kind, "load_state_dict", self._restore)
-        events.wrap(torch, "set_rng_state", self._set_generator)
+        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedule_classes()):
+            events.wrap(kind, "load_state_dict", self._note_restored_object)
+        events.wrap(torch, "set_rng_state", self._note_restored_generator)
         names = ("ampcompare.apex.amp", "apex.amp")  # the second is NVIDIA's, or an alias, which is not followed
-        imports = ImportHook({name: functools.partial(self._follow_amp, events, name) for name in names})
+        imports = ImportHook({name: functools.partial(self._follow_amp_restores, events, name) for name in names})
         imports.begin()
-        events.at_end(imports.end)
+        events.call_at_end(imports.end)
         follow_adapters(functools.partial(self._follow_adapter, events), events)
         if self._trainers is not None:
             self._trainers(self._write_trace_row, events)
@@ -112,13 +112,13 @@ class ResumeTrace:
         """Watch the adapter that `migrate` writes, whose scales are those of the script, unless an arm's are."""
         if acts_by_itself(adapter):
             self._adapter = adapter
-            events.wrap(adapter, "load_state_dict", self._restore_scales)
+            events.wrap(adapter, "load_state_dict", self._note_restored_scales)
 
-    def _follow_amp(self, events: Subscriptions, name: str) -> None:
-        events.wrap(sys.modules[name], "load_state_dict", self._restore_scales)
+    def _follow_amp_restores(self, events: Subscriptions, name: str) -> None:
+        events.wrap(sys.modules[name], "load_state_dict", self._note_restored_scales)
 
-    def _restore_scales(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write_trace_row(RowKind.RESTORE, what="scaler", number=None, line=script_location())
+    def _note_restored_scales(self, inner: Any, *args: Any, **options: Any) -> Any:
+        self._write_trace_row(TraceRowKind.RESTORE, what="scaler", number=None, line=script_location())
         return inner(*args, **options)
 
     def _write_trace_row(self, kind: str, **values: Any) -> None:
@@ -126,50 +126,52 @@ class ResumeTrace:
             line = json.dumps({"kind": kind, "step": self._step, **values}) + "\n"
             os.write(self._file, line.encode("utf-8"))
 
-    def _keep(self, into: list[weakref.ref[Any]]) -> Callable[..., Any]:
+    def _list_objects_made(self, into: list[weakref.ref[Any]]) -> Callable[..., Any]:
         def make(inner: Any, made: Any, *args: Any, **options: Any) -> Any:
             into.append(weakref.ref(made))
             return inner(made, *args, **options)
 
         return make
 
-    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+    def _before_optimizer_step(self, optimizer: Any, *_arguments: Any) -> None:
         self._stepping = weakref.ref(optimizer)
 
-    def _take_row(self, row: dict[str, Any]) -> None:
+    def _take_row_of_record(self, row: dict[str, Any]) -> None:
         """Follow the record: losses, and steps of its optimizers."""
         if row["kind"] in ("backward", "plain_backward"):
-            self._write_trace_row(RowKind.LOSS, loss=_number_of_loss(row["loss"]))
+            self._write_trace_row(TraceRowKind.LOSS, loss=_find_loss_number(row["loss"]))
         elif row["kind"] == "step":
             self._behind = int(row["optimizer"])
             self._counts[self._behind] = self._counts.get(self._behind, 0) + 1
             if self._behind != self._ends_with or not self._is_started:
                 return
-            self._write_trace_row(RowKind.STEP)
+            self._write_trace_row(TraceRowKind.STEP)
             self._step += 1
             self._is_started = False
             if self._first_only:
                 os._exit(0)
             if self._kill is not None and self._step == self._kill["step"] and self._changes is None:
-                self._kill_copies(self._kill)
+                self._fork_copies_to_kill(self._kill)
 
-    def _kill_copies(self, kill: dict[str, Any]) -> None:
+    def _fork_copies_to_kill(self, kill: dict[str, Any]) -> None:
         """Let copies of this process save and die, and end it; return in a copy."""
         if torch.cuda.is_initialized():
             raise UnsupportedCombination("a process that uses a GPU cannot be copied: --fault kill needs --device cpu")
         folder = os.path.dirname(os.path.abspath(kill["folder"]))
         kills = KilledSaves(kill["points"], Path(kill["folder"]), [folder])
-        if not kills.run(self._enter_copy, lambda found: self._write_trace_row(RowKind.KILLED, **found)):
+        if not kills.kill_copies(
+            self._follow_changes_in_copy, lambda found: self._write_trace_row(TraceRowKind.KILLED, **found)
+        ):
             os._exit(0)
 
-    def _enter_copy(self, changes: ChangeWatch) -> None:
+    def _follow_changes_in_copy(self, changes: ChangeWatch) -> None:
         torch.set_num_threads(1)  # the threads of OpenMP are those of the parent
         self._changes = changes
 
     def _forward(self, inner: Any, module: nn.Module, *args: Any, **options: Any) -> Any:
         if self._changes is not None and torch.is_grad_enabled() and module.training:
             os._exit(0)  # it has saved, and was not killed
-        if self._depth or self._is_inside or not self._trains(module):
+        if self._depth or self._is_inside or not self._is_training_call(module):
             return inner(module, *args, **options)
         if not any(module is each for each in self._called):
             self._called.append(module)
@@ -179,23 +181,25 @@ class ResumeTrace:
                 self._models.append(module)
         self._is_inside = True
         try:
-            if self._has_saved and self._files.has_ended():
-                self._write_trace_row(RowKind.STOP)
+            if self._has_saved and self._files.have_saves_ended():
+                self._write_trace_row(TraceRowKind.STOP)
                 os._exit(0)
             if not self._is_started:
                 self._is_started, self._first = True, module
                 if self._step < SEARCHES:
                     gc.collect()  # an optimizer and its schedule hold each other, also when they were replaced
-                    self._owners = _own_objects()
-                    self._find_models()
+                    self._owners = _objects_of_script_classes()
+                    self._find_uncalled_models()
                 with torch.no_grad():
-                    self._write_trace_row(RowKind.START, state=self._state_at_step(), made=self._numbers_left())
+                    self._write_trace_row(
+                        TraceRowKind.START, state=self._state_digests_at_step(), made=self._numbers_of_living()
+                    )
             if module is self._first:  # others get what it returns
                 given = list(_tensors_in_arguments((args, options), DEPTH))
                 self._write_trace_row(
-                    RowKind.BATCH,
+                    TraceRowKind.BATCH,
                     batch=_hash_of_parts(map(_bytes_of_tensor, given)),
-                    samples=_digests_of_samples(given),
+                    samples=_digests_of_first_samples(given),
                 )
         finally:
             self._is_inside = False
@@ -205,7 +209,7 @@ class ResumeTrace:
         finally:
             self._depth -= 1
 
-    def _trains(self, module: nn.Module) -> bool:
+    def _is_training_call(self, module: nn.Module) -> bool:
         """Return whether a call of a module may be part of a step: not an evaluation, nor a loss without weights."""
         if not torch.is_grad_enabled() or os.getpid() != self._process:
             return False
@@ -217,35 +221,37 @@ class ResumeTrace:
 
     # What is saved and loaded.
 
-    def _note_file(self, kind: str, **values: Any) -> None:
+    def _write_row_of_file(self, kind: str, **values: Any) -> None:
         """Note a row about a file, and whether the process may be stopped now."""
-        if kind == RowKind.SAVE:
+        if kind == TraceRowKind.SAVE:
             made = None if self._stepping is None else self._stepping()
-            number = next((at for at, each in enumerate(self._living(self._optimizers)) if each is made), self._behind)
+            number = next(
+                (at for at, each in enumerate(self._living_objects(self._optimizers)) if each is made), self._behind
+            )
             values.update(behind=self._behind, number=number, counts=self._counts)
         self._write_trace_row(kind, **values)
-        if kind == RowKind.SAVE and self._stop_at is not None and self._step >= self._stop_at:
+        if kind == TraceRowKind.SAVE and self._stop_at is not None and self._step >= self._stop_at:
             self._has_saved = True
 
-    def _before_save(self, path: str) -> None:
+    def _say_write_before_save(self, path: str) -> None:
         if self._changes is not None:
-            self._changes.write(path)
+            self._changes.say_write_of(path)
 
-    def _restore(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
+    def _note_restored_object(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
         kinds = ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer"), (torch.amp.GradScaler, "scaler"))
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
         made = {"optimizer": self._optimizers, "scaler": self._scalers}.get(what, [])
         number = next((at for at, each in enumerate(made) if each() is owner), None)
-        self._write_trace_row(RowKind.RESTORE, what=what, number=number, line=script_location())
+        self._write_trace_row(TraceRowKind.RESTORE, what=what, number=number, line=script_location())
         return inner(owner, *args, **options)
 
-    def _set_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write_trace_row(RowKind.RESTORE, what="generator", line=script_location())
+    def _note_restored_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
+        self._write_trace_row(TraceRowKind.RESTORE, what="generator", line=script_location())
         return inner(*args, **options)
 
     # What a step starts from.
 
-    def _state_at_step(self) -> dict[str, Any]:
+    def _state_digests_at_step(self) -> dict[str, Any]:
         names: dict[int, str] = {}
         weights: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
@@ -256,8 +262,8 @@ class ResumeTrace:
                 weights[name + tail] = _digests_of_tensor(parameter)
             for name, buffer in model.named_buffers():
                 buffers[name + tail] = _digests_of_tensor(buffer)
-        masters, moments = self._optimizer_state(names)
-        groups = [optimizer.param_groups for optimizer in self._living(self._optimizers)]
+        masters, moments = self._optimizer_state_digests(names)
+        groups = [optimizer.param_groups for optimizer in self._living_objects(self._optimizers)]
         owned = {id(each) for each in self._parameters_of_optimizers()}
         return {
             "weights": weights,
@@ -271,11 +277,11 @@ class ResumeTrace:
             ],
             "scales": [*self._loss_scales_with_counts()],
             "rates": [float(group["lr"]) for each in groups for group in each if "lr" in group],
-            "options": [[_options_of_group(group) for group in each] for each in groups],
+            "options": [[_plain_options_of_group(group) for group in each] for each in groups],
             "generators": _digests_of_generators(),
         }
 
-    def _optimizer_state(self, names: dict[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _optimizer_state_digests(self, names: dict[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return digests of masters and of moments by the names of their parameters.
 
         Args:
@@ -284,7 +290,7 @@ class ResumeTrace:
         trained = [each for model in self._models[:1] for each in model.parameters()]
         masters: dict[str, Any] = {}
         moments: dict[str, Any] = {}
-        for number, optimizer in enumerate(self._living(self._optimizers)):
+        for number, optimizer in enumerate(self._living_objects(self._optimizers)):
             tail = f" of optimizer {number + 1}" if number else ""
             given = [each for group in optimizer.param_groups for each in group["params"]]
             are_copies = number == 0 and [each.shape for each in given] == [each.shape for each in trained]
@@ -296,7 +302,7 @@ class ResumeTrace:
                     name = names.get(id(half), f"parameter {index + 1}")
                     masters[name + tail] = _digests_of_tensor(values)
                 state = _digests_of_parameter_state(optimizer.state.get(parameter, {}))
-                for key in filter(_is_of_master, [*state]):
+                for key in filter(_is_key_of_master, [*state]):
                     masters[name + tail] = state.pop(key)
                 moments[name + tail] = state
         return masters, moments
@@ -304,10 +310,13 @@ class ResumeTrace:
     def _parameters_of_optimizers(self) -> list[Tensor]:
         """Return the parameters of all optimizers."""
         return [
-            each for one in self._living(self._optimizers) for group in one.param_groups for each in group["params"]
+            each
+            for one in self._living_objects(self._optimizers)
+            for group in one.param_groups
+            for each in group["params"]
         ]
 
-    def _find_models(self) -> None:
+    def _find_uncalled_models(self) -> None:
         """Add models that the step has not called yet: those with parameters of an optimizer."""
         given = self._parameters_of_optimizers()
         known = {id(each) for model in self._models for each in model.parameters()}
@@ -323,10 +332,10 @@ class ResumeTrace:
             if id(parameter) in owners and not any(owners[id(parameter)][1] is each for each in self._models):
                 self._models.append(owners[id(parameter)][1])
 
-    def _living(self, found: list[weakref.ref[Any]]) -> list[Any]:
+    def _living_objects(self, found: list[weakref.ref[Any]]) -> list[Any]:
         return [one for each in found if (one := each()) is not None]
 
-    def _numbers_left(self) -> dict[str, list[int]]:
+    def _numbers_of_living(self) -> dict[str, list[int]]:
         """Return which of the optimizers and the enabled scalers are left, in the order in which they were made."""
         optimizers, scalers = [each() for each in self._optimizers], [each() for each in self._scalers]
         return {
@@ -336,7 +345,7 @@ class ResumeTrace:
 
     def _loss_scales_with_counts(self) -> Iterator[list[float]]:
         """Yield each loss scale, and for how many steps there was no overflow."""
-        for scaler in self._living(self._scalers):
+        for scaler in self._living_objects(self._scalers):
             if scaler.is_enabled():
                 yield [float(scaler.get_scale()), float(scaler._get_growth_tracker())]
         amp = self._adapter or sys.modules.get("ampcompare.apex.amp") or sys.modules.get("apex.amp")
@@ -344,7 +353,7 @@ class ResumeTrace:
             yield [float(scaler.loss_scale()), float(scaler._unskipped)]
 
 
-def _number_of_loss(loss: Any) -> float | None:
+def _find_loss_number(loss: Any) -> float | None:
     loss = loss() if callable(loss) else loss
     return None if loss is None else float(loss)
 
@@ -397,22 +406,22 @@ def _masters_of_adapter(optimizer: Any) -> dict[int, tuple[Tensor, Tensor]]:
     }
 
 
-def _is_of_master(key: Any) -> bool:
+def _is_key_of_master(key: Any) -> bool:
     return isinstance(key, str) and any(part in key for part in OF_MASTERS)
 
 
-def _options_of_group(group: dict[str, Any]) -> dict[str, Any]:
+def _plain_options_of_group(group: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group of parameters but its learning rate, as JSON holds them."""
-    plain = {name: _as_plain(value) for name, value in group.items() if name not in ("params", "lr")}
+    plain = {name: _as_json_value(value) for name, value in group.items() if name not in ("params", "lr")}
     return {name: value for name, value in plain.items() if value is not ...}
 
 
-def _as_plain(value: Any) -> Any:
+def _as_json_value(value: Any) -> Any:
     """Return a number, text or sequence as JSON holds it; the Ellipsis for what it does not hold."""
     if isinstance(value, Tensor):
         return float(value) if value.numel() == 1 else ...
     if isinstance(value, (list, tuple)):
-        parts = [_as_plain(each) for each in value]
+        parts = [_as_json_value(each) for each in value]
         return ... if ... in parts else parts
     return value if value is None or isinstance(value, (bool, int, float, str)) else ...
 
@@ -427,8 +436,8 @@ def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[
     parts = {id(part) for model in models for part in model.modules()}
     places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
     of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
-    for name, value in itertools.chain(_script_variables(), _attributes_of_owners(owners)):
-        tensors = [] if id(value) in parts else _tensors_held(value)
+    for name, value in itertools.chain(_variables_of_script(), _attributes_of_owners(owners)):
+        tensors = [] if id(value) in parts else _tensors_held_by(value)
         if not tensors or not all(issubclass(type(each), Tensor) for each in tensors):
             continue
         own = [each for each in tensors if each.is_floating_point() and id(each) not in owned]
@@ -439,7 +448,7 @@ def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[
     return found
 
 
-def _tensors_held(value: Any) -> list[Any]:
+def _tensors_held_by(value: Any) -> list[Any]:
     """Return the parameters of a module, or what is in a container; nothing of the object's own code runs.
 
     Lazy mappings of libraries import what they hold when they are asked, and lazy objects do when their class is.
@@ -454,7 +463,7 @@ def _tensors_held(value: Any) -> list[Any]:
     return list(tuple.__iter__(value)) if issubclass(kind, tuple) else []
 
 
-def _script_variables() -> Iterator[tuple[str, Any]]:
+def _variables_of_script() -> Iterator[tuple[str, Any]]:
     """Yield the variables of the functions of the script that run, its globals, and attributes of its own objects."""
     spaces: list[Any] = []
     frame: Any = sys._getframe(1)
@@ -471,24 +480,30 @@ def _script_variables() -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(value))
             yield name, value
-            if not issubclass(type(value), (type, nn.Module)) and _is_own(type(value)) and hasattr(value, "__dict__"):
+            if (
+                not issubclass(type(value), (type, nn.Module))
+                and _is_class_of_script(type(value))
+                and hasattr(value, "__dict__")
+            ):
                 yield from ((f"{name}.{key}", each) for key, each in list(vars(value).items()))
 
 
-def _is_own(kind: type) -> bool:
+def _is_class_of_script(kind: type) -> bool:
     """Return whether a class is one of the script's own files."""
     file: str = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     return bool(file) and is_users_file(file) and not is_installed_file(file)  # functions and modules are of no file
 
 
-def _own_objects() -> list[Any]:
+def _objects_of_script_classes() -> list[Any]:
     """Return all objects of the script's own classes, but models: a callback that only a trainer has, say."""
     kinds: dict[type, bool] = {}
     found = []
     for each in gc.get_objects():
         kind = type(each)
         if kind not in kinds:
-            kinds[kind] = not issubclass(kind, (type, nn.Module)) and hasattr(kind, "__dict__") and _is_own(kind)
+            kinds[kind] = (
+                not issubclass(kind, (type, nn.Module)) and hasattr(kind, "__dict__") and _is_class_of_script(kind)
+            )
         if kinds[kind] and hasattr(each, "__dict__"):
             found.append(each)
     return found
@@ -504,7 +519,7 @@ def _attributes_of_owners(owners: list[Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{head}.{key}", each) for key, each in list(vars(owner).items()))
 
 
-def _scheduler_classes() -> list[Any]:
+def _schedule_classes() -> list[Any]:
     """Return the classes of schedules with a `load_state_dict` of their own."""
     kinds: list[Any] = [torch.optim.lr_scheduler.LRScheduler]
     for kind in kinds:
@@ -512,7 +527,7 @@ def _scheduler_classes() -> list[Any]:
     return [kind for kind in kinds if "load_state_dict" in vars(kind)]
 
 
-def _digests_of_samples(tensors: list[Tensor]) -> list[str]:
+def _digests_of_first_samples(tensors: list[Tensor]) -> list[str]:
     """Return digests of the first samples of a batch: of the parts of its first tensor along the first dimension."""
     batch = next((each for each in tensors if each.dim() and not each.is_sparse), None)
     return [] if batch is None else [_hash_of_parts([_bytes_of_tensor(each)]) for each in batch[:MAX_SAMPLES]]

@@ -20,7 +20,7 @@ from ampcompare.training.precision.base import owned_params
 MAX_WEIGHTS = 8  # of one optimizer that are looked at
 
 
-class RoundedWeights:
+class RoundedWeightsWatch:
     """Notes that a step begins from fp32 weights which were rounded since the last one, once for each line."""
 
     def __init__(self, rows: Rows) -> None:
@@ -31,10 +31,10 @@ class RoundedWeights:
 
     def follow(self, steps: OptimizerSteps, events: Subscriptions) -> None:
         """Begin now."""
-        events.wrap(nn.Module, "_apply", self._apply)
+        events.wrap(nn.Module, "_apply", self._note_rounded_parameters)
         steps.before(self._before_step)
 
-    def _apply(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _note_rounded_parameters(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         before = [(param, param.dtype) for param in module._parameters.values() if param is not None]
         result = inner(module, *args, **kwargs)
         for param, dtype in before:
@@ -46,7 +46,7 @@ class RoundedWeights:
         if optimizer in self._stepped and len(self._cast):
             owned = owned_params(optimizer)
             cast = [param for param in owned if param in self._cast and param.dtype is torch.float32]
-            if cast and all(map(self._is_rounded, cast[:MAX_WEIGHTS])):
+            if cast and all(map(self._has_rounded_values, cast[:MAX_WEIGHTS])):
                 dtype, where = self._cast[cast[0]]
                 if where not in self._noted:
                     self._noted.add(where)
@@ -59,7 +59,7 @@ class RoundedWeights:
                     self._cast.pop(param, None)
         self._stepped.add(optimizer)
 
-    def _is_rounded(self, param: Tensor) -> bool:
+    def _has_rounded_values(self, param: Tensor) -> bool:
         """Return whether all elements have a value of the 16-bit type, which a trained weight has by a cast alone."""
         dtype, _ = self._cast[param]
         values = param.detach()

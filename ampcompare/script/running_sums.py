@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ampcompare.base.formatting import rough_percent
+from ampcompare.base.formatting import format_rough_percent
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
@@ -26,7 +26,7 @@ MAX_SUMS = 16  # that one line adds to at a time
 Around = Callable[..., Any]
 
 
-class SumWatch:
+class StandingSumWatch:
     """Notes the small tensors to which a script adds in place and from which rounding keeps it, once for each line.
 
     A sum that a line makes again, as in each epoch, takes over the count of the one before it. What is written to a
@@ -35,21 +35,21 @@ class SumWatch:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._sums: dict[tuple[CodeType, int], list[_Sum]] = {}  # by the line that adds
+        self._sums: dict[tuple[CodeType, int], list[_WatchedSum]] = {}  # by the line that adds
         self._noted: set[str] = set()
         self._always: set[str] = set()  # functions of which all calls are watched
 
     def follow(self, calls: SampledCalls) -> None:
         """Begin at the first step of an optimizer; from the second addition to one tensor on all of them are seen."""
         self._calls = calls
-        self._arounds = {name: functools.partial(self._add, name) for name in ("add_", "__iadd__")}
+        self._arounds = {name: functools.partial(self._look_at_addition, name) for name in ("add_", "__iadd__")}
         for name, around in self._arounds.items():
             calls.watch(Tensor, name, around)
 
-    def _add(self, name: str, inner: Around, target: Tensor, given: Any, *args: Any, **kwargs: Any) -> Any:
+    def _look_at_addition(self, name: str, inner: Around, target: Tensor, given: Any, *args: Any, **kwargs: Any) -> Any:
         if target.dtype not in HALF_DTYPES or target.numel() > MAX_ELEMENTS or target.requires_grad:
             return inner(target, given, *args, **kwargs)
-        one = self._sum_of(target)
+        one = self._find_sum_of_tensor(target)
         if one.is_over or not one.goes_on(target):
             result = inner(target, given, *args, **kwargs)
             one.version = _version_of(target)
@@ -59,17 +59,18 @@ class SumWatch:
         if one.version is not None and name not in self._always:
             self._always.add(name)
             self._calls.watch_always(Tensor, name, self._arounds[name])
-        place = str(user_location()) if one.count(before, target, given, kwargs.get("alpha", 1)) else ""
+        place = str(user_location()) if one.count_and_is_standing(before, target, given, kwargs.get("alpha", 1)) else ""
         if place and place not in self._noted:
             self._noted.add(place)
             way = "loses" if one.lost_share > 0 else "gains"
             self._rows.add_remark(
-                f"a sum in {dtype_name(target.dtype)} {way} by rounding {rough_percent(abs(one.lost_share))} % of what "
+                f"a sum in {dtype_name(target.dtype)} {way} by rounding "
+                f"{format_rough_percent(abs(one.lost_share))} % of what "
                 f"{one.num_counted} additions gave to it; sum up in fp32, as by .float() or .item() ({place})"
             )
         return result
 
-    def _sum_of(self, target: Tensor) -> "_Sum":
+    def _find_sum_of_tensor(self, target: Tensor) -> "_WatchedSum":
         """Return what is known of a tensor at the line that adds to it, or of one that it takes the place of."""
         frame = calling_frame()
         known = self._sums.setdefault((frame.f_code, frame.f_lineno), [])
@@ -83,11 +84,11 @@ class SumWatch:
                 return one
         if len(known) >= MAX_SUMS:
             del known[0]
-        known.append(_Sum(target))
+        known.append(_WatchedSum(target))
         return known[-1]
 
 
-class _Sum:
+class _WatchedSum:
     """What the additions to one tensor gave, and what of it has not arrived.
 
     Attributes:
@@ -116,7 +117,7 @@ class _Sum:
         return self.version in (None, _version_of(target))
 
     @torch.no_grad()
-    def count(self, before: Tensor, after: Tensor, given: Any, factor: float) -> bool:
+    def count_and_is_standing(self, before: Tensor, after: Tensor, given: Any, factor: float) -> bool:
         """Count an addition, and return whether the sum is first seen to lose."""
         self.version = _version_of(after)
         added = (given.float() if isinstance(given, Tensor) else float(given)) * factor

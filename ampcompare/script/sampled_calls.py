@@ -25,7 +25,7 @@ class SampledCalls:
         self._window: Subscriptions | None = None  # of the steps that are watched
         steps.before(self._begin)
         steps.after(self._end_step)
-        events.at_end(self._close)
+        events.call_at_end(self._close)
 
     def watch(self, owner: Any, name: str, around: Around) -> None:
         """Let calls of `owner.name` in watched steps go to `around(inner, *args, **kwargs)`."""

@@ -10,29 +10,29 @@ TORCH_SEEDS = 2**64
 NUMPY_SEEDS = 2**32  # of the older generators, as numpy.random.seed; others take any number
 
 
-def shift_torch_seed(seed: Any, offset: int) -> int:
+def shifted_torch_seed(seed: Any, offset: int) -> int:
     """Return a seed for a generator of torch, which takes from -2**63 to 2**64 - 1: beyond, it begins again at 0."""
     return (int(seed) + offset) % TORCH_SEEDS
 
 
-def shift_numpy_seed(seed: Any, offset: int, seeds: int | None = NUMPY_SEEDS) -> Any:
+def shifted_numpy_seed(seed: Any, offset: int, seeds: int | None = NUMPY_SEEDS) -> Any:
     """Return a number, or several of them, of which the first is changed, for a generator of NumPy.
 
     Args:
         seeds: how many there are, from 0; None: without a limit.
     """
     try:
-        return _wrap_number(operator.index(seed) + offset, seeds)
+        return _number_within_range(operator.index(seed) + offset, seeds)
     except TypeError:
         words = [int(word) for word in np.asarray(seed).ravel()]
-    return [_wrap_number(words[0] + offset, seeds), *words[1:]] if words else seed
+    return [_number_within_range(words[0] + offset, seeds), *words[1:]] if words else seed
 
 
-def _wrap_number(number: int, seeds: int | None) -> int:
+def _number_within_range(number: int, seeds: int | None) -> int:
     return number if seeds is None else number % seeds
 
 
-def shift_python_seed(seed: Any, offset: int) -> int:
+def shifted_python_seed(seed: Any, offset: int) -> int:
     """Return a seed for a generator of Python: a text becomes a number as `random.seed` makes it one, a float its hash.
 
     The sign of a number has no effect there.

@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 
 from ampcompare.base.location import PACKAGE, Location, is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Subscriptions, calling_frame
-from ampcompare.script.seed_shift import NUMPY_SEEDS, shift_numpy_seed, shift_python_seed, shift_torch_seed
+from ampcompare.script.seed_shift import NUMPY_SEEDS, shifted_numpy_seed, shifted_python_seed, shifted_torch_seed
 
 MAX_CALLS = 50  # that are recorded
 MAX_TEXT = 40
@@ -34,7 +34,7 @@ BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 Shift = Callable[[Any, int], Any]
 
 
-class Seeding:
+class SeedWatch:
     """What the script of this process seeds.
 
     Args:
@@ -56,51 +56,57 @@ class Seeding:
         self._events.end()
 
     @property
-    def calls(self) -> list[dict[str, Any]]:
+    def seed_calls(self) -> list[dict[str, Any]]:
         """The lines that seed, in the order of their first call."""
-        self._look_at_torch()
+        self._record_unseen_torch_seed()
         return list(self._calls.values())
 
     def install(self) -> None:
         """Follow the functions that seed from now on."""
         wrap = self._events.wrap
-        self._know_torch()
-        self._follow_torch()
-        wrap(np.random, "seed", self._around("numpy.random.seed", shift_numpy_seed))
-        wrap(random, "seed", self._around("random.seed", shift_python_seed))
+        self._note_known_torch_seed()
+        self._follow_torch_seeds()
+        wrap(np.random, "seed", self._call_with_shifted_seed("numpy.random.seed", shifted_numpy_seed))
+        wrap(random, "seed", self._call_with_shifted_seed("random.seed", shifted_python_seed))
         # Under the names that scripts and trainers use; torch restores what it has saved under others.
         for owner, name in ((torch, "set_rng_state"), (np.random, "set_state"), (random, "setstate")):
-            wrap(owner, name, functools.partial(self._note, "state", f"{owner.__name__}.{name}"))
+            wrap(owner, name, functools.partial(self._note_generator_state_set, "state", f"{owner.__name__}.{name}"))
         if self._shifts is None:
             return
         wrap(random.Random, "seed", self._shift_new_python_generator)
         wrap(np.random, "default_rng", self._shift_new_default_rng)
-        self._follow_classes()
+        self._follow_generator_classes()
         for module, name in ((torch, "load"), (nn.Module, "load_state_dict")):
-            wrap(module, name, functools.partial(self._note, "load", f"{module.__name__}.{name}"))
+            wrap(module, name, functools.partial(self._note_generator_state_set, "load", f"{module.__name__}.{name}"))
 
-    def _follow_torch(self) -> None:
+    def _follow_torch_seeds(self) -> None:
         for owner, name, told in (
             (torch.random, "manual_seed", "torch.manual_seed"),
             (torch.random, "seed", "torch.seed"),
             *((torch.cuda.random, name, f"torch.cuda.{name}") for name in CUDA),
         ):
             found = vars(owner)[name]
-            around = self._note_entropy if name == "seed" else self._around(told, shift_torch_seed)
+            around = (
+                self._seed_torch_from_entropy
+                if name == "seed"
+                else self._call_with_shifted_seed(told, shifted_torch_seed)
+            )
             self._events.wrap(owner, name, around)
             # The same object under both names: a process that is spawned gets functions by their name.
             parent = torch if owner is torch.random else torch.cuda
             if vars(parent).get(name) is found:
-                self._events.put(parent, name, vars(owner)[name])
+                self._events.put_innermost(parent, name, vars(owner)[name])
             else:
                 self._events.wrap(parent, name, around)
         for device in OTHER_DEVICES:
             module = getattr(torch, device, None)
             for name in CUDA:
                 if hasattr(module, name):
-                    self._events.wrap(module, name, self._around(f"torch.{device}.{name}", shift_torch_seed))
+                    self._events.wrap(
+                        module, name, self._call_with_shifted_seed(f"torch.{device}.{name}", shifted_torch_seed)
+                    )
 
-    def _around(self, function: str, shift: Shift, kind: str = "global") -> Callable[..., Any]:
+    def _call_with_shifted_seed(self, function: str, shift: Shift, kind: str = "global") -> Callable[..., Any]:
         def around(inner: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._own, "busy", False):
                 return inner(*args, **kwargs)
@@ -109,16 +115,18 @@ class Seeding:
                 seed, rest = kwargs.pop(name), args
             else:
                 seed, rest = (args[0] if args else None), args[1:]
-            return self._seed_generator(
+            return self._seed_generator_shifted(
                 lambda number: inner(number, *rest, **kwargs), seed, function, shift, kind, calling_frame()
             )
 
         return around
 
-    def _note_entropy(self, inner: Any) -> Any:
-        return self._seed_generator(lambda _: inner(), None, "torch.seed", shift_torch_seed, "global", calling_frame())
+    def _seed_torch_from_entropy(self, inner: Any) -> Any:
+        return self._seed_generator_shifted(
+            lambda _: inner(), None, "torch.seed", shifted_torch_seed, "global", calling_frame()
+        )
 
-    def _seed_generator(
+    def _seed_generator_shifted(
         self, seed_with: Callable[[Any], Any], seed: Any, function: str, shift: Shift, kind: str, caller: FrameType
     ) -> Any:
         """Seed a generator as the script does, which raises what it would raise, and again with the offset."""
@@ -126,24 +134,24 @@ class Seeding:
             try:
                 return seed_with(seed)
             finally:
-                self._know_torch()
-        self._look_at_torch()
+                self._note_known_torch_seed()
+        self._record_unseen_torch_seed()
         self._own.busy = True
         try:
             result = seed_with(seed)
             used = seed
             if self._offset and seed is not None and (kind == "global" or self._shifts == "all"):
-                used = self._add_offset(seed, shift)
+                used = self._seed_with_offset(seed, shift)
                 if used is not seed:
                     result = seed_with(used)
         finally:
             self._own.busy = False
-            self._know_torch()
+            self._note_known_torch_seed()
         if seed is not None or kind == "global":
             self._record_seed_call(function, kind, seed, used)
         return result
 
-    def _add_offset(self, seed: Any, shift: Shift) -> Any:
+    def _seed_with_offset(self, seed: Any, shift: Shift) -> Any:
         """Return a seed with the offset; itself where it has it already, or where it is another object that seeds."""
         if not isinstance(seed, str | bytes | bytearray) and np.ndim(seed) == 0 and int(seed) in self._used:
             return seed
@@ -153,7 +161,7 @@ class Seeding:
         return used
 
     def _record_seed_call(self, function: str, kind: str, seed: Any = None, used: Any = None) -> None:
-        place = _script_line(skips_imports=kind == "own")
+        place = _running_script_line(skips_imports=kind == "own")
         if not place:
             return
         call = self._calls.get((place, function))
@@ -165,11 +173,11 @@ class Seeding:
             row |= {} if used is seed else {"used": _seed_text(used)}
             self._calls[place, function] = row
 
-    def _know_torch(self) -> None:
+    def _note_known_torch_seed(self) -> None:
         if len(self._known) < MAX_SEEDS:
             self._known.add(torch.default_generator.initial_seed())
 
-    def _look_at_torch(self) -> None:
+    def _record_unseen_torch_seed(self) -> None:
         """Record that a method of torch's generator itself, which cannot be followed, has seeded it."""
         seed = torch.default_generator.initial_seed()
         if seed in self._known or len(self._known) >= MAX_SEEDS:
@@ -178,7 +186,7 @@ class Seeding:
         function = "torch.default_generator.manual_seed"
         self._calls["", function] = {"place": "", "function": function, "kind": "state", "calls": 1}
 
-    def _note(self, kind: str, function: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_generator_state_set(self, kind: str, function: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
         caller = calling_frame()
         # A library sets a state that it has read itself, as around a check; transformers' does from a checkpoint.
         is_own = not _is_of_library(caller) or caller.f_code.co_name == "_load_rng_state"
@@ -186,29 +194,29 @@ class Seeding:
             self._record_seed_call(function, kind)
         if kind != "state":
             return inner(*args, **kwargs)
-        self._look_at_torch()
+        self._record_unseen_torch_seed()
         try:
             return inner(*args, **kwargs)
         finally:
-            self._know_torch()
+            self._note_known_torch_seed()
 
     def _shift_new_python_generator(self, inner: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
-        around = self._around("random.Random", shift_python_seed, "own")
+        around = self._call_with_shifted_seed("random.Random", shifted_python_seed, "own")
         return around(functools.partial(inner, generator), *args, **kwargs)
 
     def _shift_new_default_rng(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         seed = kwargs.get("seed", args[0] if args else None)
-        if not _are_numbers(seed):  # a generator, say
+        if not _is_seed_of_numbers(seed):  # a generator, say
             return inner(*args, **kwargs)
-        shift = functools.partial(shift_numpy_seed, seeds=None)
-        return self._around("numpy.random.default_rng", shift, "own")(inner, *args, **kwargs)
+        shift = functools.partial(shifted_numpy_seed, seeds=None)
+        return self._call_with_shifted_seed("numpy.random.default_rng", shift, "own")(inner, *args, **kwargs)
 
-    def _follow_classes(self) -> None:
+    def _follow_generator_classes(self) -> None:
         """Let generators that are made from now on be seeded with the offset; what is made stays of its type."""
-        self._events.put(torch, "Generator", self._shifted_torch_generator_class(torch.Generator))
+        self._events.put_innermost(torch, "Generator", self._shifted_torch_generator_class(torch.Generator))
         for name, seeds in (("RandomState", NUMPY_SEEDS), *dict.fromkeys(("SeedSequence", *BIT_GENERATORS)).items()):
             made = self._shifted_numpy_class(getattr(np.random, name), f"numpy.random.{name}", seeds)
-            self._events.put(np.random, name, made)
+            self._events.put_innermost(np.random, name, made)
 
     def _shifted_torch_generator_class(self, make: Any) -> Any:
         """Return the class in the place of `torch.Generator`, or of what stands there and makes one by `make`."""
@@ -224,10 +232,10 @@ class Seeding:
             is_samplers = _is_of_library(caller) and isinstance(caller.f_locals.get("self"), Sampler)
             kind, function = ("global", "sampler") if is_samplers else ("own", "torch.Generator")
             seed_with = functools.partial(base.manual_seed, generator)
-            return self._seed_generator(seed_with, seed, function, shift_torch_seed, kind, caller)
+            return self._seed_generator_shifted(seed_with, seed, function, shifted_torch_seed, kind, caller)
 
         # torch pickles a generator as one of `torch.Generator`.
-        return _counting_subclass(base, __module__="torch", __new__=new, manual_seed=manual_seed)
+        return _subclass_counting_as(base, __module__="torch", __new__=new, manual_seed=manual_seed)
 
     def _shifted_numpy_class(self, base: Any, function: str, seeds: int | None) -> Any:
         first = "entropy" if function.endswith("SeedSequence") else "seed"
@@ -236,15 +244,15 @@ class Seeding:
             if kind is not replacement:  # a class of the script that inherits it
                 return base.__new__(kind, *args, **kwargs)
             seed = kwargs.pop(first, args[0] if args else None)
-            if seed is not None and not _are_numbers(seed):
+            if seed is not None and not _is_seed_of_numbers(seed):
                 return base(seed, *args[1:], **kwargs)
-            shift = functools.partial(shift_numpy_seed, seeds=seeds)
+            shift = functools.partial(shifted_numpy_seed, seeds=seeds)
             caller = sys._getframe(1)
-            return self._seed_generator(
+            return self._seed_generator_shifted(
                 lambda number: base(number, *args[1:], **kwargs), seed, function, shift, "own", caller
             )
 
-        replacement = _counting_subclass(base, __new__=make)
+        replacement = _subclass_counting_as(base, __new__=make)
         return replacement
 
 
@@ -254,13 +262,13 @@ def _is_of_library(frame: FrameType) -> bool:
     return not is_users_file(file) or is_installed_file(file)
 
 
-def _are_numbers(seed: Any) -> bool:
+def _is_seed_of_numbers(seed: Any) -> bool:
     return isinstance(seed, int | np.integer | np.ndarray) or (
         isinstance(seed, list | tuple) and all(isinstance(word, int | np.integer) for word in seed)
     )
 
 
-def _counting_subclass(base: Any, **members: Any) -> Any:
+def _subclass_counting_as(base: Any, **members: Any) -> Any:
     """Return a class in the place of another one, whose instances count as its own wherever they were made."""
 
     def is_instance(cls: Any, value: Any) -> bool:
@@ -275,7 +283,7 @@ def _counting_subclass(base: Any, **members: Any) -> Any:
     return made
 
 
-def _script_line(*, skips_imports: bool) -> str:
+def _running_script_line(*, skips_imports: bool) -> str:
     """Return the script's line that is running; of an installed package where there is no other; "" without any.
 
     Args:

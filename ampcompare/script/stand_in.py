@@ -23,20 +23,20 @@ from ampcompare.script.averages import AverageWatch
 from ampcompare.script.behind.side import ScriptSide
 from ampcompare.script.formats import ScriptFormats
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
-from ampcompare.script.keep_fp32 import KeptAtFirstCall
+from ampcompare.script.keep_fp32 import KeptFp32AtFirstCall
 from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.lost_decay import LostDecay
 from ampcompare.script.recording.recorder import Rows, detached_value
-from ampcompare.script.rounded_weights import RoundedWeights
-from ampcompare.script.running_sums import SumWatch
+from ampcompare.script.rounded_weights import RoundedWeightsWatch
+from ampcompare.script.running_sums import StandingSumWatch
 from ampcompare.script.sampled_calls import SampledCalls
-from ampcompare.script.standing_statistics import StatisticsWatch
+from ampcompare.script.standing_statistics import StandingVarianceWatch
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import TrainerContext
-from ampcompare.script.type_errors import explain_types
+from ampcompare.script.type_errors import find_type_refusal
 from ampcompare.script.watch import CellFactsRecorder
 from ampcompare.training.precision.base import half_dtype_of
 
@@ -82,7 +82,7 @@ class StandIn:
             engine,
             "cpu" if for_cuda or not torch.cuda.is_available() else "cuda",
             self._record_weights,
-            self._has_initialized,
+            self._has_initialized_apex,
         )
         stand_behind: StandBehind = pkgutil.resolve_name(in_script.behind)
         self.torch_amp = stand_behind(arm, side)
@@ -97,70 +97,70 @@ class StandIn:
             follow_fp16_optimizers(rows, self._events)
         self.keeps_apex = in_script.keeps_apex
         if not self.keeps_apex:
-            self._stand_behind_amp(ScriptAmp(arm, plain, rows))
+            self._put_in_place_of_amp(ScriptAmp(arm, plain, rows))
         elif rows is not None:
             self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
         if not arm.is_as_written:
             follow_adapters(functools.partial(answer_by_apex, importlib.import_module("apex.amp")), self._events)
-        if arm.keep_fp32 and (context := self.torch_amp.context_without_casts()) is not None:
+        if arm.keep_fp32 and (context := self.torch_amp.find_casts_off_factory()) is not None:
             script = self.torch_amp.script
-            KeptAtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
+            KeptFp32AtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
         if rows is not None and not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
             self._watch_roundings(rows)
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
-        follow_trainers(TrainerContext(arm, half, rows, plain.through), self._events)
+        follow_trainers(TrainerContext(arm, half, rows, plain.calls_counted_inside), self._events)
 
     def _watch_roundings(self, rows: Rows) -> None:
         """Remark what rounding takes from the script by its own lines."""
         steps = OptimizerSteps(self._events)
         calls = SampledCalls(steps, self._events)
         AverageWatch(rows).follow(steps, calls, lambda: self.torch_amp.casts_weights or bool(self._lifted.types))
-        SumWatch(rows).follow(calls)
+        StandingSumWatch(rows).follow(calls)
         LostDecay(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
-        StatisticsWatch(rows).follow(steps)
+        StandingVarianceWatch(rows).follow(steps)
         if not self.torch_amp.casts_weights:
-            RoundedWeights(rows).follow(steps, self._events)
+            RoundedWeightsWatch(rows).follow(steps, self._events)
 
-    def _stand_behind_amp(self, amp: ScriptAmp) -> None:
-        functions = amp.functions()
+    def _put_in_place_of_amp(self, amp: ScriptAmp) -> None:
+        functions = amp.functions_by_name()
         for name in ("", ".frontend", ".handle", ".amp", "._amp_state"):
             module: Any = importlib.import_module(f"ampcompare.apex.amp{name}")
             # The package has the session's state under the name of the module.
             module = sys.modules[f"ampcompare.apex.amp{name}"]
             for function in functions:
                 if function in vars(module):
-                    self._events.put(module, function, functions[function])
+                    self._events.put_innermost(module, function, functions[function])
         self._events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
         if hasattr(os, "register_at_fork"):  # where processes can be forked
-            os.register_at_fork(after_in_child=self._casting.end)
+            os.register_at_fork(after_in_child=self._casting.switch_casts_off)
 
     def _record_weights(self, models: list[Any], optimizers: list[Any]) -> None:
         if self._watch is not None:
-            self._watch.weights(models, optimizers)
+            self._watch.record_first_weights(models, optimizers)
 
     def _next_batch(self, original: Any, iterator: Any) -> Any:
-        with self._casting.off():  # a loader without workers runs the script's transforms here
+        with self._casting.block_without_casts():  # a loader without workers runs the script's transforms here
             return original(iterator)
 
     def has_acted(self) -> bool:
         """Return whether the script has reached the arm; a step that its own GradScaler skips reaches no optimizer."""
         has_stepped = self._rows is not None and self._rows.num_steps > 0
-        return self._has_initialized() or self.torch_amp.script.acts or (self.arm.is_as_written and has_stepped)
+        return self._has_initialized_apex() or self.torch_amp.script.acts or (self.arm.is_as_written and has_stepped)
 
     @property
     def lifted_types(self) -> list[str]:
         """The 16-bit types of weights that were lifted to fp32, such as "bfloat16"."""
         return self._lifted.types
 
-    def explain(self, error: BaseException) -> UnsupportedCombination | None:
+    def find_refusal_of_error(self, error: BaseException) -> UnsupportedCombination | None:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = bool(self.arm.half) and self.has_acted()
-        return explain_types(
+        return find_type_refusal(
             error, self.arm, self.torch_amp, casts=casts, lifted=self._lifted.types, rounded=self._whole_numbers.seen
         )
 
-    def _has_initialized(self) -> bool:
+    def _has_initialized_apex(self) -> bool:
         """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""
         names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
         states: list[Any] = [sys.modules.get(name) for name in names]
@@ -170,7 +170,7 @@ class StandIn:
     def end(self) -> None:
         """Restore all names; for tests, since the process belongs to the script."""
         self._events.end()
-        self._casting.end()
+        self._casting.switch_casts_off()
         torch.clear_autocast_cache()
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.script.lost_decay import least_change
+from ampcompare.script.lost_decay import least_relative_change
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
@@ -22,7 +22,7 @@ MOST = 0.9  # of their elements
 LOST = 0.25  # relative difference to a batch: where rounding loses less, statistics are near those of the batches
 
 
-class StatisticsWatch:
+class StandingVarianceWatch:
     """Notes the layers whose running variances stand still, once."""
 
     def __init__(self, rows: Rows) -> None:
@@ -38,40 +38,44 @@ class StatisticsWatch:
             if any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._layers = [
                     (layer, _variances_of_layer(layer).clone(), _batches_seen_by_layer(layer))
-                    for layer in _losing_layers()
+                    for layer in _layers_that_lose_differences()
                 ]
             return
         seen = [one for one in self._layers if _batches_seen_by_layer(one[0]) >= one[2] + BATCHES]
         if not seen:
             return
         self._layers = [one for one in self._layers if one not in seen]
-        still = [layer for layer, before, _ in seen if _is_at_rest(_variances_of_layer(layer), before)]
+        still = [layer for layer, before, _ in seen if _is_mostly_unchanged(_variances_of_layer(layer), before)]
         if still:
-            kinds = few_names(list(dict.fromkeys(f"{type(one).__name__}, momentum {one.momentum:g}" for one in still)))
+            kinds = format_few_names(
+                list(dict.fromkeys(f"{type(one).__name__}, momentum {one.momentum:g}" for one in still))
+            )
             dtype = dtype_name(_variances_of_layer(still[0]).dtype)
             self._rows.add_remark(
                 f"running statistics in {dtype} stand still in {len(still)} layers ({kinds}): rounding loses each step "
-                f"towards a batch that differs by less than {100 * _least_kept_difference(still[0]):.0f} %, and "
+                f"towards a batch that differs by less than {100 * _least_difference_kept(still[0]):.0f} %, and "
                 "evaluation takes what the layers began with; keep them in fp32"
             )
 
 
-def _losing_layers() -> list[Any]:
+def _layers_that_lose_differences() -> list[Any]:
     """Return the layers of the process whose rounding loses differences that matter."""
     layers = [one for one in gc.get_objects() if issubclass(type(one), _BatchNorm)]
-    return [one for one in layers if one.momentum and _keeps_16_bits(one) and _least_kept_difference(one) >= LOST]
+    return [
+        one for one in layers if one.momentum and _has_variance_in_16_bits(one) and _least_difference_kept(one) >= LOST
+    ]
 
 
-def _keeps_16_bits(layer: Any) -> bool:
+def _has_variance_in_16_bits(layer: Any) -> bool:
     variance = layer._buffers.get("running_var")
     return (
         variance is not None and variance.dtype in HALF_DTYPES and layer._buffers.get("num_batches_tracked") is not None
     )
 
 
-def _least_kept_difference(layer: Any) -> float:
+def _least_difference_kept(layer: Any) -> float:
     """Return the relative difference to a batch below which a layer's step is less than half a unit."""
-    return float(least_change(_variances_of_layer(layer).dtype) / layer.momentum)
+    return float(least_relative_change(_variances_of_layer(layer).dtype) / layer.momentum)
 
 
 def _variances_of_layer(layer: Any) -> Tensor:
@@ -83,5 +87,5 @@ def _batches_seen_by_layer(layer: Any) -> int:
     return int(layer._buffers["num_batches_tracked"])
 
 
-def _is_at_rest(now: Tensor, before: Tensor) -> bool:
+def _is_mostly_unchanged(now: Tensor, before: Tensor) -> bool:
     return now.dtype is before.dtype and float((now == before).float().mean()) >= MOST

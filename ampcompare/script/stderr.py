@@ -4,8 +4,8 @@ import os
 import shlex
 import sys
 
-from ampcompare.base.environment.ranks import rank_of
-from ampcompare.base.formatting import fold_to_terminal
+from ampcompare.base.environment.ranks import rank_of_process
+from ampcompare.base.formatting import fold_line_to_terminal_width
 from ampcompare.guards import Violation
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process.target import files_with_apex
@@ -15,10 +15,10 @@ _printed: set[str] = set()
 
 def say(text: str) -> None:
     """Print `ampcompare: TEXT` on stderr, folded to a terminal."""
-    print(fold_to_terminal(f"ampcompare: {text}"), file=sys.stderr, flush=True)
+    print(fold_line_to_terminal_width(f"ampcompare: {text}"), file=sys.stderr, flush=True)
 
 
-def note(text: str) -> None:
+def say_once(text: str) -> None:
     """Print `ampcompare: TEXT` on stderr, once per text and process."""
     if text not in _printed:
         _printed.add(text)
@@ -27,12 +27,12 @@ def note(text: str) -> None:
 
 def print_violation(violation: Violation) -> None:
     """Print `ampcompare guard NAME: FILE:LINE: WHAT; REMEDY` on stderr."""
-    print(fold_to_terminal(f"ampcompare {violation}"), file=sys.stderr, flush=True)
+    print(fold_line_to_terminal_width(f"ampcompare {violation}"), file=sys.stderr, flush=True)
 
 
 def point_at_migrate(settings: ExecSettings) -> None:
     """Print where the way out of Apex is, on the first rank; nothing for a module, or without Apex."""
-    if "apex" not in sys.modules or not settings.name.endswith(".py") or rank_of() != 0:
+    if "apex" not in sys.modules or not settings.name.endswith(".py") or rank_of_process() != 0:
         return
     folder = os.path.dirname(settings.name)
     script = getattr(sys.modules["__main__"], "__file__", settings.name)  # of before any os.chdir
@@ -46,4 +46,4 @@ def point_at_migrate(settings: ExecSettings) -> None:
         settings.name,
         *(["--", *settings.arguments] * bool(settings.arguments)),
     ]
-    note(f"to move {', '.join(files)} to torch.amp, and check that it trains the same: {shlex.join(command)}")
+    say_once(f"to move {', '.join(files)} to torch.amp, and check that it trains the same: {shlex.join(command)}")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.location import is_users_file, location_of_error
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.script.banned_loss import BANNED
-from ampcompare.script.keep_fp32 import bare_model
+from ampcompare.script.keep_fp32 import model_inside_wrappers
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
@@ -55,7 +55,7 @@ OUT_OF_BOUNDS = re.compile(r"out of (?:bounds|range)")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
-def explain_types(
+def find_type_refusal(
     error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str], rounded: str = ""
 ) -> UnsupportedCombination | None:
     """Return that the types of an arm do not fit a script, if torch raised that, and a library perhaps again.
@@ -64,18 +64,20 @@ def explain_types(
         error: that ended the script.
         arm: that it ran under.
         names: what stands behind `torch.amp`.
-        casts: as in `_Failure`, like the next two.
+        casts: as in `_ScriptFailure`, like the next two.
         lifted: 16-bit types of weights.
         rounded: what casts have made of whole numbers.
     """
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
-    explained = (_explain_failure(one, arm, names, casts=casts, lifted=lifted, rounded=rounded) for one in chain)
+    explained = (
+        _find_refusal_of_failure(one, arm, names, casts=casts, lifted=lifted, rounded=rounded) for one in chain
+    )
     return next((found for found in explained if found is not None), None)
 
 
-class _Stands(enum.Enum):
+class _WhatStandsIn(enum.Enum):
     """What of an arm stands behind `torch.amp`, as far as types go."""
 
     WEIGHTS = "weights in 16 bits"
@@ -85,7 +87,7 @@ class _Stands(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Entry:
+class _TorchFunctionCall:
     """A function of torch that is written in Python, as the script or a library has called it.
 
     Attributes:
@@ -98,7 +100,7 @@ class _Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Failure:
+class _ScriptFailure:
     """An exception that a script has met under an arm.
 
     Attributes:
@@ -109,40 +111,47 @@ class _Failure:
 
     error: BaseException
     arm: Arm
-    stands: _Stands
+    stands: _WhatStandsIn
     casts: bool
     lifted: Sequence[str]
     rounded: str = ""
 
     @property
-    def message(self) -> str:
+    def first_message_line(self) -> str:
         """The first line of what it says."""
         return str(self.error).partition("\n")[0]
 
     @property
-    def is_of_types(self) -> bool:
+    def is_refusal_of_types(self) -> bool:
         """Whether torch refuses types, at a place where those of the arm may be the reason."""
-        may_be = self.casts or bool(self.lifted) or self.stands is _Stands.NO_CASTS
+        may_be = self.casts or bool(self.lifted) or self.stands is _WhatStandsIn.NO_CASTS
         if not isinstance(self.error, RuntimeError):  # as of code of torch whose table of types lacks those of 16 bits
-            return self.casts and isinstance(self.error, Exception) and self.names_halves_alone and bool(self.entry)
-        if not may_be or not TYPES.search(self.message):
+            return (
+                self.casts
+                and isinstance(self.error, Exception)
+                and self.names_halves_alone
+                and bool(self.find_torch_call)
+            )
+        if not may_be or not TYPES.search(self.first_message_line):
             return False
-        return self.casts or not BEYOND_RANGE.search(self.message)  # else of a type that the script has chosen itself
+        return self.casts or not BEYOND_RANGE.search(
+            self.first_message_line
+        )  # else of a type that the script has chosen itself
 
     @property
     def names_halves_alone(self) -> bool:
         """Whether the message names 16-bit types and no other, so that one of them is refused."""
-        names = TYPE_NAME.findall(self.message)
+        names = TYPE_NAME.findall(self.first_message_line)
         return bool(names) and all(HALF_TYPE.fullmatch(name) for name in names)
 
     @property
-    def entry(self) -> _Entry | None:
+    def find_torch_call(self) -> _TorchFunctionCall | None:
         """The call of code of torch in Python that has raised; None where the script's own line has."""
-        return _entry_of_torch(self.error.__traceback__)
+        return _find_torch_call(self.error.__traceback__)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Row:
+class _FailureKind:
     """A kind of failure, and what is said of it.
 
     Attributes:
@@ -155,44 +164,44 @@ class _Row:
     """
 
     pattern: re.Pattern[str]
-    why: str | Callable[[_Failure], str]
-    arms: tuple[str, ...] | Callable[[_Failure], tuple[str, ...]] = ()
+    why: str | Callable[[_ScriptFailure], str]
+    arms: tuple[str, ...] | Callable[[_ScriptFailure], tuple[str, ...]] = ()
     remedy: str = ""
-    applies: Callable[[_Failure], bool] = lambda failure: True
+    applies: Callable[[_ScriptFailure], bool] = lambda failure: True
     shown: str = ""
 
-    def is_of(self, failure: _Failure) -> bool:
-        return bool(self.pattern.search(failure.message)) and self.applies(failure)
+    def has_failure(self, failure: _ScriptFailure) -> bool:
+        return bool(self.pattern.search(failure.first_message_line)) and self.applies(failure)
 
-    def refusal(self, failure: _Failure) -> UnsupportedCombination:
+    def refusal_of_failure(self, failure: _ScriptFailure) -> UnsupportedCombination:
         why = self.why if isinstance(self.why, str) else self.why(failure)
         arms = self.arms if isinstance(self.arms, tuple) else self.arms(failure)
         kind = "" if isinstance(failure.error, RuntimeError) else f"{type(failure.error).__name__}: "
-        seen = f"under {failure.arm} {why} ({self.shown or kind + failure.message})"
+        seen = f"under {failure.arm} {why} ({self.shown or kind + failure.first_message_line})"
         place = location_of_error(failure.error) or "the script"
-        return UnsupportedCombination.advising(f"{place}: {seen}", *arms, remedy=self.remedy)
+        return UnsupportedCombination.with_advice(f"{place}: {seen}", *arms, remedy=self.remedy)
 
 
-def _explain_failure(
+def _find_refusal_of_failure(
     error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str], rounded: str
 ) -> UnsupportedCombination | None:
-    failure = _Failure(error, arm, _stand_in_types(arm, names), casts, lifted, rounded)
-    rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_of_types else OTHER_ERRORS
-    row = next((row for row in rows if row.is_of(failure)), None)
-    return None if row is None else row.refusal(failure)
+    failure = _ScriptFailure(error, arm, _what_stands_in(arm, names), casts, lifted, rounded)
+    rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_refusal_of_types else OTHER_ERRORS
+    row = next((row for row in rows if row.has_failure(failure)), None)
+    return None if row is None else row.refusal_of_failure(failure)
 
 
-def _stand_in_types(arm: Arm, names: TorchAmpStandIn) -> _Stands:
+def _what_stands_in(arm: Arm, names: TorchAmpStandIn) -> _WhatStandsIn:
     if isinstance(names, HalfWeights):
-        return _Stands.WEIGHTS
+        return _WhatStandsIn.WEIGHTS
     if isinstance(names, O1BehindTorch):
-        return _Stands.O1
+        return _WhatStandsIn.O1
     lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operand_type == "fp32"
-    return _Stands.NO_CASTS if lacks_casts else _Stands.AUTOCAST
+    return _WhatStandsIn.NO_CASTS if lacks_casts else _WhatStandsIn.AUTOCAST
 
 
-def _advice_beyond_range(failure: _Failure) -> str:
-    is_fp16 = _is_beyond_fp16(failure)
+def _beyond_range_text(failure: _ScriptFailure) -> str:
+    is_fp16 = _is_beyond_fp16_range(failure)
     most = torch.finfo(torch.float16 if is_fp16 else torch.bfloat16).max
     return (
         f"a tensor there is {'fp16' if is_fp16 else 'bf16'}, whose largest number is {most:g}, and the script puts a "
@@ -200,55 +209,55 @@ def _advice_beyond_range(failure: _Failure) -> str:
     )
 
 
-def _is_beyond_fp16(failure: _Failure) -> bool:
-    found = BEYOND_RANGE.search(failure.message)
+def _is_beyond_fp16_range(failure: _ScriptFailure) -> bool:
+    found = BEYOND_RANGE.search(failure.first_message_line)
     return found is not None and found[1] == "Half"
 
 
-def _arms_with_range(failure: _Failure) -> tuple[str, ...]:
-    return ("native:bf16",) if _is_beyond_fp16(failure) else ()
+def _arms_with_wider_range(failure: _ScriptFailure) -> tuple[str, ...]:
+    return ("native:bf16",) if _is_beyond_fp16_range(failure) else ()
 
 
-def _is_of_lifted(failure: _Failure) -> bool:
-    return bool(failure.lifted) and (not failure.casts or failure.stands is not _Stands.WEIGHTS)
+def _is_from_lifted_weights(failure: _ScriptFailure) -> bool:
+    return bool(failure.lifted) and (not failure.casts or failure.stands is not _WhatStandsIn.WEIGHTS)
 
 
-def _arms_for_weights(failure: _Failure) -> tuple[str, ...]:
+def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what does not fit 16-bit weights."""
-    kept = _module_to_keep(failure.error.__traceback__)
-    arms = (str(_arm_with_kept(failure.arm, kept)),) if kept else ()
-    if ATTENTION.search(failure.message):
+    kept = _module_to_keep_fp32(failure.error.__traceback__)
+    arms = (str(_arm_keeping_module(failure.arm, kept)),) if kept else ()
+    if ATTENTION.search(failure.first_message_line):
         return (*arms, "native:bf16", "native:fp16")
-    return (*arms, "native:bf16", "native:fp16", "apex:O1") if PRODUCT.search(failure.message) else arms
+    return (*arms, "native:bf16", "native:fp16", "apex:O1") if PRODUCT.search(failure.first_message_line) else arms
 
 
-def _arms_inside_torch(failure: _Failure) -> tuple[str, ...]:
+def _arms_for_types_in_torch(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what code of torch inside of a module does with both types."""
-    inside = _module_of_torch(failure.error.__traceback__)
-    return str(_arm_with_kept(failure.arm, inside)), "native:fp16"
+    inside = _torch_module_that_raised(failure.error.__traceback__)
+    return str(_arm_keeping_module(failure.arm, inside)), "native:fp16"
 
 
-def _arms_for_o1(failure: _Failure) -> tuple[str, ...]:
-    return ("native:bf16", "native:fp16") if ATTENTION.search(failure.message) else ()
+def _arms_for_attention_under_o1(failure: _ScriptFailure) -> tuple[str, ...]:
+    return ("native:bf16", "native:fp16") if ATTENTION.search(failure.first_message_line) else ()
 
 
 ONE_TYPE = "give it tensors of one type there, for example with .to(other.dtype)"
 OTHER_ERRORS = (
-    _Row(
+    _FailureKind(
         NUMPY_LACKS,
         "the script passes a bfloat16 tensor to NumPy, which has no such type",
         ("native:fp16",),
         "write .float() before .numpy() there",
         applies=lambda failure: failure.casts and isinstance(failure.error, TypeError),
     ),
-    _Row(
+    _FailureKind(
         OUT_OF_BOUNDS,
         lambda failure: f"an index is out of bounds, and {failure.rounded}",
         ("native:bf16", "native:fp16"),
         "pass whole numbers as integers, which nothing casts",
         applies=lambda failure: failure.casts and bool(failure.rounded) and isinstance(failure.error, IndexError),
     ),
-    _Row(
+    _FailureKind(
         DENSE,
         "masters get dense gradients, as those of Apex, and the optimizer takes sparse ones alone",
         ("native:fp16", "half:masters=fp32"),
@@ -257,26 +266,29 @@ OTHER_ERRORS = (
 )
 # The first row that fits: messages that say what is wrong, then what each kind of arm makes of the others.
 TYPE_ERRORS = (
-    _Row(BEYOND_RANGE, _advice_beyond_range, _arms_with_range, "use torch.finfo(tensor.dtype).min or max there"),
-    _Row(
+    _FailureKind(
+        BEYOND_RANGE, _beyond_range_text, _arms_with_wider_range, "use torch.finfo(tensor.dtype).min or max there"
+    ),
+    _FailureKind(
         BANNED,
         lambda failure: (
-            f"{'Apex' if failure.stands is _Stands.O1 else 'torch.autocast'} refuses BCELoss, as rounding makes it "
+            f"{'Apex' if failure.stands is _WhatStandsIn.O1 else 'torch.autocast'} refuses BCELoss, as "
+            "rounding makes it "
             "infinite"
         ),
         ("fp32",),
         "let the model return logits and use BCEWithLogitsLoss",
         shown="binary_cross_entropy after sigmoid",
     ),
-    _Row(COMPLEX, "torch cannot unscale the gradients of complex weights", ("native:bf16",)),
-    _Row(
+    _FailureKind(COMPLEX, "torch cannot unscale the gradients of complex weights", ("native:bf16",)),
+    _FailureKind(
         FP32_WANTED,
         "an operation takes fp32 alone, and gets 16-bit tensors",
         ("fp32",),
         "cast its inputs to fp32 and its result back there",
-        applies=lambda failure: _are_all_16_bit(failure.error.__traceback__),
+        applies=lambda failure: _has_only_16_bit_tensors(failure.error.__traceback__),
     ),
-    _Row(
+    _FailureKind(
         BOTH_HALVES,
         lambda failure: " and ".join(
             f"{who} to {'fp16' if (half_dtype_of(failure.arm) is torch.float16) == is_arm else 'bf16'}"
@@ -284,16 +296,16 @@ TYPE_ERRORS = (
         ),
         ("fp32",),
         "cast to the type of the weight there",
-        applies=lambda failure: failure.stands is _Stands.WEIGHTS,
+        applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS,
     ),
-    _Row(
+    _FailureKind(
         ANY,
         "torch cannot compute this in 16 bits on this device",
-        lambda failure: _arms_with_fp32_there(failure),
+        lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 there",
-        applies=lambda failure: failure.names_halves_alone or bool(NO_KERNEL.search(failure.message)),
+        applies=lambda failure: failure.names_halves_alone or bool(NO_KERNEL.search(failure.first_message_line)),
     ),
-    _Row(
+    _FailureKind(
         HALF_TYPE,
         lambda failure: (
             f"the script casts tensors to {' and '.join(failure.lifted)} itself, and its weights, which were that, are "
@@ -301,81 +313,91 @@ TYPE_ERRORS = (
         ),
         ("script",),
         "cast to the type of the weight there",
-        applies=_is_of_lifted,
+        applies=_is_from_lifted_weights,
     ),
-    _Row(
+    _FailureKind(
         ANY,
-        lambda failure: f"code of torch itself in {failure.entry and failure.entry.name} computes with both types",
-        lambda failure: _arms_with_fp32_there(failure),
+        lambda failure: (
+            f"code of torch itself in {failure.find_torch_call and failure.find_torch_call.name} computes "
+            "with both types"
+        ),
+        lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 there",
-        applies=lambda failure: failure.stands is _Stands.WEIGHTS and _is_mixed_by_torch(failure),
+        applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS and _has_torch_mixed_types(failure),
     ),
-    _Row(
+    _FailureKind(
         ANY,
         "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights",
-        _arms_for_weights,
+        _arms_for_mixed_weights,
         ONE_TYPE,
-        applies=lambda failure: failure.stands is _Stands.WEIGHTS,
+        applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS,
     ),
-    _Row(
+    _FailureKind(
         ANY,
         lambda failure: (
-            f"code of torch itself in {_module_of_torch(failure.error.__traceback__)} computes with both types, which "
+            f"code of torch itself in {_torch_module_that_raised(failure.error.__traceback__)} computes "
+            "with both types, which "
             "Apex's lists do not cast"
         ),
-        _arms_inside_torch,  # no line of the user could be changed
-        applies=lambda failure: failure.stands is _Stands.O1 and bool(_module_of_torch(failure.error.__traceback__)),
+        _arms_for_types_in_torch,  # no line of the user could be changed
+        applies=lambda failure: (
+            failure.stands is _WhatStandsIn.O1 and bool(_torch_module_that_raised(failure.error.__traceback__))
+        ),
     ),
-    _Row(
+    _FailureKind(
         ANY,
         lambda failure: (
-            f"code of torch itself in {failure.entry and failure.entry.name} computes with both types, which Apex's "
+            f"code of torch itself in {failure.find_torch_call and failure.find_torch_call.name} computes "
+            "with both types, which Apex's "
             "lists do not cast"
         ),
         ("native:fp16", "fp32"),
         "call it outside of autocast there",
-        applies=lambda failure: failure.stands is _Stands.O1 and _is_mixed_by_torch(failure),
+        applies=lambda failure: failure.stands is _WhatStandsIn.O1 and _has_torch_mixed_types(failure),
     ),
-    _Row(
+    _FailureKind(
         ANY,
         "an operation gets tensors of both types, and Apex's lists of functions to cast lack it",
-        _arms_for_o1,
+        _arms_for_attention_under_o1,
         ONE_TYPE,
-        applies=lambda failure: failure.stands is _Stands.O1,
+        applies=lambda failure: failure.stands is _WhatStandsIn.O1,
     ),
-    _Row(
+    _FailureKind(
         ANY,
         "an operation gets tensors of both types, which autocast would cast, and this arm does not",
         remedy=ONE_TYPE,
-        applies=lambda failure: failure.stands is _Stands.NO_CASTS,
+        applies=lambda failure: failure.stands is _WhatStandsIn.NO_CASTS,
     ),
-    _Row(
+    _FailureKind(
         ANY,
         lambda failure: (
-            f"{_function_in_backward(failure.error.__traceback__)} gets tensors of both types in its backward pass, "
+            f"{_function_raised_in_backward(failure.error.__traceback__)} gets tensors of both types in its "
+            "backward pass, "
             "where autocast is off"
         ),
         ("fp32",),
         "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd",
-        applies=lambda failure: bool(_function_in_backward(failure.error.__traceback__)),
+        applies=lambda failure: bool(_function_raised_in_backward(failure.error.__traceback__)),
     ),
-    _Row(ANY, "an operation gets tensors of both types, and torch.autocast does not cast it", ("fp32",), ONE_TYPE),
+    _FailureKind(
+        ANY, "an operation gets tensors of both types, and torch.autocast does not cast it", ("fp32",), ONE_TYPE
+    ),
 )
 
 
-def _arms_with_fp32_there(failure: _Failure) -> tuple[str, ...]:
+def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
-    name, _ = _module_that_raised(failure.error.__traceback__) if failure.stands is _Stands.WEIGHTS else ("", [])
-    return (str(_arm_with_kept(failure.arm, name)), "fp32") if name else ("fp32",)
+    name, _ = _module_that_raised(failure.error.__traceback__) if failure.stands is _WhatStandsIn.WEIGHTS else ("", [])
+    return (str(_arm_keeping_module(failure.arm, name)), "fp32") if name else ("fp32",)
 
 
-def _module_to_keep(trace: types.TracebackType | None) -> str:
+def _module_to_keep_fp32(trace: types.TracebackType | None) -> str:
     """Return the name of the module that has raised, if it was given fp32; "" if not.
 
     Such a module runs whole in fp32 as it is: a head behind a `.float()` of the model.
     """
     name, given = _module_that_raised(trace)
-    inputs = {one.dtype for one in tensors_in(given) if one.is_floating_point()}
+    inputs = {one.dtype for one in tensors_in_value(given) if one.is_floating_point()}
     return name if inputs == {torch.float32} else ""
 
 
@@ -390,7 +412,7 @@ def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[An
         values = trace.tb_frame.f_locals
         module = values.get("self")
         if isinstance(module, nn.Module) and trace.tb_frame.f_code.co_name == "forward":
-            modules.append(bare_model(module))
+            modules.append(model_inside_wrappers(module))
             given = [value for name, value in values.items() if name != "self"]
         trace = trace.tb_next
     weights = {param.dtype for param in modules[-1].parameters()} if modules else set()
@@ -399,7 +421,7 @@ def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[An
     return next((name for name, module in modules[0].named_modules() if module is modules[-1]), ""), given
 
 
-def _module_of_torch(trace: types.TracebackType | None) -> str:
+def _torch_module_that_raised(trace: types.TracebackType | None) -> str:
     """Return the name of the innermost module inside of whose call code of torch itself has raised; "" if none has."""
     modules: list[nn.Module] = []
     inner = ""
@@ -407,7 +429,7 @@ def _module_of_torch(trace: types.TracebackType | None) -> str:
         code, module = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
         is_own = is_users_file(code.co_filename)
         if isinstance(module, nn.Module):
-            modules.append(bare_model(module))
+            modules.append(model_inside_wrappers(module))
             names = {id(one): name for name, one in modules[0].named_modules() if "parametrizations" not in name}
             inner = "" if is_own else names.get(id(modules[-1]), inner)
         elif is_own:
@@ -416,7 +438,7 @@ def _module_of_torch(trace: types.TracebackType | None) -> str:
     return inner
 
 
-def _entry_of_torch(trace: types.TracebackType | None) -> _Entry | None:
+def _find_torch_call(trace: types.TracebackType | None) -> _TorchFunctionCall | None:
     """Return the call of code of torch from the innermost line of the user, if that code has raised."""
     entry: types.FrameType | None = None
     while trace is not None:
@@ -435,11 +457,11 @@ def _entry_of_torch(trace: types.TracebackType | None) -> _Entry | None:
     for value in list(given):
         if isinstance(value, nn.Module):
             given += [*value.parameters(), *value.buffers()]
-    found = frozenset(one.dtype for one in tensors_in(given) if one.is_floating_point())
-    return _Entry(code.co_qualname.rpartition(".<locals>.")[2], found)
+    found = frozenset(one.dtype for one in tensors_in_value(given) if one.is_floating_point())
+    return _TorchFunctionCall(code.co_qualname.rpartition(".<locals>.")[2], found)
 
 
-def _function_in_backward(trace: types.TracebackType | None) -> str:
+def _function_raised_in_backward(trace: types.TracebackType | None) -> str:
     """Return the name of the user's `torch.autograd.Function` whose backward pass has raised; "" for none."""
     name = ""
     while trace is not None:
@@ -451,18 +473,22 @@ def _function_in_backward(trace: types.TracebackType | None) -> str:
     return name
 
 
-def _is_mixed_by_torch(failure: _Failure) -> bool:
+def _has_torch_mixed_types(failure: _ScriptFailure) -> bool:
     """Return whether code of torch got tensors of one type, and has made those of another."""
-    return failure.entry is not None and len(failure.entry.types) == 1 and not failure.names_halves_alone
+    return (
+        failure.find_torch_call is not None
+        and len(failure.find_torch_call.types) == 1
+        and not failure.names_halves_alone
+    )
 
 
-def _arm_with_kept(arm: Arm, name: str) -> Arm:
+def _arm_keeping_module(arm: Arm, name: str) -> Arm:
     """Return an arm that keeps one more module in fp32."""
     kept = [*filter(None, [arm.keep_fp32]), name]
     return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(kept)})
 
 
-def _are_all_16_bit(trace: types.TracebackType | None) -> bool:
+def _has_only_16_bit_tensors(trace: types.TracebackType | None) -> bool:
     """Return whether the function that has raised holds 16-bit tensors and none of fp32, of its modules neither."""
     if trace is None:
         return False

@@ -13,7 +13,7 @@ from torch import distributed
 from ampcompare.base.metric_log import listen_to_metrics
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.metrics import start_logging_scalars
-from ampcompare.script.planned_steps import planned_steps
+from ampcompare.script.planned_steps import find_planned_steps
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.training.hashes import generators_sha256, inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
@@ -22,7 +22,7 @@ from ampcompare.training.precision.base import owned_params
 MAX_BATCHES = 3
 
 
-class FirstBatches:
+class FirstBatchHashes:
     """Hashes what the script passes to the first module that it calls, at the start and after each backward pass.
 
     Attributes:
@@ -38,7 +38,7 @@ class FirstBatches:
         self._found = found
         self._awaited = True
         self._events = Subscriptions(Layer.RECORD)  # around an arm, which may cast what a module gets
-        self._events.wrap(*Points.FORWARD, self._call)
+        self._events.wrap(*Points.FORWARD, self._hash_first_call)
         self._events.wrap(*Points.BACKWARD, self._backward)
 
     def end(self) -> None:
@@ -52,15 +52,15 @@ class FirstBatches:
         self._awaited = True
         return result
 
-    def _call(self, original: Any, module: Any, *inputs: Any, **named: Any) -> Any:
+    def _hash_first_call(self, original: Any, module: Any, *inputs: Any, **named: Any) -> Any:
         # Inside of vmap or torch.func.grad tensors have no data that could be read.
         if self._awaited and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
             digest = inputs_sha256(inputs or named)
             if digest is not None:
-                return self._first_call(digest, original, module, *inputs, **named)
+                return self._note_first_call(digest, original, module, *inputs, **named)
         return original(module, *inputs, **named)
 
-    def _first_call(self, digest: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_first_call(self, digest: str, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a module with a batch of this hash, and note whether it draws random numbers, as dropout does."""
         self._awaited = False
         self.hashes.append(digest)
@@ -73,7 +73,7 @@ class FirstBatches:
         return result
 
 
-class EnoughSteps(SystemExit):
+class StepsReached(SystemExit):
     """Ends a script after as many steps as were asked for; its exit code is 0."""
 
 
@@ -87,27 +87,27 @@ class CellFactsRecorder:
         self._has_begun = self._has_raised = False
         self._steps: dict[int, int] = {}
         self._memory: MemoryMeter | None = None
-        self._batches = FirstBatches(
-            lambda hashes, draws: recorder.add({"kind": "batches", "sha256": hashes, "draws": draws})
+        self._batches = FirstBatchHashes(
+            lambda hashes, draws: recorder.add_row({"kind": "batches", "sha256": hashes, "draws": draws})
         )
         self._ends: list[Callable[[], None]] = [
-            listen_to_metrics(self._take_metric),
+            listen_to_metrics(self._record_metric),
             start_logging_scalars(),
             _close_at_os_exit(recorder),
         ]
-        recorder.after_row(self._take_row)
-        recorder.before_close(self.end)
+        recorder.call_after_each_row(self._take_row_of_record)
+        recorder.call_before_close(self.end)
 
-    def weights(self, models: list[Any], optimizers: list[Any]) -> None:
+    def record_first_weights(self, models: list[Any], optimizers: list[Any]) -> None:
         """Record the weights as the script has made them, before an arm casts them."""
         held = [model for model in models if hasattr(model, "parameters")] or [
             SimpleNamespace(parameters=functools.partial(owned_params, optimizer)) for optimizer in optimizers
         ]
         names = [type(one).__name__ for one in optimizers]
-        self._recorder.add({"kind": "weights", "sha256": parameters_sha256(held), "optimizers": names})
+        self._recorder.add_row({"kind": "weights", "sha256": parameters_sha256(held), "optimizers": names})
         if self._memory is None:
             device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
-            self._recorder.add({"kind": "setup", "half": self._half, "device": _device_facts(device)})
+            self._recorder.add_row({"kind": "setup", "half": self._half, "device": _device_facts(device)})
             self._memory = make_memory_meter(device)
 
     def end(self) -> None:
@@ -120,17 +120,17 @@ class CellFactsRecorder:
         self._ends.clear()
         self._batches.end()
         if self._memory is not None:
-            peak = self._memory.peak()
-            self._recorder.add({"kind": "memory", "peak_bytes": peak.used, "peak_reserved_bytes": peak.reserved})
+            peak = self._memory.peak_memory()
+            self._recorder.add_row({"kind": "memory", "peak_bytes": peak.used, "peak_reserved_bytes": peak.reserved})
 
-    def _take_metric(self, name: str, value: float, source: str) -> None:
-        self._recorder.add({"kind": "metric", "name": name, "value": value, "source": source})
+    def _record_metric(self, name: str, value: float, source: str) -> None:
+        self._recorder.add_row({"kind": "metric", "name": name, "value": value, "source": source})
 
-    def _take_row(self, row: dict[str, Any]) -> None:
+    def _take_row_of_record(self, row: dict[str, Any]) -> None:
         if row["kind"] != "step":
             return
         if not self._has_begun:
-            self._begin()
+            self._record_start_once()
         if self._max_steps is None:
             return
         self._steps[row["optimizer"]] = self._steps.get(row["optimizer"], 0) + 1
@@ -139,18 +139,18 @@ class CellFactsRecorder:
             os._exit(0)
         if self._steps[min(self._steps)] >= self._max_steps:
             self._has_raised = True
-            raise EnoughSteps(0)
+            raise StepsReached(0)
 
-    def _begin(self) -> None:
+    def _record_start_once(self) -> None:
         """Record at the first step what is known by then."""
         self._has_begun = True
         if distributed.is_available() and distributed.is_initialized():
-            self._recorder.add(
+            self._recorder.add_row(
                 {"kind": "rank", "rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
             )
         if self._max_steps is not None:
-            self._recorder.add({"kind": "planned", "steps": planned_steps()})
-            self._recorder.flush()
+            self._recorder.add_row({"kind": "planned", "steps": find_planned_steps()})
+            self._recorder.write_held_rows()
 
 
 def _close_at_os_exit(recorder: Recorder) -> Callable[[], None]:

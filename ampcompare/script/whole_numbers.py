@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.formatting import ordinal
+from ampcompare.base.formatting import format_ordinal
 from ampcompare.base.location import user_location
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.script.recording.recorder import Rows
@@ -20,7 +20,7 @@ CALLS = 32  # of models that are looked at: each look waits for the device
 MAX_ELEMENTS = 4096
 
 
-class WholeNumbers:
+class WholeNumberWatch:
     """Notes the inputs whose whole numbers a cast to 16 bits changes.
 
     Attributes:
@@ -34,13 +34,15 @@ class WholeNumbers:
         self._calls = 0
         self._noted: set[str] = set()
 
-    def look(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> None:
+    def look_at_inputs(
+        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype
+    ) -> None:
         """Look at the inputs of a model that an arm casts to a 16-bit type."""
         if self._calls >= CALLS:
             return
         self._calls += 1
-        for name, tensor in _tensors_of_inputs(module, args, kwargs):
-            changed = _changed_number(tensor, dtype)
+        for name, tensor in _named_input_tensors(module, args, kwargs):
+            changed = _find_changed_number(tensor, dtype)
             place = f"{name} of {type(module).__name__}"
             if changed is not None and place not in self._noted:
                 self._noted.add(place)
@@ -53,7 +55,7 @@ class WholeNumbers:
                     self._rows.add_remark(f"{text}; pass them as integers, which nothing casts ({user_location()})")
 
 
-def _tensors_of_inputs(
+def _named_input_tensors(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors among the inputs of a module with their names."""
@@ -63,13 +65,13 @@ def _tensors_of_inputs(
         names = []
     for at, value in enumerate(args):
         if isinstance(value, Tensor):
-            yield names[at] if at < len(names) else f"the {ordinal(at + 1)} input", value
+            yield names[at] if at < len(names) else f"the {format_ordinal(at + 1)} input", value
     for name, value in kwargs.items():
         if isinstance(value, Tensor):
             yield name, value
 
 
-def _changed_number(tensor: Tensor, dtype: torch.dtype) -> tuple[float, float] | None:
+def _find_changed_number(tensor: Tensor, dtype: torch.dtype) -> tuple[float, float] | None:
     """Return a whole number of a tensor of whole numbers, and what rounding makes of it; None if it changes none."""
     is_wide = tensor.dtype in (torch.float32, torch.float64)
     if not is_wide or not 0 < tensor.numel() <= MAX_ELEMENTS or tensor.requires_grad:

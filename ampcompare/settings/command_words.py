@@ -43,27 +43,29 @@ def python_words(words: Sequence[str]) -> list[str]:
     if ASSIGNMENT.fullmatch(rest[0]):
         raise ConfigError(f"{rest[0]} sets a variable; set it before the command: {rest[0]} ampcompare ...")
     if PYTHON.fullmatch(first):
-        return python_words(_after_python(rest))
+        return python_words(_words_after_python(rest))
     for start, module in LAUNCHERS.items():
         if (first, *rest[1 : len(start)]) == start:
             return ["-m", module, *rest[len(start) :]]
     if first == "torchrun":
         found = re.search(r"--nproc[-_]per[-_]node[= ](\d+)", " ".join(rest))
         raise ConfigError(
-            f"torchrun is started by ampcompare: --nproc-per-node {found[1] if found else 1} -- {_script_in(rest)}"
+            f"torchrun is started by ampcompare: --nproc-per-node {found[1] if found else 1} -- "
+            f"{_script_part_of_command(rest)}"
         )
     if first in RANK_STARTERS:
         raise ConfigError(
-            f"{first} cannot start the ranks of a cell; ampcompare does: --nproc-per-node N -- {_script_in(rest)}"
+            f"{first} cannot start the ranks of a cell; ampcompare does: --nproc-per-node N -- "
+            f"{_script_part_of_command(rest)}"
         )
     if first in WRAPPERS or first in SHELLS:
-        whom = "the command in its file" if first in SHELLS else _script_in(rest)
+        whom = "the command in its file" if first in SHELLS else _script_part_of_command(rest)
         how = "give what it runs" if first in SHELLS else f"start ampcompare by it, {first} ... ampcompare, and give"
         raise ConfigError(f"{first} is no Python script; {how} after --: {whom}")
     if first in ("lightning", "fabric") and rest[1:2] == ["run"]:
         raise ConfigError(
             f"{first} run sets ranks and precision, which --nproc-per-node and --arm do here; give the script after "
-            f"--: {_script_in(rest)}"
+            f"--: {_script_part_of_command(rest)}"
         )
     return rest
 
@@ -83,11 +85,11 @@ def why_no_module(module: str, arguments: Sequence[str]) -> str:
     whose = "" if launcher == package else f", so there is no {launcher}"
     return (
         f"{package} is not installed{whose}; ampcompare starts ranks itself: "
-        f"--nproc-per-node {found[1] if found else 'N'} -- {_script_in(arguments)}"
+        f"--nproc-per-node {found[1] if found else 'N'} -- {_script_part_of_command(arguments)}"
     )
 
 
-def _after_python(words: list[str]) -> list[str]:
+def _words_after_python(words: list[str]) -> list[str]:
     """Return the words behind the interpreter and its options."""
     written, *rest = words
     if os.sep in written and os.path.realpath(os.path.dirname(written)) != os.path.realpath(
@@ -109,7 +111,7 @@ def _after_python(words: list[str]) -> list[str]:
     return rest
 
 
-def _script_in(words: Sequence[str]) -> str:
+def _script_part_of_command(words: Sequence[str]) -> str:
     """Return the script of a command with what follows it, as it stands after `--`."""
     place = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
     return "train.py" if place is None else shlex.join(words[place:])

@@ -17,12 +17,12 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of_device
 from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
 from ampcompare.settings.recipe import (
     DEFAULT_TASK,
     OLDER_TARGET,
-    Frozen,
+    FrozenSettings,
     Positive,
     PositiveInt,
     Recipe,
@@ -30,7 +30,7 @@ from ampcompare.settings.recipe import (
 )
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import StackConfig
-from ampcompare.settings.validation import flatten
+from ampcompare.settings.validation import paths_and_values
 
 Launcher = Literal["auto", "torchrun", "spawn", "slurm", "ray"]
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
@@ -58,7 +58,7 @@ NO_DEFAULT = object()
 AUTOCAST_LISTS = "autocast"
 
 
-class SavingConfig(Frozen):
+class SavingConfig(FrozenSettings):
     """When a run is saved, and what it resumes from. Only a resume into another arm changes results, and the digest."""
 
     every_steps: PositiveInt | None = Field(None, description="save every this many updates, at the next log interval")
@@ -77,7 +77,7 @@ class SavingConfig(Frozen):
     )
 
 
-class ParallelConfig(Frozen):
+class ParallelConfig(FrozenSettings):
     """How replicas of the model work together."""
 
     kind: Literal["none", "ddp", "apex-ddp", "dp", "fsdp"] = Field(
@@ -96,12 +96,12 @@ class ParallelConfig(Frozen):
     )
 
     @property
-    def needs_group(self) -> bool:
+    def needs_process_group(self) -> bool:
         """Whether a process group must exist, even with one process."""
         return self.kind in ("ddp", "apex-ddp", "fsdp")
 
     @model_validator(mode="after")
-    def _options_have_a_kind(self) -> ParallelConfig:
+    def _require_kind_for_options(self) -> ParallelConfig:
         kinds = {
             "sync_bn": (self.sync_bn != "none", ("ddp", "apex-ddp")),
             "bucket_cap_mb": (self.bucket_cap_mb is not None, ("ddp", "apex-ddp")),
@@ -133,7 +133,7 @@ def _canonical_precision(name: str) -> str:
     return known
 
 
-class RunConfig(Frozen):
+class RunConfig(FrozenSettings):
     """One arm of a recipe, and how to run it."""
 
     recipe: Recipe = Recipe()
@@ -216,10 +216,10 @@ class RunConfig(Frozen):
     @classmethod
     def _fill_in_derived_settings(cls, values: Any) -> Any:
         """Fill in settings that follow from others: parallel kind, batch size of a process, learning rate."""
-        return _with_derived(values) if isinstance(values, Mapping) else values
+        return _with_derived_settings(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
-    def _settings_fit(self) -> RunConfig:
+    def _check_settings_fit(self) -> RunConfig:
         kind, recipe = self.parallel.kind, self.recipe
         if self.processes > 1 and kind in ("none", "dp"):
             raise ValueError(
@@ -249,7 +249,7 @@ class RunConfig(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _shards_fit(self) -> RunConfig:
+    def _check_shards_fit(self) -> RunConfig:
         spec, kind, recipe = self.parsed_arm.spec, self.parallel.kind, self.recipe
         if spec.parallel and kind != spec.parallel:
             raise ValueError(
@@ -267,12 +267,12 @@ class RunConfig(Frozen):
             "skip_on_device copies": recipe.optimizer.skip_on_device,
             "on_nan rollback copies": self.on_nan == "rollback",
         }
-        if setting := _first_clash(whole):
+        if setting := _text_of_first_clash(whole):
             raise ValueError(f"{setting} whole weights, but fsdp shards them; leave one of the two out")
         return self
 
     @model_validator(mode="after")
-    def _graph_fits(self) -> RunConfig:
+    def _check_graph_fits(self) -> RunConfig:
         if not self.recipe.cuda_graph:
             return self
         obstacles = {
@@ -284,7 +284,7 @@ class RunConfig(Frozen):
             ),
             f"compile {self.recipe.compile} may compile the step again": self.recipe.compile != "none",
         }
-        if obstacle := _first_clash(obstacles):
+        if obstacle := _text_of_first_clash(obstacles):
             raise ValueError(f"cuda_graph replays one captured step, but {obstacle}; leave one of them out")
         return self
 
@@ -303,7 +303,7 @@ class RunConfig(Frozen):
 
     @field_validator("on_nan")
     @classmethod
-    def _known_policy(cls, text: str) -> str:
+    def _require_known_policy(cls, text: str) -> str:
         try:
             if text.startswith(FALLBACK):
                 arms = parse_arms([text.removeprefix(FALLBACK)])
@@ -342,7 +342,7 @@ class RunConfig(Frozen):
 
     @field_validator("device")
     @classmethod
-    def _known_device(cls, text: str) -> str:
+    def _require_known_device(cls, text: str) -> str:
         kind, _, index = text.partition(":")
         if kind not in ("auto", "cpu", "cuda", *ACCELERATORS) or (index and not re.fullmatch("[0-9]{1,4}", index)):
             raise ValueError(
@@ -352,8 +352,8 @@ class RunConfig(Frozen):
         return text
 
     @model_validator(mode="after")
-    def _accelerator_fits(self) -> RunConfig:
-        kind = accelerator_of(self.device)
+    def _check_accelerator_fits(self) -> RunConfig:
+        kind = accelerator_of_device(self.device)
         if not kind:
             return self
         why = self.parsed_arm.spec.elsewhere(self.parsed_arm.options)
@@ -365,7 +365,7 @@ class RunConfig(Frozen):
             "skip_on_device skips steps": self.recipe.optimizer.skip_on_device,
             "a script trains": self.script is not None,
         }
-        if setting := _first_clash(others):
+        if setting := _text_of_first_clash(others):
             raise ValueError(f"{setting} on a CPU or on GPUs of CUDA only, and the device is {self.device}")
         return self
 
@@ -381,26 +381,26 @@ class RunConfig(Frozen):
         is_users = self.script is not None or any(":" in name for name in names)  # a factory
         return [*own, *map(Path, self.allow_writes)] if is_users else None
 
-    def by_path(self) -> dict[str, Any]:
+    def values_by_path(self) -> dict[str, Any]:
         """Return each setting but the arm by its path, such as `recipe.optimizer.lr`."""
-        return dict(flatten(self.model_dump(exclude={"arm"})))
+        return dict(paths_and_values(self.model_dump(exclude={"arm"})))
 
     @classmethod
     def defaults_by_path(cls) -> dict[str, Any]:
         """Return the default of each setting but the arm by its path."""
-        return cls().by_path()
+        return cls().values_by_path()
 
     def digest(self) -> str:
         """Return the name of this cell: 12 hexadecimal digits that change with any setting that can change a number."""
         return settings_digest(self.model_dump(mode="json"))
 
 
-def _first_clash(cases: Mapping[str, bool]) -> str:
+def _text_of_first_clash(cases: Mapping[str, bool]) -> str:
     """Return the first text whose condition holds; "" if none does."""
     return next((text for text, holds in cases.items() if holds), "")
 
 
-def _with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
+def _with_derived_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a `RunConfig` with those that follow from others filled in; refuse a contradiction."""
     values = dict(values)
     processes = values.get("processes", 1)
@@ -426,7 +426,7 @@ def _with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
     optimizer: dict[str, Any] = {} if given_optimizer is None else given_optimizer
     base: Any = optimizer.get("lr_base")
     base_batch: Any = optimizer.get("lr_base_batch", 256)
-    if _is_positive(base) and _is_positive(base_batch) and _is_positive(batch_size):
+    if _is_positive_number(base) and _is_positive_number(base_batch) and _is_positive_number(batch_size):
         ratio = batch_size * processes / base_batch
         lr = base * (math.sqrt(ratio) if optimizer.get("lr_rule") == "sqrt" else ratio)
         given = optimizer.setdefault("lr", lr)
@@ -451,7 +451,7 @@ def _implied_parallel_kind(arm: Any) -> str:
         return ""
 
 
-def _is_positive(value: Any) -> TypeGuard[float]:
+def _is_positive_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and value > 0
 
 
@@ -492,7 +492,7 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     if isinstance(recipe, Mapping):
         numeric["recipe"] = _settings_of_first_version(recipe)
     if isinstance(script := values.get("script"), Mapping):
-        numeric["script"] = _without_defaults(script, LATER_SCRIPT_SETTINGS)
+        numeric["script"] = _without_default_values(script, LATER_SCRIPT_SETTINGS)
     saving = values.get("saving")
     if isinstance(saving, Mapping) and saving.get("resume") and saving.get("resume_into_other_arm"):
         numeric["resume_into_other_arm"] = True
@@ -525,7 +525,7 @@ def former_autocast_lists(values: Mapping[str, Any], device: str = "") -> str:
     return "cpu" if casts else "cuda"
 
 
-def _without_defaults(values: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+def _without_default_values(values: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if later.get(name, NO_DEFAULT) != value}
 
 
@@ -535,7 +535,7 @@ def _settings_of_first_version(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in recipe.items():
         later = LATER_SETTINGS.get(name, {})
         if isinstance(value, Mapping) and later:
-            value = _without_defaults(value, later)
+            value = _without_default_values(value, later)
         if LATER_SETTINGS[""].get(name, NO_DEFAULT) != value:
             known[OLDER_TARGET if name == "target" else name] = value
     return known

@@ -39,8 +39,8 @@ class ScriptRequest:
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def answering_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
-    """Let the function of a child process return an error that is meant for users, which `result_of` raises again."""
+def return_user_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
+    """Let a function in a child process return an error meant for users, which `result_of_answer` raises again."""
 
     @functools.wraps(examine)
     def answer(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def answering_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[s
     return answer
 
 
-def result_of(answer: ChildAnswer, failed: str) -> dict[str, Any]:
+def result_of_answer(answer: ChildAnswer, failed: str) -> dict[str, Any]:
     """Return what a function that answers its errors has returned in a child process, or raise its error.
 
     Args:
@@ -66,7 +66,7 @@ def result_of(answer: ChildAnswer, failed: str) -> dict[str, Any]:
         LaunchError: the process has not answered.
         AmpCompareError: the error that it answered, by its exit code.
     """
-    if not answer.done:
+    if not answer.has_returned:
         raise LaunchError(f"{failed}: {answer.failure}")
     if "error" in answer.value:
         raise ERRORS.get(answer.value["exit_code"], LaunchError)(answer.value["error"])
@@ -103,4 +103,4 @@ def examine_in_child(
         shared=config.writable_paths(*folders),
         options={"config": config.model_dump(mode="json"), **options},
     )
-    return result_of(answer, failed)
+    return result_of_answer(answer, failed)

@@ -16,17 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.base.files.read import FileFault, parse_yaml, read_text
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import setting_paths, suggestion_text, validate
+from ampcompare.settings.validation import build_validated_model, setting_paths, suggestion_text
 
 OLD_FOLDERS = {"seeds/": "articles/"}
 RECIPES = Path(__file__).resolve().parent / "recipes"
 
 
-class _Part(BaseModel):
+class _FilePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PublishedResult(_Part):
+class PublishedResult(_FilePart):
     """One line of a published table."""
 
     arm: str
@@ -41,7 +41,7 @@ class PublishedResult(_Part):
     remark: str = ""
 
 
-class Reference(_Part):
+class Reference(_FilePart):
     """A published table and where it comes from."""
 
     source: str
@@ -49,7 +49,7 @@ class Reference(_Part):
     figures: list[PublishedResult]
 
 
-class Matrix(_Part):
+class Matrix(_FilePart):
     """The parts of a file that describe several runs rather than the settings of one."""
 
     title: str = Field("", description="one line for `ampcompare list`")
@@ -67,12 +67,12 @@ class Matrix(_Part):
 
     @field_validator("arms", mode="before")
     @classmethod
-    def _one_text_is_a_list(cls, arms: Any) -> Any:
+    def _single_arm_as_list(cls, arms: Any) -> Any:
         return [arms] if isinstance(arms, str) else arms
 
     @field_validator("rows")
     @classmethod
-    def _rows_name_arms(cls, rows: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    def _require_arm_in_rows(cls, rows: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         if rows is not None and not all(isinstance(row.get("arm"), str) for row in rows):
             raise ValueError("every row names an arm, as in {arm: native:fp16, recipe.optimizer.lr: 0.1}")
         return rows
@@ -85,17 +85,17 @@ class SettingsFile:
     matrix: Matrix
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def smaller(self, scale: str, name: str) -> SettingsFile:
+    def settings_at_scale(self, scale: str, name: str) -> SettingsFile:
         """Return what differs at one of the smaller shapes of the file called `name`."""
         scales = self.matrix.scales
         if scale not in scales:
             close = close_matches(scale, scales)
             hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(scales) or 'none'}"
             raise ConfigError(f"{name} has no size {scale!r}; {hint}")
-        return read_settings(scales[scale], f"size {scale} of {name}")
+        return settings_file_from_values(scales[scale], f"size {scale} of {name}")
 
 
-def join_settings(below: Matrix, above: Matrix) -> Matrix:
+def join_matrices(below: Matrix, above: Matrix) -> Matrix:
     """Return a matrix in which the values of one replace those of another; given arms or crossed values replace rows.
 
     Args:
@@ -108,7 +108,7 @@ def join_settings(below: Matrix, above: Matrix) -> Matrix:
     return below.model_copy(update=given)
 
 
-def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
+def settings_file_from_values(values: Mapping[str, Any], name: str) -> SettingsFile:
     """Split the content of a file into its parts; `name` is what to call it in messages."""
     about_many = set(Matrix.model_fields)
     known = [*Matrix.model_fields, *RunConfig.model_fields]
@@ -117,7 +117,7 @@ def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
             hint = suggestion_text(str(key), [*Matrix.model_fields, *setting_paths(RunConfig)])
             raise ConfigError(f"{name}: there is no setting {key!r} ({hint})")
     try:
-        matrix = validate(Matrix, {key: value for key, value in values.items() if key in about_many})
+        matrix = build_validated_model(Matrix, {key: value for key, value in values.items() if key in about_many})
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return SettingsFile(matrix, {key: value for key, value in values.items() if key not in about_many})
@@ -143,10 +143,10 @@ def read_settings_file(name: str) -> SettingsFile:
         raise ConfigError(
             f"{name} holds {type(values).__name__}, not a mapping of settings such as 'recipe:' and 'device:'"
         )
-    return read_settings(values, name)
+    return settings_file_from_values(values, name)
 
 
-def schema() -> dict[str, Any]:
+def settings_file_schema() -> dict[str, Any]:
     """Return the JSON Schema of such a file, for editors."""
     of_run, of_many = RunConfig.model_json_schema(), Matrix.model_json_schema()
     return {
@@ -185,7 +185,7 @@ def load_recipe(name: str) -> SettingsFile:
         hint = f"did you mean {last.get(close[0], close[0])!r}?" if close else f"known are {', '.join(known)}"
         raise ConfigError(f"there is no recipe {name!r}; {hint}")
     values: dict[str, Any] = yaml.safe_load(known[name].read_text(encoding="utf-8"))
-    return read_settings(values, f"recipe {name}")
+    return settings_file_from_values(values, f"recipe {name}")
 
 
 def list_recipes() -> list[tuple[str, bool, str]]:

@@ -7,7 +7,7 @@ from typing import Any
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import flatten, validate
+from ampcompare.settings.validation import build_validated_model, paths_and_values
 
 # A value in a higher layer invalidates values in lower layers that determine the same quantity in another way.
 MUTUALLY_EXCLUSIVE = {
@@ -48,19 +48,19 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
     values: dict[str, Any] = {}
     given: dict[str, str] = {}
     for layer in layers:
-        new = dict(flatten(layer.values))
+        new = dict(paths_and_values(layer.values))
         for name, arguments in ARGUMENTS.items():
-            if new.get(name, _value_at(values, name)) != _value_at(values, name):
+            if new.get(name, _value_at_path(values, name)) != _value_at_path(values, name):
                 _drop_paths(values, given, [path for path in given if path.startswith(arguments)])
         _drop_paths(
             values, given, [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ()) if rival not in new]
         )
         for path, value in new.items():
-            if value == {} and isinstance(_value_at(values, path), Mapping):
+            if value == {} and isinstance(_value_at_path(values, path), Mapping):
                 continue  # an empty group in a file removes nothing
             set_path(values, path, value)
             given[path] = layer.origins.get(path, layer.origin)
-    config = validate(RunConfig, values, given)
+    config = build_validated_model(RunConfig, values, given)
     return ResolvedSettings(config, _origin_by_path(config, given), given)
 
 
@@ -103,7 +103,7 @@ def set_path(values: dict[str, Any], path: str, value: Any) -> None:
     node[name] = value
 
 
-def _value_at(values: Mapping[str, Any], path: str) -> Any:
+def _value_at_path(values: Mapping[str, Any], path: str) -> Any:
     node: Any = values
     for part in path.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -125,7 +125,7 @@ def _origin_by_path(config: RunConfig, given: Mapping[str, str]) -> dict[str, st
     """Return where the value at each path came from; a value that was not given is a default, or follows from another
     value."""
     origins = {}
-    for path, _ in flatten(config.model_dump(mode="json")):
+    for path, _ in paths_and_values(config.model_dump(mode="json")):
         source = FOLLOWS.get(path, "")
         if path in given:
             origins[path] = given[path]

@@ -23,32 +23,32 @@ TURNING = r"neg|negative|minus|inv|inverse|scale|scaler|weight|coef|gain|drop|ga
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 
 
-def known_direction(name: str) -> Literal["max", "min", ""]:
+def known_metric_direction(name: str) -> Literal["max", "min", ""]:
     """Return which values of a metric of this name are better; "" where the name does not tell."""
     for part in (re.split(r"[/:]", name)[-1], name):  # of `loss/acc` the last word counts
-        if found := _direction_of(part):
+        if found := _direction_told_by_name(part):
             return found if found != "turned" else ""
     return ""
 
 
-def _direction_of(name: str) -> Literal["max", "min", "turned", ""]:
+def _direction_told_by_name(name: str) -> Literal["max", "min", "turned", ""]:
     spaced = CAMEL.sub("_", name)
     words = {word for text in (spaced.lower(), name.lower()) for word in re.split(r"[^a-z0-9.]+", text)}
     words |= {re.sub(r"(?<=[a-z])\d[\d.]*k?$", "", word) for word in words}
     joined = "_".join(re.findall(r"[a-z0-9]+", spaced.lower()))
-    if re.match(r"\s*1\s*-", name) or (_has_word(words, TURNING) and "negative_log_likelihood" not in joined):
+    if re.match(r"\s*1\s*-", name) or (_has_word_matching(words, TURNING) and "negative_log_likelihood" not in joined):
         return "turned"
-    if _has_word(words, LOSSES):
+    if _has_word_matching(words, LOSSES):
         return "min"
     found = {
         goal
         for goal, pattern in (("min", LOWER), ("max", HIGHER))
-        if _has_word(words, pattern) or re.search(rf"(?:^|_)(?:{PHRASES[goal]})(?:_|$)", joined)
+        if _has_word_matching(words, pattern) or re.search(rf"(?:^|_)(?:{PHRASES[goal]})(?:_|$)", joined)
     }
     if len(found) > 1:
         return "turned"
     return "min" if "min" in found else "max" if "max" in found else ""
 
 
-def _has_word(words: set[str], pattern: str) -> bool:
+def _has_word_matching(words: set[str], pattern: str) -> bool:
     return any(re.fullmatch(pattern, word) for word in words)

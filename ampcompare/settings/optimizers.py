@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ampcompare.backends.library import Library
-from ampcompare.base.environment.packages import find_module
+from ampcompare.base.environment.packages import find_module_spec
 from ampcompare.base.errors import BackendUnavailable, ConfigError, close_matches
 
 APEX = "apex.optimizers"
@@ -42,7 +42,7 @@ KNOWN_PATHS = {
 }
 
 
-def canonical_name(text: str) -> str:
+def canonical_optimizer_name(text: str) -> str:
     """Return the name under which settings hold an optimizer: its own name if it has one, else `module:Class`."""
     name = text.lower().replace("-", "_")
     if name in BUILT_IN:
@@ -75,7 +75,7 @@ def require_optimizer(name: str) -> None:
     library = LIBRARIES.get(module.partition(".")[0])
     if library is not None and (missing := library.why_missing()):
         raise BackendUnavailable(f"optimizer {name}: {module.partition('.')[0]} is {missing}")
-    if not find_module(module)[0]:
+    if not find_module_spec(module)[0]:
         raise ConfigError(f"optimizer {name}: there is no module {module!r}; name it by module:Class")
 
 
@@ -93,7 +93,7 @@ def _optimizer_rows() -> Iterator[tuple[str, bool, str]]:
     for path, summary in KNOWN_PATHS.items():
         library = LIBRARIES.get(path.partition(".")[0])
         if library is None:
-            available = find_module("torch.optim._" + path.rpartition(".")[2].lower())[0]
+            available = find_module_spec("torch.optim._" + path.rpartition(".")[2].lower())[0]
             yield path, available, summary if available else "this torch does not have it: pip install -U torch"
         else:
             missing = library.why_missing()

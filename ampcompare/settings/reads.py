@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
-from ampcompare.settings.validation import flatten, setting_paths
+from ampcompare.settings.validation import paths_and_values, setting_paths
 
 EVERY = frozenset(setting_paths(RunConfig))
 RECIPE_OBJECT = "Recipe"  # origin of a layer: like a named recipe it holds more than one command reads
@@ -71,11 +71,11 @@ class CommandReads:
     refused: frozenset[str] = frozenset()
 
     @property
-    def options(self) -> frozenset[str]:
+    def accepted_paths(self) -> frozenset[str]:
         """Settings that may be given to the command: each has its flag, if there is one."""
         return self.recipe | self.script
 
-    def check(self, layers: Iterable[Layer]) -> None:
+    def refuse_unread_settings(self, layers: Iterable[Layer]) -> None:
         """Refuse what somebody asks this command for by name, and what it does not read.
 
         Raises:
@@ -85,19 +85,19 @@ class CommandReads:
         has_script = any(layer.values.get("script") is not None for layer in layers)
         known = self.script if has_script else self.recipe | self.refused
         for layer in layers:
-            for path, _ in flatten(layer.values):
-                if path in ("arm", "script") or path.startswith("script.") or _is_in(path, known):
+            for path, _ in paths_and_values(layer.values):
+                if path in ("arm", "script") or path.startswith("script.") or _is_known_path(path, known):
                     continue
                 origin = layer.origins.get(path, layer.origin)
-                raise ConfigError(f"{origin}: {self._why_not(path, has_script=has_script)}")
+                raise ConfigError(f"{origin}: {self._why_setting_is_unread(path, has_script=has_script)}")
 
-    def _why_not(self, path: str, *, has_script: bool) -> str:
+    def _why_setting_is_unread(self, path: str, *, has_script: bool) -> str:
         if has_script and path in self.recipe:
             return f"{path} {OF_OWN_LOOP}"
         return f"{self.command} does not read {path}; leave it out"
 
 
-def _is_in(path: str, known: frozenset[str]) -> bool:
+def _is_known_path(path: str, known: frozenset[str]) -> bool:
     """Return whether a path, such as that of one argument of a network, is known or lies below one that is.
 
     A path that no setting has is left to the validation, whose message knows similar names.

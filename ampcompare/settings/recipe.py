@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import check_plain_data
-from ampcompare.settings.optimizers import canonical_name
+from ampcompare.settings.optimizers import canonical_optimizer_name
 
 DEFAULT_TASK = "classification"
 OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}  # of a task from elsewhere, which chooses both itself
@@ -91,11 +91,11 @@ def _fill_defaults(
             if isinstance(group, Mapping) and not is_other:
                 values[name] = dict(group)
                 _fill_defaults(values[name], default, given, here)
-        elif name not in values and not _is_given(given, RIVALS.get(here, ())):
+        elif name not in values and not _is_path_given(given, RIVALS.get(here, ())):
             values[name] = default
 
 
-def _is_given(values: Any, path: tuple[str, ...]) -> bool:
+def _is_path_given(values: Any, path: tuple[str, ...]) -> bool:
     for name in path:
         values = values.get(name) if isinstance(values, Mapping) else getattr(values, name, None)
     return bool(path) and values is not None
@@ -106,13 +106,13 @@ NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Frozen(BaseModel):
+class FrozenSettings(BaseModel):
     """Frozen settings that refuse unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class DataConfig(Frozen):
+class DataConfig(FrozenSettings):
     """Which samples are used for training, and how they are preprocessed."""
 
     name: str = Field(
@@ -129,7 +129,7 @@ class DataConfig(Frozen):
     augment: bool = Field(True, description="random shifts, crops and flips, as each set defines them")
 
 
-class ModelConfig(Frozen):
+class ModelConfig(FrozenSettings):
     """Which network is trained."""
 
     arch: str = Field("convnet", description="convnet, mlp, transformer, any torchvision classifier, or module:factory")
@@ -137,12 +137,12 @@ class ModelConfig(Frozen):
 
     @field_validator("args")
     @classmethod
-    def _plain(cls, args: dict[str, Any]) -> dict[str, Any]:
+    def _require_plain_args(cls, args: dict[str, Any]) -> dict[str, Any]:
         check_plain_data(args)
         return args
 
 
-class GroupConfig(Frozen):
+class GroupConfig(FrozenSettings):
     """Parameters with a learning rate or weight decay of their own."""
 
     match: str = Field(description="pattern of parameter names, such as head.* or *.weight; the first that fits counts")
@@ -150,7 +150,7 @@ class GroupConfig(Frozen):
     weight_decay: NonNegative | None = Field(None, description="in place of the optimizer's")
 
 
-class OptimizerConfig(Frozen):
+class OptimizerConfig(FrozenSettings):
     """Which optimizer updates the weights."""
 
     name: str = Field(
@@ -196,15 +196,15 @@ class OptimizerConfig(Frozen):
 
     @field_validator("name")
     @classmethod
-    def _check_name(cls, name: str) -> str:
+    def _make_name_canonical(cls, name: str) -> str:
         try:
-            return canonical_name(name)
+            return canonical_optimizer_name(name)
         except ConfigError as error:
             raise ValueError(str(error)) from None
 
     @field_validator("args")
     @classmethod
-    def _own_args(cls, args: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_args_with_own_setting(cls, args: dict[str, Any]) -> dict[str, Any]:
         check_plain_data(args)
         for name in args:
             if (setting := OWN_SETTINGS.get(name)) is not None:
@@ -212,13 +212,13 @@ class OptimizerConfig(Frozen):
         return args
 
     @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> OptimizerConfig:
+    def _require_momentum_for_nesterov(self) -> OptimizerConfig:
         if self.nesterov and (self.name in ("adam", "adamw") or self.momentum == 0):
             raise ValueError("nesterov needs an optimizer such as sgd, with a momentum above 0")
         return self
 
     @model_validator(mode="after")
-    def _layer_rates_see_gradients(self) -> OptimizerConfig:
+    def _check_layer_rates(self) -> OptimizerConfig:
         if self.layer_lr != "none" and self.name in ("fused_lamb", "fused_novograd"):
             raise ValueError(
                 f"layer_lr {self.layer_lr} adapts rates by layer, but {self.name} already does; use another optimizer"
@@ -236,7 +236,7 @@ class OptimizerConfig(Frozen):
         return self
 
 
-class ScheduleConfig(Frozen):
+class ScheduleConfig(FrozenSettings):
     """How the learning rate moves; a pure function of the step, so that a skipped step shifts no arm."""
 
     name: Literal["constant", "step", "cosine"] = Field(
@@ -247,7 +247,7 @@ class ScheduleConfig(Frozen):
     gamma: Positive = Field(0.1, description="step schedule: factor of a drop")
 
 
-class Recipe(Frozen):
+class Recipe(FrozenSettings):
     """All that must be equal for two runs to be compared fairly."""
 
     task: str = Field(
@@ -295,7 +295,7 @@ class Recipe(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, values: Any) -> Any:
+    def _fill_in_task_defaults(cls, values: Any) -> Any:
         """Accept older names of settings, and fill in defaults of the task."""
         if not isinstance(values, Mapping):
             return values
@@ -305,7 +305,7 @@ class Recipe(Frozen):
         return with_task_defaults(values)
 
     @model_validator(mode="after")
-    def _batch_divides(self) -> Recipe:
+    def _require_equal_microbatches(self) -> Recipe:
         if self.batch_size % self.grad_accum_steps:
             raise ValueError(
                 f"batch size {self.batch_size} cannot be cut into {self.grad_accum_steps} equal micro-batches"
@@ -313,7 +313,7 @@ class Recipe(Frozen):
         return self
 
     @model_validator(mode="after")
-    def _gradients_are_at_their_size(self) -> Recipe:
+    def _require_unscaled_gradients(self) -> Recipe:
         # FusedSGD then steps with scaled gradients at levels with master weights.
         if self.optimizer.args.get("materialize_master_grads", True) is False:
             reader = "clip_grad" if self.clip_grad is not None else f"layer_lr {self.optimizer.layer_lr}"

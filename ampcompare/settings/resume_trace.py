@@ -45,7 +45,7 @@ class ResumeRequest(ScriptRequest):
     convert: bool = False
 
 
-class RowKind:
+class TraceRowKind:
     """Kinds of rows of a trace, each with `step`, the number of steps that have ended."""
 
     # Of a step: `state` is all that a checkpoint has to restore; `made`: which optimizers and scalers are left.
@@ -66,7 +66,7 @@ class RowKind:
     STOP = "stop"
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_trace_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a trace, none if it is missing, without a last one that is cut."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -74,24 +74,24 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def last_state_folder(rows: Iterable[dict[str, Any]]) -> str:
     """Return the folder that Accelerate has filled last; "" if none."""
-    found = [str(row["path"]) for row in rows if row["kind"] == RowKind.STATES]
+    found = [str(row["path"]) for row in rows if row["kind"] == TraceRowKind.STATES]
     return found[-1] if found else ""
 
 
-def saved_files(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def rows_of_saved_files(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of files that were saved, each with the path at which the file is at the end."""
     saved: list[dict[str, Any]] = []
     for row in rows:
-        if row["kind"] == RowKind.SAVE:
+        if row["kind"] == TraceRowKind.SAVE:
             saved.append(dict(row))
-        elif row["kind"] == RowKind.MOVE:
+        elif row["kind"] == TraceRowKind.MOVE:
             for each in saved:
                 if each["path"] == row["path"] or each["path"].startswith(row["path"] + os.sep):
                     each["path"] = row["to"] + each["path"].removeprefix(row["path"])
     return saved
 
 
-def converted_name(path: str) -> str:
+def converted_checkpoint_name(path: str) -> str:
     """Return the name of a checkpoint that was converted."""
     stem, suffix = os.path.splitext(path)
     return f"{stem}.converted{suffix}"

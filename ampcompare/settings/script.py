@@ -11,13 +11,13 @@ from typing import Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from ampcompare.base.environment.packages import find_module
+from ampcompare.base.environment.packages import find_module_spec
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide_names, hide_words, reveal_secrets
+from ampcompare.base.secrets import hide_secrets_in_words, note_secret_names, reveal_secrets
 from ampcompare.settings.command_words import python_words, why_no_module
-from ampcompare.settings.metric_direction import known_direction
-from ampcompare.settings.recipe import Frozen, PositiveInt
+from ampcompare.settings.metric_direction import known_metric_direction
+from ampcompare.settings.recipe import FrozenSettings, PositiveInt
 from ampcompare.settings.stack import StackConfig
 
 LOSS = "training loss"
@@ -29,7 +29,7 @@ SEED_STRIDE = 1_000_003  # larger than the ranks, epochs and samples that script
 SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
 
 
-class ScriptMetric(Frozen):
+class ScriptMetric(FrozenSettings):
     """A figure that a script prints or logs."""
 
     name: str = Field(description="in the report; without a pattern, the name under which the script logs it")
@@ -41,7 +41,7 @@ class ScriptMetric(Frozen):
     pattern: str | None = Field(None, description="regular expression whose first group is the value, in the output")
 
     @model_validator(mode="after")
-    def _pattern_has_a_group(self) -> ScriptMetric:
+    def _require_group_in_pattern(self) -> ScriptMetric:
         if self.pattern is not None:
             try:
                 groups = re.compile(self.pattern).groups
@@ -55,7 +55,7 @@ class ScriptMetric(Frozen):
         return self
 
 
-class ScriptConfig(Frozen):
+class ScriptConfig(FrozenSettings):
     """A script, and what is read from it."""
 
     name: str = Field(description="path of a script, or name of a module")
@@ -120,7 +120,7 @@ def parse_metric(text: str) -> ScriptMetric:
         )
     chosen = {key: found[0] for key, found in given.items() if found}
     if "goal" not in chosen:
-        if not (goal := known_direction(name)):
+        if not (goal := known_metric_direction(name)):
             raise ConfigError(
                 f"--metric {text!r}: the name does not tell which values are better; "
                 f"write {name}:max where larger ones are, or {name}:min"
@@ -133,15 +133,15 @@ def parse_metric(text: str) -> ScriptMetric:
         raise ConfigError(f"--metric {text!r}: {first.get('ctx', {}).get('error') or first['msg']}") from None
 
 
-def _module_file(name: str) -> Path | None:
+def _find_module_file(name: str) -> Path | None:
     """Return the file that `python -m` runs, without importing what it belongs to; None if it cannot be told."""
-    _, spec = find_module(name)
+    _, spec = find_module_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
-        _, spec = find_module(f"{name}.__main__")
+        _, spec = find_module_spec(f"{name}.__main__")
     return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
-def _sha256(path: Path | None) -> str | None:
+def _sha256_of_file(path: Path | None) -> str | None:
     if path is None or not path.is_file():
         return None
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -179,23 +179,24 @@ def script_config(
     rest = list(words[1:] if is_module else words)
     if not rest:
         raise ConfigError("no script after --; give a script with its arguments, or -m and the name of a module")
-    hide_names(mask)
+    note_secret_names(mask)
     read = tuple(map(parse_metric, metrics))
     names = [metric.name for metric in read]
     if len(set(names)) < len(names):
         raise ConfigError(f"metrics {', '.join(names)}: a name appears twice; each metric needs its own name")
     path = Path(rest[0])
-    if is_module and not find_module(rest[0])[0]:
+    if is_module and not find_module_spec(rest[0])[0]:
         raise ConfigError(why_no_module(rest[0], rest[1:]))
     if not is_module and not path.exists():
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
     if not is_module and path.is_dir() and not (path / "__main__.py").is_file():
         raise ConfigError(f"{rest[0]} is a folder without a __main__.py; name the script inside it")
-    source = _module_file(rest[0]) if is_module else path
+    source = _find_module_file(rest[0]) if is_module else path
     note_secrets_in_files(source, rest[1:])
     return ScriptConfig(
-        name=rest[0], is_module=is_module, arguments=tuple(hide_words(rest[1:])), sha256=_sha256(source), metrics=read,
-        seed_arg=seed_arg, shift_seeds=_parse_shift_seeds(shift_seeds), max_steps=max_steps, compat_torch=compat_torch,
+        name=rest[0], is_module=is_module, arguments=tuple(hide_secrets_in_words(rest[1:])),
+        sha256=_sha256_of_file(source), metrics=read, seed_arg=seed_arg,
+        shift_seeds=_parse_shift_seeds(shift_seeds), max_steps=max_steps, compat_torch=compat_torch,
         torchrun=torchrun,
     )  # fmt: skip
 
@@ -206,7 +207,7 @@ def _parse_shift_seeds(words: str | None) -> Literal["global", "all"] | None:
     return cast(Literal["global", "all"] | None, words)
 
 
-def seed_option(script: ScriptConfig) -> str:
+def seed_option_in_source(script: ScriptConfig) -> str:
     """Return the option for the seed that the source of a script names; "" if it names none, or it is in use."""
     if script.is_module or script.seed_arg is not None:
         return ""

@@ -11,14 +11,14 @@ from pydantic import Field
 
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError, suggestion_text
-from ampcompare.settings.recipe import Frozen
+from ampcompare.settings.recipe import FrozenSettings
 
 NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
 AT = re.compile(r"@([^@,:=\s]*)\s*(?=,|$)")
 PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
 
 
-class StackConfig(Frozen):
+class StackConfig(FrozenSettings):
     """Another environment of Python and torch, in which a cell trains."""
 
     name: str
@@ -30,7 +30,7 @@ class StackConfig(Frozen):
         """Return it as --stack has it."""
         return f"{self.name}={shlex.join(self.command)}"
 
-    def words(self, cell: Path) -> list[str]:
+    def python_command_for_cell(self, cell: Path) -> list[str]:
         """Return the words that start its Python for a cell of this folder."""
         values = {"{cell}": str(cell.resolve()), "{cwd}": str(Path.cwd())}
         filled = list(self.command)

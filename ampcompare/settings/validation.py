@@ -13,7 +13,9 @@ MAX_FAULTS = 10
 MAX_NAMES = 15
 
 
-def validate(model: type[Model], values: Mapping[str, Any], given: Mapping[str, str] | None = None) -> Model:
+def build_validated_model(
+    model: type[Model], values: Mapping[str, Any], given: Mapping[str, str] | None = None
+) -> Model:
     """Build `model` from `values`; one line of error names each bad field, the value seen and what it takes.
 
     Args:
@@ -41,13 +43,13 @@ def _explain_fault(model: type[BaseModel], fault: Mapping[str, Any], given: Mapp
         more = [f"and {len(inside) - MAX_NAMES} more"] if len(inside) > MAX_NAMES else []
         text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
     else:
-        text = _plain_message(fault["msg"])
+        text = _reword_pydantic_message(fault["msg"])
     origin = f" from {given[where]}" if where in given else ""
     shown = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])}{origin})"
     return f"{where}: {text}{shown}" if where else text
 
 
-def _plain_message(message: str) -> str:
+def _reword_pydantic_message(message: str) -> str:
     """Return a message of pydantic in the words of the others: "must be at least 1"."""
     text = message.removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid ", "a ")
     text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
@@ -66,7 +68,7 @@ def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
                 yield from setting_paths(item, f"{above}{name}.N.")
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def paths_and_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value with its path, such as `recipe.optimizer.lr`; an empty mapping is a value.
 
     Args:
@@ -75,7 +77,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     """
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{name}.")
+            yield from paths_and_values(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

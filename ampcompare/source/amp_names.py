@@ -59,7 +59,7 @@ SHOWN_AS = {
 }
 
 
-def public_name(name: str) -> str:
+def public_full_name(name: str) -> str:
     """Return a full name by the module that shows it: `apex.amp.initialize` for `apex.amp.frontend.initialize`."""
     for inner, outer in SHOWN_AS.items():
         if name.startswith(inner):

@@ -41,13 +41,13 @@ def find_apex_imports(data: bytes) -> list[ApexImport]:
         tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return sorted(_imports_in(tree.body, "always"), key=lambda one: one.line)
+    return sorted(_apex_imports_in(tree.body, "always"), key=lambda one: one.line)
 
 
-def _imports_in(body: list[ast.stmt], reach: Reach) -> Iterator[ApexImport]:
+def _apex_imports_in(body: list[ast.stmt], reach: Reach) -> Iterator[ApexImport]:
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            for module in _modules_of(node):
+            for module in _apex_modules_imported_by(node):
                 yield ApexImport(module, node.lineno, reach)
             continue
         inner = reach
@@ -55,23 +55,23 @@ def _imports_in(body: list[ast.stmt], reach: Reach) -> Iterator[ApexImport]:
             inner = "called" if reach != "tried" else reach
         elif isinstance(node, ast.If) and reach == "always":
             if "TYPE_CHECKING" in ast.unparse(node.test):
-                yield from _imports_in(node.orelse, reach)
+                yield from _apex_imports_in(node.orelse, reach)
                 continue
             inner = "asked"
         elif isinstance(node, ast.Try | ast.TryStar) and any(map(_catches_import_error, node.handlers)):
-            yield from _imports_in(node.body, "tried")
+            yield from _apex_imports_in(node.body, "tried")
             for handler in node.handlers:
-                yield from _imports_in(handler.body, reach)
-            yield from _imports_in([*node.orelse, *node.finalbody], reach)
+                yield from _apex_imports_in(handler.body, reach)
+            yield from _apex_imports_in([*node.orelse, *node.finalbody], reach)
             continue
-        yield from _questions_in(node, inner)
+        yield from _apex_questions_in(node, inner)
         for field in ("body", "orelse", "finalbody"):
-            yield from _imports_in(getattr(node, field, []), inner)
+            yield from _apex_imports_in(getattr(node, field, []), inner)
         for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            yield from _imports_in(part.body, inner)
+            yield from _apex_imports_in(part.body, inner)
 
 
-def _modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+def _apex_modules_imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif node.level or node.module is None:
@@ -90,7 +90,7 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
     return not any(isinstance(last, ast.Raise) for last in handler.body)
 
 
-def _questions_in(node: ast.stmt, reach: Reach) -> Iterator[ApexImport]:
+def _apex_questions_in(node: ast.stmt, reach: Reach) -> Iterator[ApexImport]:
     """Yield calls in a statement, without the statements inside it, that are given the name of a module of Apex."""
     inside = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
     for call in (one for expression in inside for one in ast.walk(expression) if isinstance(one, ast.Call)):

@@ -29,20 +29,20 @@ def conditions_around(module: Module, node: ast.AST, within: ast.AST | None = No
     }
 
 
-def facts_at(module: Module, node: ast.AST) -> Facts:
+def known_conditions_at(module: Module, node: ast.AST) -> Facts:
     """Return what is known where a node is reached, by the `if` statements around it."""
     facts: Facts = {}
     for outer, holds in reversed(list(branches_around(module, node))):
-        facts = narrow(facts, outer.test, holds)
+        facts = add_conditions_of_test(facts, outer.test, holds)
     return facts
 
 
-def is_exclusive(module: Module, one: ast.AST, other: ast.AST) -> bool:
+def exclude_each_other(module: Module, one: ast.AST, other: ast.AST) -> bool:
     """Return whether two places never run together: a test of one is the opposite of a test of the other."""
-    return contradict(facts_at(module, one), facts_at(module, other))
+    return conditions_contradict(known_conditions_at(module, one), known_conditions_at(module, other))
 
 
-def contradict(one: Facts, other: Facts) -> bool:
+def conditions_contradict(one: Facts, other: Facts) -> bool:
     """Return whether two sets of conditions cannot both hold."""
     return any(key in other and other[key] != value for key, value in one.items())
 
@@ -53,16 +53,18 @@ def _text_of_expression(node: ast.expr) -> str:
     return ast.unparse(node)
 
 
-def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
+def conditions_of_test(test: ast.expr, holds: bool) -> dict[str, object]:
     """Return what is known where a test holds, or where it does not.
 
     `x is not None` counts as `x`; `a == "b"` contradicts `a == "c"`.
     """
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return conditions(test.operand, not holds)
+        return conditions_of_test(test.operand, not holds)
     if isinstance(test, ast.BoolOp):
         if isinstance(test.op, ast.And) == holds:
-            return _merge_facts(conditions(value, holds) for value in test.values) | {_text_of_expression(test): holds}
+            return _merge_facts(conditions_of_test(value, holds) for value in test.values) | {
+                _text_of_expression(test): holds
+            }
         return {_text_of_expression(test): holds}
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         operator, right = test.ops[0], test.comparators[0]
@@ -87,44 +89,44 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
     return {_text_of_expression(test): holds}
 
 
-def narrow(facts: Facts, test: ast.expr, holds: bool) -> Facts:
+def add_conditions_of_test(facts: Facts, test: ast.expr, holds: bool) -> Facts:
     """Return facts together with what a test adds to them.
 
     Where `a and b` does not hold but `b` does, `a` does not; where `a or b` holds but `b` does not, `a` does.
     """
-    known = {**facts, **conditions(test, holds)}
+    known = {**facts, **conditions_of_test(test, holds)}
     while True:
-        found = _last_of_joint(known)
+        found = _conditions_of_last_undecided(known)
         if not found:
             return known
         known |= found
 
 
-def _last_of_joint(known: Facts) -> dict[str, object]:
+def _conditions_of_last_undecided(known: Facts) -> dict[str, object]:
     """Return what follows for the only undecided part of a joint condition."""
     for text, value in known.items():
         test = _parse_joint_condition(text) if isinstance(value, bool) else None
         if test is None or isinstance(test.op, ast.And) == value:
             continue
-        undecided = [each for each in test.values if not _is_known(known, each, not value)]
+        undecided = [each for each in test.values if not _is_outcome_known(known, each, not value)]
         if len(undecided) == 1:
-            found = conditions(undecided[0], bool(value))
+            found = conditions_of_test(undecided[0], bool(value))
             if any(key not in known for key in found):
                 return {key: one for key, one in found.items() if key not in known}
     return {}
 
 
-def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
-    return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
+def _is_outcome_known(known: Facts, test: ast.expr, holds: bool) -> bool:
+    return all(key in known and known[key] == value for key, value in conditions_of_test(test, holds).items())
 
 
 def _parse_joint_condition(text: str) -> ast.BoolOp | None:
-    test = expression_of(text) if " and " in text or " or " in text else None
+    test = expression_of_condition(text) if " and " in text or " or " in text else None
     return test if isinstance(test, ast.BoolOp) else None
 
 
 @functools.cache
-def expression_of(key: str) -> ast.expr | None:
+def expression_of_condition(key: str) -> ast.expr | None:
     """Return the expression whose text a fact has; None for a key that stands for none, such as that of a `try`."""
     try:
         return ast.parse(key, mode="eval").body

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from ampcompare.source.branches import Facts, narrow
+from ampcompare.source.branches import Facts, add_conditions_of_test
 from ampcompare.source.index import Function, Index
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import child_nodes
@@ -19,7 +19,7 @@ Tests: TypeAlias = tuple[tuple[ast.expr, bool], ...]
 
 
 @dataclass(frozen=True)
-class Frame:
+class CallFrame:
     """Where a follower is.
 
     Attributes:
@@ -74,26 +74,26 @@ class CallFollower(abc.ABC):
         self._reached = 0
         self.cut = False
         self._frames = itertools.count(1)
-        self._follow_block(scope.node.body, Frame(scope, {}, (), (), {}, "", (scope,)))
+        self._follow_block(scope.node.body, CallFrame(scope, {}, (), (), {}, "", (scope,)))
 
     # What a kind of follower does.
 
     @abc.abstractmethod
-    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+    def handle_node(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         """Do what is to be done at an expression; `inline` follows its function."""
 
-    def enter(self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: Frame) -> Any:
+    def context_of_with_item(self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: CallFrame) -> Any:
         """Return what is to be known of a context of a `with` inside of it."""
         return None
 
-    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:  # noqa: B027 - most need expressions alone
+    def after_statement(self, statement: ast.stmt, frame: CallFrame) -> None:  # noqa: B027 - most need expressions alone
         """Do what is to be done behind a simple statement."""
 
-    def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:
+    def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         """Return what the arguments of a call are, by parameter."""
         return {}
 
-    def substitute_arguments(self, test: ast.expr, frame: Frame) -> ast.expr:
+    def substitute_arguments(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         """Return a condition in the words of the function that was begun with: a parameter as its argument."""
         if isinstance(test, ast.UnaryOp):
             return ast.UnaryOp(test.op, self.substitute_arguments(test.operand, frame))
@@ -101,27 +101,27 @@ class CallFollower(abc.ABC):
             return ast.BoolOp(test.op, [self.substitute_arguments(value, frame) for value in test.values])
         if isinstance(test, ast.Compare):
             return ast.Compare(self.substitute_arguments(test.left, frame), test.ops, test.comparators)
-        return self.spell(test, frame)
+        return self.spell_condition_part(test, frame)
 
-    def spell(self, test: ast.expr, frame: Frame) -> ast.expr:
+    def spell_condition_part(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         """Return a part of a condition that no operator joins, in the words of the function that was begun with."""
         return test
 
-    def is_full(self) -> bool:
+    def has_reached_enough(self) -> bool:
         """Return whether enough was reached."""
         return False
 
-    def callee(self, node: ast.expr, frame: Frame) -> Function | None:
+    def callee(self, node: ast.expr, frame: CallFrame) -> Function | None:
         """Return the one function of this module that an expression surely is."""
-        found = self.index.of_expression(node, frame.scope, frame.receiver)
+        found = self.index.function_of_expression(node, frame.scope, frame.receiver)
         return found if isinstance(found, Function) and found.module is self.module else None
 
-    def inline(self, node: ast.expr, frame: Frame, call: ast.Call | None = None) -> bool:
+    def follow_named_function(self, node: ast.expr, frame: CallFrame, call: ast.Call | None = None) -> bool:
         """Follow a function where it is called; return whether it was followed."""
         callee = self.callee(node, frame)
-        return callee is not None and self.enter_function(callee, frame, call)
+        return callee is not None and self.follow_called_function(callee, frame, call)
 
-    def enter_function(self, function: Function, frame: Frame, call: ast.Call | None) -> bool:
+    def follow_called_function(self, function: Function, frame: CallFrame, call: ast.Call | None) -> bool:
         """Follow a function where it is called; return whether it was followed: not within itself, nor too deep."""
         callee = function.scope
         if callee in frame.active or isinstance(callee.node, ast.Lambda):
@@ -131,7 +131,7 @@ class CallFollower(abc.ABC):
             return False
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
         home = callee.parent
-        sees = home is not None and home in frame.scope.enclosing()
+        sees = home is not None and home in frame.scope.lookup_scopes()
         names = dict(frame.names) if sees and home is not None and home.function is not None else {}
         if call is not None:
             names.update(self.bind_arguments(function, call, frame))
@@ -144,12 +144,12 @@ class CallFollower(abc.ABC):
         self._follow_block(callee.node.body, inner)
         return True
 
-    def _follow_block(self, body: list[ast.stmt], frame: Frame) -> Facts | None:
+    def _follow_block(self, body: list[ast.stmt], frame: CallFrame) -> Facts | None:
         """Follow statements; return what is known behind them, or None if that is not reached."""
         for statement in body:
             if isinstance(statement, DEFINITIONS):
                 continue
-            if self._reached > self.max_reached or self.is_full():
+            if self._reached > self.max_reached or self.has_reached_enough():
                 self.cut = True
                 return None
             if isinstance(statement, ast.If):
@@ -157,7 +157,7 @@ class CallFollower(abc.ABC):
                 test = self.substitute_arguments(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    self._follow_block(branch, replace(frame, facts=narrow(frame.facts, test, holds)))
+                    self._follow_block(branch, replace(frame, facts=add_conditions_of_test(frame.facts, test, holds)))
                     for branch, holds in branches
                 ]
                 reached = [facts for facts in known if facts is not None]
@@ -192,7 +192,7 @@ class CallFollower(abc.ABC):
                     return None
         return frame.facts
 
-    def _follow_try(self, statement: ast.Try, frame: Frame) -> Facts | None:
+    def _follow_try(self, statement: ast.Try, frame: CallFrame) -> Facts | None:
         key = f"try at {statement.lineno}"
         behind = self._follow_block(
             [*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True})
@@ -207,14 +207,14 @@ class CallFollower(abc.ABC):
         # Where every handler ends the round, what follows has seen the body run.
         return behind if behind is not None and all(facts is None for facts in handled) else frame.facts
 
-    def _follow_with(self, statement: ast.With | ast.AsyncWith, frame: Frame) -> Frame:
+    def _follow_with(self, statement: ast.With | ast.AsyncWith, frame: CallFrame) -> CallFrame:
         contexts = list(frame.contexts)
         for item in statement.items:
             self._follow_expression(item.context_expr, statement, frame)
-            contexts.append(self.enter(item, statement, frame))
+            contexts.append(self.context_of_with_item(item, statement, frame))
         return replace(frame, contexts=tuple(contexts))
 
-    def _follow_expression(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+    def _follow_expression(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         inside = self._known.get(node)
         if inside is None:
             inside = self._known[node] = list(self._expressions_reached(node, ()))
@@ -222,8 +222,10 @@ class CallFollower(abc.ABC):
             self._reached += 1
             inner = frame
             for test, holds in tests:
-                inner = replace(inner, facts=narrow(inner.facts, self.substitute_arguments(test, frame), holds))
-            self.reach(each, statement, inner)
+                inner = replace(
+                    inner, facts=add_conditions_of_test(inner.facts, self.substitute_arguments(test, frame), holds)
+                )
+            self.handle_node(each, statement, inner)
 
     def _expressions_reached(self, node: ast.AST, tests: Tests) -> Iterator[tuple[ast.AST, Tests]]:
         """Yield the expressions that are reached in a node, the inner ones first.

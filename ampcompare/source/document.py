@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.files.read import FileFault, open_regular
+from ampcompare.base.files.read import FileFault, open_regular_file
 from ampcompare.base.files.write import write_file
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 
@@ -107,7 +107,7 @@ def _read_notebook(content: bytes) -> _Notebook:
     body = text.rstrip()
     match = re.match(r"\{\r?\n([ \t]*)", body)
     indent = None if match is None else (match[1] if "\t" in match[1] else len(match[1]))
-    return _Notebook(data, *_join_cells(sources), indent, text[len(body) :], body.isascii())
+    return _Notebook(data, *_join_cell_sources(sources), indent, text[len(body) :], body.isascii())
 
 
 def _code_cells(data: Any) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ def _source_of_cell(cell: dict[str, Any]) -> str:
     return source if isinstance(source, str) else "".join(source)
 
 
-def _join_cells(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+def _join_cell_sources(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
     lines, parts, starts = 1, [], []
     for number, source in enumerate(sources, start=1):
         body = _cell_as_python(source)
@@ -131,20 +131,20 @@ def _join_cells(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
 
 def _cell_as_python(source: str) -> str:
     """Return the source of a cell as Python with as many lines; a cell that is something else becomes comments."""
-    if _parses(source):
+    if _is_parsable(source):
         return source
     first = source.lstrip().partition("\n")[0]
     if first.startswith("%%") and not first.startswith(PYTHON_MAGICS):
-        return _hide_all(source)
+        return _comment_out_lines(source)
     hidden = LINE_OF_IPYTHON.sub(lambda match: f"{match['indent']}{HIDDEN}{match['rest']}", source)
-    return hidden if _parses(hidden) else _hide_all(source)
+    return hidden if _is_parsable(hidden) else _comment_out_lines(source)
 
 
-def _hide_all(source: str) -> str:
+def _comment_out_lines(source: str) -> str:
     return "\n".join(f"{HIDDEN}{line}" for line in source.split("\n"))
 
 
-def _parses(source: str) -> bool:
+def _is_parsable(source: str) -> bool:
     try:
         parse_tree(source)
     except SourceInvalid:
@@ -172,7 +172,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Document:
+class SourceDocument:
     """A source file that was read.
 
     Attributes:
@@ -189,7 +189,7 @@ class Document:
     has_mark: bool = False
     notebook: _Notebook | None = None
 
-    def place(self, line: int, column: int = 0) -> Place:
+    def place_for_user(self, line: int, column: int = 0) -> Place:
         """Return the position that a line (from 1) and a column (from 0) of `text` have for the user."""
         if self.notebook is None:
             return Place(line, column + 1)
@@ -210,14 +210,14 @@ class Document:
             raise FileFault(f"{error.object[error.start]!r} cannot be written as {self.encoding}") from None
 
 
-def read_bytes(path: Path) -> bytes:
+def read_source_bytes(path: Path) -> bytes:
     """Return the content of a source file.
 
     Raises:
         FileFault: it cannot be read, is not a regular file, or is too large for source.
     """
     most = MAX_NOTEBOOK_BYTES if path.suffix == ".ipynb" else MAX_BYTES
-    with os.fdopen(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular_file(path), "rb") as file:
         try:
             content = file.read(most + 1)
         except OSError as error:
@@ -227,16 +227,16 @@ def read_bytes(path: Path) -> bytes:
     return content
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> SourceDocument:
     """Read a module, or the code cells of a notebook.
 
     Raises:
-        FileFault: as for `read_bytes` and `parse_document`.
+        FileFault: as for `read_source_bytes` and `parse_document`.
     """
-    return parse_document(path, read_bytes(path))
+    return parse_document(path, read_source_bytes(path))
 
 
-def parse_document(path: Path, content: bytes) -> Document:
+def parse_document(path: Path, content: bytes) -> SourceDocument:
     """Return the document that the bytes of a file make.
 
     Raises:
@@ -244,7 +244,7 @@ def parse_document(path: Path, content: bytes) -> Document:
     """
     if path.suffix == ".ipynb":
         notebook = _read_notebook(content)
-        return Document(path, notebook.text, notebook=notebook)
+        return SourceDocument(path, notebook.text, notebook=notebook)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     except SyntaxError as error:
@@ -261,14 +261,14 @@ def parse_document(path: Path, content: bytes) -> Document:
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise FileFault(f"line {line}: it holds a null byte, which Python source cannot contain")
-    return Document(path, text, encoding=name, has_mark=has_mark)
+    return SourceDocument(path, text, encoding=name, has_mark=has_mark)
 
 
-def write_document(document: Document, text: str) -> None:
+def write_document(document: SourceDocument, text: str) -> None:
     """Replace the file of a document in one move; it keeps its mode, and a link stays a link.
 
     Raises:
-        FileFault: as for `Document.encode`, or the file may not be written.
+        FileFault: as for `SourceDocument.encode`, or the file may not be written.
         EnvironmentUnfit: the disk is full or the folder cannot be written.
     """
     content = document.encode(text)

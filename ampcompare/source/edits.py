@@ -85,7 +85,7 @@ class Edits:
         """Return whether a statement goes."""
         return statement in self._removed
 
-    def before(self, statement: ast.stmt, lines: Iterable[str], *, outside: bool = False) -> None:
+    def insert_above(self, statement: ast.stmt, lines: Iterable[str], *, outside: bool = False) -> None:
         """Put statements above another; for an `elif`, above the `if` that it belongs to.
 
         Args:
@@ -100,7 +100,7 @@ class Edits:
         line = self._line_of_number(self._unwrapped.get(statement, self.module.first_line(statement)))
         line.before += [(0 if outside else line.deeper, 1, text) for text in lines]
 
-    def after(self, statement: ast.stmt, lines: Iterable[str]) -> None:
+    def insert_below(self, statement: ast.stmt, lines: Iterable[str]) -> None:
         """Put statements below another."""
         end = statement.end_lineno or statement.lineno
         if not self.module.is_alone(statement):
@@ -109,24 +109,24 @@ class Edits:
         first = self.module.first_line(statement)
         self._line_of_number(end).after += [(first, text) for text in lines]
 
-    def new_text(self) -> str:
+    def inserted_text(self) -> str:
         """Return all texts that the edits put in."""
         texts = ["\n".join(text) if isinstance(text, list) else text for text in self._spans.values()]
         for line in self._lines.values():
             texts += [text for _, _, text in line.before] + [text for _, text in line.after]
         return "\n".join(texts)
 
-    def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
+    def put_under_header(self, first: ast.stmt, last: ast.stmt, header: str) -> None:
         """Put statements of one block below a header such as `with ...:`."""
         begin, end = self.module.first_line(first), last.end_lineno or last.lineno
         self.shared |= {each for each in (first, last) if not self.module.is_alone(each)}
         line = self._line_of_number(begin)
         line.before.append((line.deeper, 0, header))
         for number in range(begin, end + 1):
-            if number not in self._inside_strings():
+            if number not in self._lines_inside_strings():
                 self._line_of_number(number).deeper += 1
 
-    def unwrap(self, statement: ast.stmt, body: list[ast.stmt], lines: Iterable[str] = ()) -> None:
+    def unwrap_statement(self, statement: ast.stmt, body: list[ast.stmt], lines: Iterable[str] = ()) -> None:
         """Replace a compound statement by some of its statements, one step to the left, below new lines.
 
         Args:
@@ -148,7 +148,7 @@ class Edits:
             stop = module.line_start(last + 1)
             self._spans[(module.starts[end], stop)] = ""
         for number in range(begin, end + 1):
-            if number not in self._inside_strings():
+            if number not in self._lines_inside_strings():
                 self._line_of_number(number).cut.append((inner, outer))
         line = self._line_of_number(begin)
         line.before = moved.before + [(moved.deeper, 1, text) for text in lines] + line.before
@@ -163,7 +163,7 @@ class Edits:
             line -= 1
         return line
 
-    def _inside_strings(self) -> set[int]:
+    def _lines_inside_strings(self) -> set[int]:
         """Return the lines that begin inside a string, whose text is not indentation."""
         if self._strings is None:
             self._strings = set()
@@ -173,7 +173,7 @@ class Edits:
                     self._strings.update(range(node.lineno + 1, node.end_lineno + 1))  # type: ignore[attr-defined]
         return self._strings
 
-    def _indentation(self, number: int, deeper: int | None = None) -> str:
+    def _new_indentation_of_line(self, number: int, deeper: int | None = None) -> str:
         """Return the new indentation of a line."""
         old = self.module.line_indent(number)
         line = self._lines.get(number)
@@ -182,51 +182,51 @@ class Edits:
         for inner, outer in reversed(line.cut):
             if old.startswith(inner):
                 old = outer + old[len(inner) :]
-        return self.module.unit * (line.deeper if deeper is None else deeper) + old
+        return self.module.indentation_unit * (line.deeper if deeper is None else deeper) + old
 
-    def result(self) -> str:
+    def edited_text(self) -> str:
         """Return the text with all edits."""
         return apply_edits(self.module.text, [(edit,) for edit in self.sorted_edits()])[0]
 
     def sorted_edits(self) -> tuple[Edit, ...]:
         """Return all edits by position, the widest first where several begin together, after what is put above it."""
-        self._settle_removed()
+        self._make_spans_of_removed()
         module, newline = self.module, self.module.newline
         spans = {span: text for span, text in self._spans.items() if isinstance(text, str)}
         for (start, end), text in self._spans.items():
             if isinstance(text, list):
                 number = module.line_at(start)
                 spans[(start, end)] = newline.join(
-                    [text[0], *(each and self._indentation(number) + each for each in text[1:])]
+                    [text[0], *(each and self._new_indentation_of_line(number) + each for each in text[1:])]
                 )
         for number, line in sorted(self._lines.items()):
             begin = module.starts[number - 1]
             text, old = module.line_text(number), module.line_indent(number)
             lines = [
-                (content and self._indentation(number, deeper) + content) + newline
+                (content and self._new_indentation_of_line(number, deeper) + content) + newline
                 for deeper, _, content in line.before
             ]
-            kept = old if not text.strip() else self._indentation(number)
+            kept = old if not text.strip() else self._new_indentation_of_line(number)
             if lines or kept != old:
                 same = kept == old
-                self._add_text(
+                self._add_text_to_spans(
                     spans, begin, begin if same else begin + len(old), "".join(lines) + ("" if same else kept)
                 )
             if line.after:
                 stop = begin + len(text)
                 ends = text.endswith(("\n", "\r"))
                 inner_first = sorted(line.after, key=lambda each: -each[0])  # of statements that end together
-                below = [content and self._indentation(first) + content for first, content in inner_first]
+                below = [content and self._new_indentation_of_line(first) + content for first, content in inner_first]
                 joined = "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
-                self._add_text(spans, stop, stop, joined)
+                self._add_text_to_spans(spans, stop, stop, joined)
         edits = [Edit(start, end, text) for (start, end), text in spans.items()]
         return tuple(sorted(edits, key=lambda edit: (edit.start, edit.end != edit.start, -edit.end)))
 
     @staticmethod
-    def _add_text(spans: dict[tuple[int, int], str], start: int, end: int, text: str) -> None:
+    def _add_text_to_spans(spans: dict[tuple[int, int], str], start: int, end: int, text: str) -> None:
         spans[(start, end)] = spans.get((start, end), "") + text
 
-    def _settle_removed(self) -> None:
+    def _make_spans_of_removed(self) -> None:
         """Turn removed statements into spans; what would leave a block empty goes too, or becomes `pass`."""
         module = self.module
         changed = True
@@ -236,20 +236,20 @@ class Edits:
                 parent = module.parent(statement)
                 if not isinstance(parent, (ast.If, ast.With)) or parent in self._removed:
                     continue
-                if all(each in self._removed for block in module.blocks(parent) for each in block):
+                if all(each in self._removed for block in module.blocks_below(parent) for each in block):
                     self._removed.add(parent)
                     changed = True
         for statement in self._removed:
             if any(outer in self._removed for outer in module.ancestors(statement)):
                 continue
-            block = module.block(statement)
+            block = module.block_of(statement)
             kept = [each for each in block if each not in self._removed]
             if not kept and not isinstance(module.parent(statement), ast.Module) and statement is block[-1]:
                 self._spans[module.span(statement)] = "pass"
             elif module.is_alone(statement):
-                self._remove_lines(statement)
+                self._remove_lines_of(statement)
 
-    def _remove_lines(self, statement: ast.stmt) -> None:
+    def _remove_lines_of(self, statement: ast.stmt) -> None:
         module = self.module
         first, last = module.first_line(statement), statement.end_lineno or statement.lineno
         stop = module.line_start(last + 1)
@@ -261,7 +261,7 @@ class Edits:
         ):
             above, last = above - 1, last + 1
             stop = module.line_start(last + 1)
-        if module.block(statement)[0] is statement and not isinstance(module.parent(statement), ast.Module):
+        if module.block_of(statement)[0] is statement and not isinstance(module.parent(statement), ast.Module):
             while (
                 last + 1 < len(module.starts) and not module.line_text(last + 1).strip()
             ):  # a block begins without them
@@ -275,17 +275,17 @@ class Edits:
             self._spans[(module.starts[first - 1], stop)] = text
 
 
-def on_own_lines(module: Module, statements: Iterable[ast.stmt]) -> str:
+def put_statements_on_own_lines(module: Module, statements: Iterable[ast.stmt]) -> str:
     """Return the text of a module with statements, and those that share a line with them, on lines of their own."""
     edits: dict[Edit, None] = {}
     for statement in statements:
-        block = module.block(statement)
+        block = module.block_of(statement)
         lines = {statement.lineno, statement.end_lineno}
         near = [each for each in block if {each.lineno, each.end_lineno} & lines]
         first = block[0]
         indent = module.indent(first)
         if not module.begins_line(first):  # it stands behind the head of its block
-            indent = module.indent(module.parent(first)) + module.unit
+            indent = module.indent(module.parent(first)) + module.indentation_unit
         for each in near:
             start = module.start(each)
             if not module.begins_line(each):

@@ -31,7 +31,7 @@ def find_sources(
     for path in map(Path, paths):
         if path.is_dir():
             yield from _walk_folder(path, exclude, unreadable, seen)
-        elif _is_new(path, seen):
+        elif _is_new_path(path, seen):
             yield path
 
 
@@ -41,7 +41,7 @@ def _walk_folder(
     waiting = [folder]
     while waiting:
         current = waiting.pop()
-        if not _is_new(current, seen):
+        if not _is_new_path(current, seen):
             continue
         try:
             entries = sorted(os.scandir(current), key=lambda entry: entry.name)
@@ -57,12 +57,12 @@ def _walk_folder(
             if _is_folder(entry):
                 if _holds_source(path):
                     folders.append(path)
-            elif entry.name.endswith(SUFFIXES) and _is_new(path, seen):
+            elif entry.name.endswith(SUFFIXES) and _is_new_path(path, seen):
                 yield path
         waiting += reversed(folders)
 
 
-def _is_new(path: Path, seen: set[tuple[int, int]]) -> bool:
+def _is_new_path(path: Path, seen: set[tuple[int, int]]) -> bool:
     """Return whether a file or folder was not met before, under another name either."""
     try:
         status = path.stat()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from ampcompare.source.amp_names import STARS, WRAPPERS, public_name
+from ampcompare.source.amp_names import STARS, WRAPPERS, public_full_name
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.project import Project
 from ampcompare.source.syntax import argument_values, child_nodes, dotted_name, last_name, strip_star
@@ -78,54 +78,54 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedObject:
     """What no file of the project defines: a function, class or object of another package, by its full name."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Several:
+class SeveralFunctions:
     """One of some functions, all of which are known."""
 
-    choices: tuple[Function | Imported, ...]
+    choices: tuple[Function | ImportedObject, ...]
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownFunction:
     """A function that no line of the project names, or one of some that are known in part.
 
     Attributes:
         candidates: those that are.
     """
 
-    candidates: tuple[Function | Imported, ...] = ()
+    candidates: tuple[Function | ImportedObject, ...] = ()
 
 
-Callee: TypeAlias = Function | Imported | Several | Unknown
+Callee: TypeAlias = Function | ImportedObject | SeveralFunctions | UnknownFunction
 
 
 @dataclass(frozen=True)
-class _Class:
+class _ProjectClass:
     scope: Scope
 
 
 @dataclass(frozen=True)
-class _Instance:
+class _ClassInstance:
     """An object of a class of the project, or what calls of another package's function give."""
 
-    of: Scope | Imported
+    of: Scope | ImportedObject
 
 
 @dataclass(frozen=True)
-class _Package:
+class _ProjectModule:
     """A module of the project."""
 
     module: Module
 
 
 @dataclass(frozen=True)
-class _Container:
+class _WrittenContainer:
     """A list, tuple, set or dict that is written out.
 
     Attributes:
@@ -141,12 +141,14 @@ class _Container:
     level: int = 0
 
 
-class _Nothing(Enum):
+class _UnknownValue(Enum):
     UNKNOWN = "unknown"
 
 
-UNKNOWN = _Nothing.UNKNOWN
-Value: TypeAlias = Function | Imported | _Class | _Instance | _Package | _Container | _Nothing
+UNKNOWN = _UnknownValue.UNKNOWN
+Value: TypeAlias = (
+    Function | ImportedObject | _ProjectClass | _ClassInstance | _ProjectModule | _WrittenContainer | _UnknownValue
+)
 Values: TypeAlias = frozenset[Value]
 NOT_KNOWN: Values = frozenset({UNKNOWN})
 
@@ -167,7 +169,7 @@ class _Binding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Event:
+class SoughtEvent:
     """Something that functions do.
 
     Attributes:
@@ -224,7 +226,7 @@ class Index:
             return [self.module]
         return [self.module, *(each for _, each in self._project.modules_around(self._project.path))]
 
-    def seen_from(self, module: Module) -> Index:
+    def index_seen_from(self, module: Module) -> Index:
         """Return the same index, as it is looked at from another one of its modules."""
         view = copy.copy(self)
         view.module = module
@@ -239,74 +241,76 @@ class Index:
             scope: in which the call stands.
             receiver: the class of the object that `self` is there, where it is known.
         """
-        return _answer(self._functions_behind_values(self.values(call.func, scope, receiver)))
+        return _callee_of_found(self._functions_behind_values(self.values_of_expression(call.func, scope, receiver)))
 
-    def of_expression(self, node: ast.expr, scope: Scope, receiver: Scope | None = None) -> Callee:
+    def function_of_expression(self, node: ast.expr, scope: Scope, receiver: Scope | None = None) -> Callee:
         """Return which function an expression is, such as one that is passed to be called."""
-        return _answer(self._functions_behind_values(self.values(node, scope, receiver)))
+        return _callee_of_found(self._functions_behind_values(self.values_of_expression(node, scope, receiver)))
 
-    def full_names(self, node: ast.expr, scope: Scope) -> set[str]:
+    def outside_names_of(self, node: ast.expr, scope: Scope) -> set[str]:
         """Return the full names of other packages that an expression may have; "" stands for anything else."""
-        return {each.name if isinstance(each, Imported) else "" for each in self.values(node, scope)}
+        return {
+            each.name if isinstance(each, ImportedObject) else "" for each in self.values_of_expression(node, scope)
+        }
 
-    def callers(self, function: Scope) -> tuple[list[ast.Call], bool]:
+    def calls_of_function(self, function: Scope) -> tuple[list[ast.Call], bool]:
         """Return the calls that may be of a function, and whether these are all.
 
         They are not where the function is passed on, or where a call of its name cannot be resolved.
         """
-        return self._callers_table.get(function, []), function not in self._passed_on
+        return self._calls_by_function.get(function, []), function not in self._functions_passed_on
 
-    def name_of(self, module: Module) -> str:
+    def relative_path_of(self, module: Module) -> str:
         """Return the path of a module from the folder of the one that is looked at; empty for text alone."""
         path = None if self._project is None else self._project.path_of(module)
         own = None if self._project is None else self._project.path_of(self.module)
         return "" if path is None or own is None else os.path.relpath(path, own.parent)
 
-    def scope_of(self, call: ast.Call) -> Scope:
+    def scope_of_call(self, call: ast.Call) -> Scope:
         """Return the scope in which a call of any of the modules stands."""
         return self._scope_of_call[call]
 
-    def reaches(self, function: Function, event: Event) -> Answer:
+    def reaches_event(self, function: Function, event: SoughtEvent) -> Answer:
         """Return whether a call of a function leads to an event, in it or in what it calls."""
         key = (event.name, function.scope, function.receiver)
         if key not in self._reached:
             self._reached[key] = Answer.NO  # for a function that calls itself
-            self._reached[key] = self._reach(function, event)
+            self._reached[key] = self._search_event_in(function, event)
         return self._reached[key]
 
-    def _reach(self, function: Function, event: Event) -> Answer:
+    def _search_event_in(self, function: Function, event: SoughtEvent) -> Answer:
         found = Answer.NO
-        for node in nodes_of(function.scope):
+        for node in nodes_of_scope(function.scope):
             if event.is_at(function.module, node):
                 return Answer.YES
             if not isinstance(node, ast.Call):
                 continue
             callee = self.callee(node, function.scope, function.receiver)
-            for each in choices_of(callee):
-                answer = self.reaches(each, event) if isinstance(each, Function) else Answer.NO
+            for each in functions_of_callee(callee):
+                answer = self.reaches_event(each, event) if isinstance(each, Function) else Answer.NO
                 if answer is Answer.YES:
                     return answer
                 found = answer if answer is Answer.UNKNOWN else found
-            if isinstance(callee, Unknown) and not event.harmless(function.module, node):
+            if isinstance(callee, UnknownFunction) and not event.harmless(function.module, node):
                 found = Answer.UNKNOWN
         return found
 
-    def is_subclass(self, scope: Scope, *names: str) -> bool:
+    def is_subclass_of(self, scope: Scope, *names: str) -> bool:
         """Return whether a class has a base of another package, by one of some full names."""
         return any(
-            isinstance(base, Imported) and base.name in names
-            for each in self._order_of(scope)[0]
+            isinstance(base, ImportedObject) and base.name in names
+            for each in self._lookup_order_of(scope)[0]
             for expr in getattr(each.node, "bases", [])
-            for base in self.values(expr, each.parent or each)
+            for base in self.values_of_expression(expr, each.parent or each)
         )
 
-    def family(self, scope: Scope) -> Scope:
+    def topmost_class_of(self, scope: Scope) -> Scope:
         """Return the topmost class of the project that a class comes from, itself where it has no base there."""
-        return self._order_of(scope)[0][-1]
+        return self._lookup_order_of(scope)[0][-1]
 
     # Values.
 
-    def values(self, node: ast.AST, scope: Scope, receiver: Scope | None = None) -> Values:
+    def values_of_expression(self, node: ast.AST, scope: Scope, receiver: Scope | None = None) -> Values:
         """Return all that an expression may be; `UNKNOWN` among it says that it may be something else too."""
         key = (node, receiver)
         if key in self._values:
@@ -321,7 +325,7 @@ class Index:
             return NOT_KNOWN
         self._active.add(key)
         cut = self._cut
-        found = self._evaluate(node, scope, receiver)
+        found = self._evaluate_expression(node, scope, receiver)
         if len(found) > MAX_VALUES:
             found = NOT_KNOWN
         self._active.discard(key)
@@ -331,46 +335,50 @@ class Index:
             self._meanwhile.clear()
         return found
 
-    def _evaluate(self, node: ast.AST, scope: Scope, receiver: Scope | None) -> Values:
+    def _evaluate_expression(self, node: ast.AST, scope: Scope, receiver: Scope | None) -> Values:
         if isinstance(node, ast.Name):
-            return self._of_name(node, scope, receiver)
+            return self._values_of_name(node, scope, receiver)
         if isinstance(node, ast.Attribute):
-            return self._of_attribute(node, scope, receiver)
+            return self._values_of_attribute(node, scope, receiver)
         if isinstance(node, ast.Call):
-            return self._of_call(node, scope, receiver)
+            return self._values_of_call(node, scope, receiver)
         if isinstance(node, ast.Lambda):
             return frozenset({Function(scope.module.scope_from[node], receiver)})
         if isinstance(node, ast.Constant):
-            return frozenset() if node.value is None else _value_from_outside(f"builtins.{type(node.value).__name__}")
+            return (
+                frozenset() if node.value is None else _instance_from_outside(f"builtins.{type(node.value).__name__}")
+            )
         if isinstance(node, ast.IfExp):
-            return self.values(node.body, scope, receiver) | self.values(node.orelse, scope, receiver)
+            return self.values_of_expression(node.body, scope, receiver) | self.values_of_expression(
+                node.orelse, scope, receiver
+            )
         if isinstance(node, ast.BoolOp):
-            return frozenset().union(*(self.values(each, scope, receiver) for each in node.values))
+            return frozenset().union(*(self.values_of_expression(each, scope, receiver) for each in node.values))
         if isinstance(node, (ast.NamedExpr, ast.Await)):
-            return self.values(node.value, scope, receiver)
+            return self.values_of_expression(node.value, scope, receiver)
         if isinstance(node, ast.Starred):
-            inside = self.values(node.value, scope, receiver)
+            inside = self.values_of_expression(node.value, scope, receiver)
             return frozenset().union(*(self._elements_of_value(each) for each in inside)) if inside else frozenset()
         if isinstance(node, ast.Subscript):
-            return self._of_subscript(node, scope, receiver)
+            return self._values_of_subscript(node, scope, receiver)
         if isinstance(node, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
-            return frozenset({_Container(node, scope, receiver)})
+            return frozenset({_WrittenContainer(node, scope, receiver)})
         if isinstance(node, ast.JoinedStr):
-            return _value_from_outside("builtins.str")
+            return _instance_from_outside("builtins.str")
         if isinstance(node, ast.Compare):
-            return _value_from_outside("builtins.bool")
+            return _instance_from_outside("builtins.bool")
         return NOT_KNOWN
 
-    def _of_name(self, node: ast.Name, scope: Scope, receiver: Scope | None) -> Values:
-        for one in scope.enclosing():
-            bindings = self._bindings_of(one).get(node.id)
+    def _values_of_name(self, node: ast.Name, scope: Scope, receiver: Scope | None) -> Values:
+        for one in scope.lookup_scopes():
+            bindings = self._bindings_of_scope(one).get(node.id)
             if node.id in one.parameters:
-                known = self._of_parameter(one, node.id, receiver)
+                known = self._values_of_parameter(one, node.id, receiver)
                 return known | self._values_of_bindings(bindings, node, one, scope, receiver) if bindings else known
             if bindings:
-                return _with_name(self._values_of_bindings(bindings, node, one, scope, receiver), node.id)
+                return _with_named_containers(self._values_of_bindings(bindings, node, one, scope, receiver), node.id)
         if node.id in BUILTINS:
-            return frozenset({Imported(node.id)})
+            return frozenset({ImportedObject(node.id)})
         return NOT_KNOWN
 
     def _values_of_bindings(
@@ -380,26 +388,26 @@ class Index:
         if not kept:
             return NOT_KNOWN
         inner = receiver if home.owner is scope.owner else None
-        return frozenset().union(*(self._of_binding(each, home, inner) for each in kept))
+        return frozenset().union(*(self._values_of_binding(each, home, inner) for each in kept))
 
-    def _of_binding(self, binding: _Binding, home: Scope, receiver: Scope | None) -> Values:
+    def _values_of_binding(self, binding: _Binding, home: Scope, receiver: Scope | None) -> Values:
         what = binding.what
         if isinstance(what, Scope):
-            return self._of_definition(what, receiver if isinstance(home.node, ast.ClassDef) else None)
+            return self._values_of_definition(what, receiver if isinstance(home.node, ast.ClassDef) else None)
         if isinstance(what, str):
-            return self._of_import(home.module, what)
+            return self._values_of_import(home.module, what)
         holder = home.module.scope_of.get(strip_star(what), home)
-        return self.values(what, holder, receiver)
+        return self.values_of_expression(what, holder, receiver)
 
-    def _of_definition(self, scope: Scope, receiver: Scope | None) -> Values:
+    def _values_of_definition(self, scope: Scope, receiver: Scope | None) -> Values:
         node = scope.node
         if isinstance(node, ast.ClassDef):
-            return frozenset({_Class(scope)})
+            return frozenset({_ProjectClass(scope)})
         assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         own = Function(scope, receiver)
         found: Values = frozenset({own})
         for decorator in reversed(node.decorator_list):
-            made = self._functions_behind_values(self.values(decorator, scope.parent or scope))
+            made = self._functions_behind_values(self.values_of_expression(decorator, scope.parent or scope))
             inner = [each for each in made if isinstance(each, Function)]
             if inner:  # what it returns is called, and calls the function
                 found = frozenset().union(*(self._values_returned_by(each) for each in inner)) - {UNKNOWN} | (
@@ -407,51 +415,53 @@ class Index:
                 )
         return found or frozenset({own})
 
-    def _of_import(self, module: Module, full: str) -> Values:
+    def _values_of_import(self, module: Module, full: str) -> Values:
         path = None if self._project is None else self._project.path_of(module)
         if self._project is None or path is None:
-            return NOT_KNOWN if full.startswith(".") else frozenset({Imported(public_name(full))})
-        found = self._project.resolve(path, full)
+            return NOT_KNOWN if full.startswith(".") else frozenset({ImportedObject(public_full_name(full))})
+        found = self._project.find_definition(path, full)
         if found is None:
-            return NOT_KNOWN if full.startswith(".") else frozenset({Imported(public_name(full))})
+            return NOT_KNOWN if full.startswith(".") else frozenset({ImportedObject(public_full_name(full))})
         place, name = found
-        target = None if place == path else self._project.module(place)
+        target = None if place == path else self._project.module_of_file(place)
         if target is None:
             return NOT_KNOWN
-        return self._of_module(target, name) if name else frozenset({_Package(target)})
+        return self._values_of_module_name(target, name) if name else frozenset({_ProjectModule(target)})
 
-    def _of_module(self, module: Module, name: str) -> Values:
+    def _values_of_module_name(self, module: Module, name: str) -> Values:
         """Return what a name at the top of a module is, as other modules see it."""
         if (module, name) in self._asked:  # modules that import a name from each other
             return frozenset()
         self._asked.add((module, name))
         try:
-            return self._of_top(module, name)
+            return self._values_of_top_name(module, name)
         finally:
             self._asked.discard((module, name))
 
-    def _of_top(self, module: Module, name: str) -> Values:
-        bindings = self._bindings_of(module.top).get(name)
-        stored = self._stored_on(name, lambda value: isinstance(value, _Package) and value.module is module)
+    def _values_of_top_name(self, module: Module, name: str) -> Values:
+        bindings = self._bindings_of_scope(module.top).get(name)
+        stored = self._values_stored_on_attribute(
+            name, lambda value: isinstance(value, _ProjectModule) and value.module is module
+        )
         if bindings:
             kept = _bindings_at(bindings, None, module.top)
-            return frozenset(stored).union(*(self._of_binding(each, module.top, None) for each in kept))
+            return frozenset(stored).union(*(self._values_of_binding(each, module.top, None) for each in kept))
         path = None if self._project is None else self._project.path_of(module)
         if self._project is not None and path is not None and path.name == "__init__.py":
-            place = self._project.find(path, f".{name}")
-            if place is not None and (found := self._project.module(place)) is not None:
-                return frozenset({_Package(found)})
+            place = self._project.find_module_file(path, f".{name}")
+            if place is not None and (found := self._project.module_of_file(place)) is not None:
+                return frozenset({_ProjectModule(found)})
         return NOT_KNOWN
 
-    def _of_parameter(self, scope: Scope, name: str, receiver: Scope | None) -> Values:
+    def _values_of_parameter(self, scope: Scope, name: str, receiver: Scope | None) -> Values:
         node = scope.node
         assert not isinstance(node, (ast.Module, ast.ClassDef))
         owner = scope.parent if scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef) else None
         first = [each.arg for each in (*node.args.posonlyargs, *node.args.args)][:1]
         if owner is not None and first == [name] and not self._is_static(scope):
-            return self._self_of(owner, receiver, is_class=_has_decorator(node, "classmethod"))
+            return self._values_of_self(owner, receiver, is_class=_has_decorator(node, "classmethod"))
         found: set[Value] = set()
-        calls, complete = self.callers(scope)
+        calls, complete = self.calls_of_function(scope)
         if not complete or isinstance(node, ast.Lambda):
             found.add(UNKNOWN)
         if not calls and scope not in self._decorated_by_function:
@@ -467,94 +477,100 @@ class Index:
         }
         for call in calls:
             home = self._scope_of_call[call]
-            value = _argument_of(call, positional, name)
+            value = _argument_given_for(call, positional, name)
             if value is Ellipsis:
                 found.add(UNKNOWN)
             elif isinstance(value, ast.expr):
-                found |= self.values(value, home)
+                found |= self.values_of_expression(value, home)
             elif name in defaults:
-                found |= self.values(defaults[name], scope.parent or scope)
+                found |= self.values_of_expression(defaults[name], scope.parent or scope)
             else:
                 found.add(UNKNOWN)
         if positional[:1] == [name]:
             decorated = self._decorated_by_function.get(scope, ())
-            found |= {_Class(each) if isinstance(each.node, ast.ClassDef) else Function(each) for each in decorated}
+            found |= {
+                _ProjectClass(each) if isinstance(each.node, ast.ClassDef) else Function(each) for each in decorated
+            }
         return frozenset(found)
 
     def _is_static(self, scope: Scope) -> bool:
         return _has_decorator(scope.node, "staticmethod")
 
-    def _self_of(self, owner: Scope, receiver: Scope | None, *, is_class: bool = False) -> Values:
-        make: Callable[[Scope], Value] = _Class if is_class else _Instance
-        if receiver is not None and owner in self._order_of(receiver)[0]:
+    def _values_of_self(self, owner: Scope, receiver: Scope | None, *, is_class: bool = False) -> Values:
+        make: Callable[[Scope], Value] = _ProjectClass if is_class else _ClassInstance
+        if receiver is not None and owner in self._lookup_order_of(receiver)[0]:
             return frozenset({make(receiver)})
         return frozenset({make(owner), *map(make, self._subclasses_by_scope.get(owner, ()))})
 
-    def _of_attribute(self, node: ast.Attribute, scope: Scope, receiver: Scope | None) -> Values:
+    def _values_of_attribute(self, node: ast.Attribute, scope: Scope, receiver: Scope | None) -> Values:
         if isinstance(node.value, ast.Call) and dotted_name(node.value.func) == "super":
-            return self._of_super(node.attr, scope, receiver)
-        inside = self.values(node.value, scope, receiver)
+            return self._values_of_super_method(node.attr, scope, receiver)
+        inside = self.values_of_expression(node.value, scope, receiver)
         if not inside:
             return NOT_KNOWN
-        return _with_name(frozenset().union(*(self._member_of_value(each, node.attr) for each in inside)), node.attr)
+        return _with_named_containers(
+            frozenset().union(*(self._values_of_member(each, node.attr) for each in inside)), node.attr
+        )
 
-    def _member_of_value(self, value: Value, name: str) -> Values:
-        if isinstance(value, Imported):
-            stored = self._stored_on(name, lambda other: other == value)
-            return frozenset(stored) | {Imported(public_name(f"{value.name}.{name}"))}
-        if isinstance(value, _Package):
-            return self._of_module(value.module, name)
-        if isinstance(value, _Instance) and isinstance(value.of, Imported):
-            return frozenset({Imported(f"{value.of.name}.{name}")})
-        if isinstance(value, (_Class, _Instance)):
-            holder = value.scope if isinstance(value, _Class) else value.of
+    def _values_of_member(self, value: Value, name: str) -> Values:
+        if isinstance(value, ImportedObject):
+            stored = self._values_stored_on_attribute(name, lambda other: other == value)
+            return frozenset(stored) | {ImportedObject(public_full_name(f"{value.name}.{name}"))}
+        if isinstance(value, _ProjectModule):
+            return self._values_of_module_name(value.module, name)
+        if isinstance(value, _ClassInstance) and isinstance(value.of, ImportedObject):
+            return frozenset({ImportedObject(f"{value.of.name}.{name}")})
+        if isinstance(value, (_ProjectClass, _ClassInstance)):
+            holder = value.scope if isinstance(value, _ProjectClass) else value.of
             assert isinstance(holder, Scope)
-            return self._of_class(holder, name)
-        if isinstance(value, _Container):
+            return self._values_of_class_attribute(holder, name)
+        if isinstance(value, _WrittenContainer):
             if name in ("items", "values", "get", "pop", "copy", "keys"):
                 return frozenset({replace(value, level=value.level, name=f"{value.name}:{name}")})
-            return frozenset({Imported(f"builtins.{name}")})
+            return frozenset({ImportedObject(f"builtins.{name}")})
         return NOT_KNOWN
 
-    def _of_super(self, name: str, scope: Scope, receiver: Scope | None) -> Values:
+    def _values_of_super_method(self, name: str, scope: Scope, receiver: Scope | None) -> Values:
         owner = scope.owner
         if owner is None:
             return NOT_KNOWN
-        order = self._order_of(receiver if receiver is not None else owner)[0]
-        behind = order[order.index(owner) + 1 :] if owner in order else self._order_of(owner)[0][1:]
+        order = self._lookup_order_of(receiver if receiver is not None else owner)[0]
+        behind = order[order.index(owner) + 1 :] if owner in order else self._lookup_order_of(owner)[0][1:]
         for each in behind:
-            if (bindings := self._bindings_of(each).get(name)) is not None:
+            if (bindings := self._bindings_of_scope(each).get(name)) is not None:
                 kept = _bindings_at(bindings, None, each)
-                return frozenset().union(*(self._of_binding(one, each, receiver) for one in kept))
-        outside = self._order_of(owner)[1]
-        return frozenset({Imported(f"{outside}.{name}")}) if outside else NOT_KNOWN
+                return frozenset().union(*(self._values_of_binding(one, each, receiver) for one in kept))
+        outside = self._lookup_order_of(owner)[1]
+        return frozenset({ImportedObject(f"{outside}.{name}")}) if outside else NOT_KNOWN
 
-    def _of_class(self, scope: Scope, name: str) -> Values:
+    def _values_of_class_attribute(self, scope: Scope, name: str) -> Values:
         """Return what an attribute of an object of a class is, by its methods and by what is assigned to it."""
-        order, outside = self._order_of(scope)
-        found: set[Value] = set(self._stored_on(name, lambda value: _may_belong_to_scopes(value, order)))
+        order, outside = self._lookup_order_of(scope)
+        found: set[Value] = set(
+            self._values_stored_on_attribute(name, lambda value: _may_belong_to_scopes(value, order))
+        )
         for each in order:
             for value in each.values.get(f"self.{name}", ()):
                 home = each.module.scope_of.get(strip_star(value), each)
-                found |= self.values(value, home, scope)
+                found |= self.values_of_expression(value, home, scope)
         for each in order:
-            if (bindings := self._bindings_of(each).get(name)) is None:
+            if (bindings := self._bindings_of_scope(each).get(name)) is None:
                 continue
             for one in _bindings_at(bindings, None, each):
                 if isinstance(one.what, Scope) and _is_property(one.what.node):
                     found |= self._values_returned_by(Function(one.what, scope))
                 else:
-                    found |= self._of_binding(one, each, scope)
+                    found |= self._values_of_binding(one, each, scope)
             return frozenset(found)
         if found:
             return frozenset(found)
         if outside == "":
             return NOT_KNOWN
         if outside is not None:
-            return frozenset({Imported(f"{outside}.{name}")})
-        return frozenset({Imported(f"object.{name}")}) if name in OF_OBJECT else NOT_KNOWN
+            return frozenset({ImportedObject(f"{outside}.{name}")})
+        return frozenset({ImportedObject(f"object.{name}")}) if name in OF_OBJECT else NOT_KNOWN
 
-    def _order_of(self, scope: Scope) -> tuple[list[Scope], str | None]:
+    def _lookup_order_of(self, scope: Scope) -> tuple[list[Scope], str | None]:
         """Return a class with its bases in the project, in the order of look-ups, and the first base outside.
 
         That is "" where a base is unknown.
@@ -563,61 +579,63 @@ class Index:
             self._orders[scope] = ([scope], None)  # for a class that names itself
             order, outside = [scope], None
             for expr in getattr(scope.node, "bases", []):
-                for base in self.values(expr, scope.parent or scope):
-                    if isinstance(base, _Class):
-                        inner, theirs = self._order_of(base.scope)
+                for base in self.values_of_expression(expr, scope.parent or scope):
+                    if isinstance(base, _ProjectClass):
+                        inner, theirs = self._lookup_order_of(base.scope)
                         order += [each for each in inner if each not in order]
                         outside = theirs if outside is None else outside
-                    elif isinstance(base, Imported):
+                    elif isinstance(base, ImportedObject):
                         outside = base.name if outside is None and base.name not in ("object", "abc.ABC") else outside
                     else:
                         outside = ""
             self._orders[scope] = (order, outside)
         return self._orders[scope]
 
-    def _of_call(self, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
-        inside = self.values(node.func, scope, receiver)
+    def _values_of_call(self, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+        inside = self.values_of_expression(node.func, scope, receiver)
         found: set[Value] = set()
         for each in inside:
-            if isinstance(each, _Class):
-                found.add(_Instance(each.scope))
+            if isinstance(each, _ProjectClass):
+                found.add(_ClassInstance(each.scope))
             elif isinstance(each, Function):
                 found |= self._values_returned_by(each)
-            elif isinstance(each, Imported):
-                found |= self._from_outside(each.name, node, scope, receiver)
-            elif isinstance(each, _Container):
-                found |= self._from_container(each, node, scope, receiver)
-            elif isinstance(each, _Instance) and isinstance(each.of, Scope):
+            elif isinstance(each, ImportedObject):
+                found |= self._values_of_outside_call(each.name, node, scope, receiver)
+            elif isinstance(each, _WrittenContainer):
+                found |= self._values_of_container_call(each, node, scope, receiver)
+            elif isinstance(each, _ClassInstance) and isinstance(each.of, Scope):
                 for one in self._functions_behind_values(frozenset({each})):
                     found |= self._values_returned_by(one) if isinstance(one, Function) else NOT_KNOWN
             else:
                 found.add(UNKNOWN)
         return frozenset(found)
 
-    def _from_outside(self, name: str, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+    def _values_of_outside_call(self, name: str, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
         first = node.args[0] if node.args and not isinstance(node.args[0], ast.Starred) else None
         if name in ("functools.partial", "functools.partialmethod") and first is not None:
-            inside = self.values(first, scope, receiver)
+            inside = self.values_of_expression(first, scope, receiver)
             return frozenset(
                 replace(each, given=(*each.given, node)) if isinstance(each, Function) else each for each in inside
             )
         if name in SAME and first is not None:
-            return self.values(first, scope, receiver)
+            return self.values_of_expression(first, scope, receiver)
         if name in LISTS and first is not None:
-            return self.values(first, scope, receiver)
+            return self.values_of_expression(first, scope, receiver)
         if name.rpartition(".")[2] in CHAINED and isinstance(node.func, ast.Attribute):
-            return self.values(node.func.value, scope, receiver)
+            return self.values_of_expression(node.func.value, scope, receiver)
         if name == "apex.amp.initialize":  # models and optimizers, as they are
-            return frozenset({_Container(ast.Tuple(node.args[:2]), scope, receiver)}) if node.args else NOT_KNOWN
+            return frozenset({_WrittenContainer(ast.Tuple(node.args[:2]), scope, receiver)}) if node.args else NOT_KNOWN
         if name == "getattr" and len(node.args) > 1:
             if isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
-                inside = self.values(node.args[0], scope, receiver)
+                inside = self.values_of_expression(node.args[0], scope, receiver)
                 found = (
-                    frozenset().union(*(self._member_of_value(each, node.args[1].value) for each in inside))
+                    frozenset().union(*(self._values_of_member(each, node.args[1].value) for each in inside))
                     if inside
                     else NOT_KNOWN
                 )
-                return found | (self.values(node.args[2], scope, receiver) if len(node.args) > 2 else frozenset())
+                return found | (
+                    self.values_of_expression(node.args[2], scope, receiver) if len(node.args) > 2 else frozenset()
+                )
             return NOT_KNOWN
         if name in (
             "setattr",
@@ -633,9 +651,11 @@ class Index:
             "enumerate",
         ):
             return NOT_KNOWN
-        return _value_from_outside(name)
+        return _instance_from_outside(name)
 
-    def _from_container(self, container: _Container, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+    def _values_of_container_call(
+        self, container: _WrittenContainer, node: ast.Call, scope: Scope, receiver: Scope | None
+    ) -> Values:
         """Return what a method of a container gives."""
         name, _, method = container.name.rpartition(":")
         base = replace(container, name=name)
@@ -645,19 +665,19 @@ class Index:
             return frozenset({base})
         if method in ("get", "pop"):
             key = node.args[0] if node.args else None
-            default = self.values(node.args[1], scope, receiver) if len(node.args) > 1 else frozenset()
+            default = self.values_of_expression(node.args[1], scope, receiver) if len(node.args) > 1 else frozenset()
             return self._elements_of_value(base, key) | default
         return NOT_KNOWN
 
-    def _of_subscript(self, node: ast.Subscript, scope: Scope, receiver: Scope | None) -> Values:
-        inside = self.values(node.value, scope, receiver)
+    def _values_of_subscript(self, node: ast.Subscript, scope: Scope, receiver: Scope | None) -> Values:
+        inside = self.values_of_expression(node.value, scope, receiver)
         if not inside:
             return NOT_KNOWN
         return frozenset().union(*(self._elements_of_value(each, node.slice) for each in inside))
 
     def _elements_of_value(self, value: Value, key: ast.expr | None = None) -> Values:
         """Return the elements of a value, or the one under a key that is written out."""
-        if not isinstance(value, _Container):
+        if not isinstance(value, _WrittenContainer):
             return NOT_KNOWN
         if value.level:
             return frozenset({replace(value, level=value.level - 1)})
@@ -679,75 +699,75 @@ class Index:
         found: set[Value] = set()
         for one in chosen:
             home = value.scope.module.scope_of.get(strip_star(one), value.scope)
-            found |= self.values(one, home, value.receiver)
+            found |= self.values_of_expression(one, home, value.receiver)
         for one, home in added:
             if not any(one is each for each in chosen):
-                found |= self.values(one, home)
+                found |= self.values_of_expression(one, home)
         return frozenset(found) if found else NOT_KNOWN
 
     def _values_returned_by(self, function: Function) -> Values:
         node, scope = function.scope.node, function.scope
         if isinstance(node, ast.Lambda):
-            return self.values(node.body, scope, function.receiver)
+            return self.values_of_expression(node.body, scope, function.receiver)
         assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         found: set[Value] = set()
-        for each in nodes_of(scope):
+        for each in nodes_of_scope(scope):
             if isinstance(each, (ast.Yield, ast.YieldFrom)):
                 return NOT_KNOWN
             if isinstance(each, ast.Return) and each.value is not None:
-                found |= self.values(each.value, scope, function.receiver)
+                found |= self.values_of_expression(each.value, scope, function.receiver)
         return frozenset(found)
 
-    def _functions_behind_values(self, values: Iterable[Value]) -> list[Function | Imported | _Nothing]:
+    def _functions_behind_values(self, values: Iterable[Value]) -> list[Function | ImportedObject | _UnknownValue]:
         """Return the functions that run where values are called."""
-        found: list[Function | Imported | _Nothing] = []
+        found: list[Function | ImportedObject | _UnknownValue] = []
         for each in values:
-            if isinstance(each, (Function, Imported)):
+            if isinstance(each, (Function, ImportedObject)):
                 found.append(each)
-            elif isinstance(each, _Class):
-                found += self._constructors(each.scope)
-            elif isinstance(each, _Instance) and isinstance(each.of, Scope):
-                found += self._called_object(each.of)
-            elif isinstance(each, _Instance) and isinstance(each.of, Imported):
-                found.append(Imported(f"{each.of.name}.__call__"))
-            elif isinstance(each, _Container) and ":" in each.name:
-                found.append(Imported(f"builtins.{each.name.rpartition(':')[2]}"))
+            elif isinstance(each, _ProjectClass):
+                found += self._constructors_of_class(each.scope)
+            elif isinstance(each, _ClassInstance) and isinstance(each.of, Scope):
+                found += self._call_methods_of_class(each.of)
+            elif isinstance(each, _ClassInstance) and isinstance(each.of, ImportedObject):
+                found.append(ImportedObject(f"{each.of.name}.__call__"))
+            elif isinstance(each, _WrittenContainer) and ":" in each.name:
+                found.append(ImportedObject(f"builtins.{each.name.rpartition(':')[2]}"))
             else:
                 found.append(UNKNOWN)
         return found
 
-    def _constructors(self, scope: Scope) -> list[Function | Imported | _Nothing]:
-        order, outside = self._order_of(scope)
+    def _constructors_of_class(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
+        order, outside = self._lookup_order_of(scope)
         for each in order:
-            if (bindings := self._bindings_of(each).get("__init__")) is not None:
+            if (bindings := self._bindings_of_scope(each).get("__init__")) is not None:
                 return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)]
-        return [UNKNOWN] if outside == "" else [Imported(outside or "object")]
+        return [UNKNOWN] if outside == "" else [ImportedObject(outside or "object")]
 
-    def _called_object(self, scope: Scope) -> list[Function | Imported | _Nothing]:
+    def _call_methods_of_class(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
         for name in ("__call__", "forward"):
-            for each in self._order_of(scope)[0]:
-                if (bindings := self._bindings_of(each).get(name)) is not None:
+            for each in self._lookup_order_of(scope)[0]:
+                if (bindings := self._bindings_of_scope(each).get(name)) is not None:
                     return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)] or [UNKNOWN]
         return [UNKNOWN]
 
     # Tables, each made once.
 
-    def _bindings_of(self, scope: Scope) -> dict[str, list[_Binding]]:
+    def _bindings_of_scope(self, scope: Scope) -> dict[str, list[_Binding]]:
         if scope not in self._bindings:
             self._bindings |= _read_bindings(scope.module)
-            self._read_stars(scope.module.top)
+            self._add_star_bindings(scope.module.top)
         return self._bindings[scope]
 
-    def _read_stars(self, top: Scope) -> None:
+    def _add_star_bindings(self, top: Scope) -> None:
         """Add what `import *` from modules of the project binds."""
         module = top.module
         for statement, alias, full in module.imports:
             if alias.name != "*":
                 continue
             path = None if self._project is None else self._project.path_of(module)
-            found = None if self._project is None or path is None else self._project.resolve(path, full)
+            found = None if self._project is None or path is None else self._project.find_definition(path, full)
             place = None if found is None else found[0]
-            target = None if place is None or self._project is None else self._project.module(place)
+            target = None if place is None or self._project is None else self._project.module_of_file(place)
             if target is None or target is module:
                 continue
             always = _runs_always(module, statement, top)
@@ -761,7 +781,7 @@ class Index:
     def _public_names_of(self, module: Module) -> set[str]:
         lists = (each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple)))
         listed = {str(one.value) for each in lists for one in each.elts if isinstance(one, ast.Constant)}
-        return listed or {name for name in self._bindings_of(module.top) if not name.startswith("_")}
+        return listed or {name for name in self._bindings_of_scope(module.top) if not name.startswith("_")}
 
     @_shared_table
     def _subclasses_by_scope(self) -> dict[Scope, list[Scope]]:
@@ -769,7 +789,7 @@ class Index:
         for module in self.modules:
             for scope in module.scopes:
                 if isinstance(scope.node, ast.ClassDef) and scope.node.bases:
-                    for base in self._order_of(scope)[0][1:]:
+                    for base in self._lookup_order_of(scope)[0][1:]:
                         found[base].append(scope)
         return found
 
@@ -788,15 +808,15 @@ class Index:
                         found[str(node.args[1].value)].append((node.args[0], node.args[2], module.scope_of[node]))
         return found
 
-    def _stored_on(self, name: str, fits: Callable[[Value], bool]) -> set[Value]:
+    def _values_stored_on_attribute(self, name: str, fits: Callable[[Value], bool]) -> set[Value]:
         """Return what is assigned to an attribute of an object from outside of it, where the object may be that one."""
         found: set[Value] = set()
         for owner, value, scope in self._stores_by_attribute.get(name, ()):
             if isinstance(value, ast.Constant):
                 continue
-            owners = self.values(owner, scope)
+            owners = self.values_of_expression(owner, scope)
             if any(fits(each) for each in owners):
-                found |= self.values(value, scope)
+                found |= self.values_of_expression(value, scope)
         return found
 
     @_shared_table
@@ -804,7 +824,7 @@ class Index:
         """What is added to lists and dicts, by the last part of their names."""
         found: dict[str, list[tuple[ast.expr, Scope]]] = defaultdict(list)
         for module in self.modules:
-            for call, owner in module.methods(*ADDING):
+            for call, owner in module.method_calls(*ADDING):
                 for value in argument_values(call):
                     found[last_name(owner)].append((value, module.scope_of[call]))
             for node in module.nodes:
@@ -820,7 +840,9 @@ class Index:
         for module in self.modules:
             for scope in module.scopes:
                 for decorator in getattr(scope.node, "decorator_list", []):
-                    for each in self._functions_behind_values(self.values(decorator, scope.parent or scope)):
+                    for each in self._functions_behind_values(
+                        self.values_of_expression(decorator, scope.parent or scope)
+                    ):
                         if isinstance(each, Function):
                             found[each.scope].append(scope)
         return found
@@ -830,7 +852,7 @@ class Index:
         return {call: module.scope_of[call] for module in self.modules for call in module.calls}
 
     @_shared_table
-    def _names_called(self) -> tuple[dict[str, list[ast.Call]], set[str]]:
+    def _calls_by_last_name(self) -> tuple[dict[str, list[ast.Call]], set[str]]:
         """All calls by the last part of the name of their function, and the names that are used otherwise."""
         calls: dict[str, list[ast.Call]] = defaultdict(list)
         passed: set[str] = set()
@@ -865,23 +887,23 @@ class Index:
                 if getattr(scope.node, "decorator_list", ()):
                     names.add(scope.node.name)  # type: ignore[union-attr]
         names |= self._stores_by_attribute.keys()
-        return [call for name in sorted(names) for call in self._names_called[0].get(name, ())]
+        return [call for name in sorted(names) for call in self._calls_by_last_name[0].get(name, ())]
 
     @property
-    def is_busy(self) -> bool:
+    def is_answering(self) -> bool:
         """Whether a question is being answered, so that answers to others may be incomplete."""
         return bool(self._active)
 
     @_shared_table
-    def _callers_table(self) -> _Callers:
-        return _Callers(self)
+    def _calls_by_function(self) -> _CallsByFunction:
+        return _CallsByFunction(self)
 
     @property
-    def _passed_on(self) -> _PassedOn:
-        return _PassedOn(self)
+    def _functions_passed_on(self) -> _FunctionsPassedOn:
+        return _FunctionsPassedOn(self)
 
 
-class _Callers:
+class _CallsByFunction:
     """The calls of each function, found when they are asked for."""
 
     def __init__(self, index: Index) -> None:
@@ -895,19 +917,19 @@ class _Callers:
         """Return the calls that name a function."""
         if scope in self._known:
             return self._known[scope] or default
-        if not self._index.is_busy:
+        if not self._index.is_answering:
             self._meanwhile.clear()
             self._called_meanwhile.clear()
         if scope not in self._meanwhile:
             self._meanwhile[scope] = []  # for a function that calls itself
-            self._meanwhile[scope] = self._find(scope)
-            if not self._index.is_busy:
+            self._meanwhile[scope] = self._find_calls_of(scope)
+            if not self._index.is_answering:
                 self._known[scope] = self._meanwhile[scope]
         return self._meanwhile[scope] or default
 
-    def _find(self, scope: Scope) -> list[ast.Call]:
+    def _find_calls_of(self, scope: Scope) -> list[ast.Call]:
         index, name = self._index, getattr(scope.node, "name", "")
-        by_name, passed = index._names_called
+        by_name, passed = index._calls_by_last_name
         names = {name} | index._aliases_by_name.get(name, set())
         if name in ("__init__", "__call__", "forward") and scope.owner is not None:
             names = {
@@ -918,19 +940,19 @@ class _Callers:
         calls = [call for each in names for call in by_name.get(each, ())]
         if names & passed or name in ("__call__", "forward") or not name or _is_decorated(scope):
             calls = list(dict.fromkeys([*calls, *index._calls_of_variables]))  # it may go by the name of any variable
-        return [call for call in calls if scope in self._scopes_called(call)]
+        return [call for call in calls if scope in self._scopes_named_by_call(call)]
 
-    def _scopes_called(self, call: ast.Call) -> frozenset[Scope]:
+    def _scopes_named_by_call(self, call: ast.Call) -> frozenset[Scope]:
         known = self._called.get(call, self._called_meanwhile.get(call))
         if known is None:
             callee = self._index.callee(call, self._index._scope_of_call[call])
-            known = frozenset(each.scope for each in choices_of(callee) if isinstance(each, Function))
+            known = frozenset(each.scope for each in functions_of_callee(callee) if isinstance(each, Function))
             # What is found within a question may lack what that question is about.
-            (self._called_meanwhile if self._index.is_busy else self._called)[call] = known
+            (self._called_meanwhile if self._index.is_answering else self._called)[call] = known
         return known
 
 
-class _PassedOn:
+class _FunctionsPassedOn:
     """The functions that may be called where no call of the project names them."""
 
     def __init__(self, index: Index) -> None:
@@ -940,12 +962,12 @@ class _PassedOn:
         index, name = self._index, getattr(scope.node, "name", "")
         if not name or any(_is_outside_decorator(each) for each in getattr(scope.node, "decorator_list", [])):
             return True
-        if name in index._names_called[1]:
+        if name in index._calls_by_last_name[1]:
             return True
         if isinstance(scope.parent, Scope) and isinstance(scope.parent.node, ast.ClassDef):
             return any(
-                isinstance(index.callee(call, index._scope_of_call[call]), Unknown)
-                for call in index._names_called[0].get(name, ())
+                isinstance(index.callee(call, index._scope_of_call[call]), UnknownFunction)
+                for call in index._calls_by_last_name[0].get(name, ())
                 if _may_be_call_of(call, scope)
             )
         return False
@@ -966,14 +988,14 @@ def _may_be_call_of(call: ast.Call, method: Scope) -> bool:
     return needed <= given and (given <= most or node.args.kwarg is not None or node.args.vararg is not None)
 
 
-def choices_of(callee: Callee) -> tuple[Function | Imported, ...]:
+def functions_of_callee(callee: Callee) -> tuple[Function | ImportedObject, ...]:
     """Return all that a call may name, as far as it is known."""
-    if isinstance(callee, Several):
+    if isinstance(callee, SeveralFunctions):
         return callee.choices
-    return callee.candidates if isinstance(callee, Unknown) else (callee,)
+    return callee.candidates if isinstance(callee, UnknownFunction) else (callee,)
 
 
-def nodes_of(scope: Scope) -> Iterator[ast.AST]:
+def nodes_of_scope(scope: Scope) -> Iterator[ast.AST]:
     """Yield the nodes that run when a function does, or a module: without those of functions in it."""
     node = scope.node
     waiting: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
@@ -984,28 +1006,30 @@ def nodes_of(scope: Scope) -> Iterator[ast.AST]:
         waiting += child_nodes(each)
 
 
-def _answer(found: list[Function | Imported | _Nothing]) -> Callee:
-    known = tuple(dict.fromkeys(each for each in found if not isinstance(each, _Nothing)))
+def _callee_of_found(found: list[Function | ImportedObject | _UnknownValue]) -> Callee:
+    known = tuple(dict.fromkeys(each for each in found if not isinstance(each, _UnknownValue)))
     if len(known) < len(set(found)) or not known:
-        return Unknown(known)
-    return known[0] if len(known) == 1 else Several(known)
+        return UnknownFunction(known)
+    return known[0] if len(known) == 1 else SeveralFunctions(known)
 
 
-def _value_from_outside(name: str) -> Values:
-    return frozenset({_Instance(Imported(name))})
+def _instance_from_outside(name: str) -> Values:
+    return frozenset({_ClassInstance(ImportedObject(name))})
 
 
-def _with_name(values: Values, name: str) -> Values:
+def _with_named_containers(values: Values, name: str) -> Values:
     """Return values in which containers know the name that they are bound to."""
-    if not any(isinstance(each, _Container) and not each.name for each in values):
+    if not any(isinstance(each, _WrittenContainer) and not each.name for each in values):
         return values
     return frozenset(
-        replace(each, name=name) if isinstance(each, _Container) and not each.name else each for each in values
+        replace(each, name=name) if isinstance(each, _WrittenContainer) and not each.name else each for each in values
     )
 
 
 def _may_belong_to_scopes(value: Value, order: list[Scope]) -> bool:
-    holder = value.of if isinstance(value, _Instance) else value.scope if isinstance(value, _Class) else None
+    holder = (
+        value.of if isinstance(value, _ClassInstance) else value.scope if isinstance(value, _ProjectClass) else None
+    )
     return holder in order or value is UNKNOWN
 
 
@@ -1032,11 +1056,11 @@ def _returns_parameter(scope: Scope) -> bool:
     """Return whether a decorator gives back the function itself."""
     return any(
         isinstance(each, ast.Return) and isinstance(each.value, ast.Name) and each.value.id in scope.parameters
-        for each in nodes_of(scope)
+        for each in nodes_of_scope(scope)
     )
 
 
-def _argument_of(call: ast.Call, positional: list[str], name: str) -> ast.expr | object | None:
+def _argument_given_for(call: ast.Call, positional: list[str], name: str) -> ast.expr | object | None:
     """Return what a call gives for a parameter: None for nothing, an ellipsis where that cannot be seen."""
     for one in call.keywords:
         if one.arg == name:
@@ -1058,19 +1082,21 @@ def _bindings_at(bindings: list[_Binding], use: ast.AST | None, home: Scope) -> 
     module = home.module
     if use is not None and hasattr(use, "lineno"):
         place = (use.lineno, use.col_offset)  # type: ignore[attr-defined]
-        loops = [each for each in module.within_function(use) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
+        loops = [
+            each for each in module.nodes_up_to_function(use) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))
+        ]
         again = [each for each in bindings if any(_is_inside(module, each.node, loop) for loop in loops)]
         before = [each for each in bindings if each.place < place]
-        kept = before[_last_always(before) :]
+        kept = before[_index_of_last_sure_binding(before) :]
         return [*kept, *(each for each in again if each not in kept)] or bindings
-    return bindings[_last_always(bindings) :]
+    return bindings[_index_of_last_sure_binding(bindings) :]
 
 
 def _is_inside(module: Module, node: ast.AST, outer: ast.AST) -> bool:
     return any(each is outer for each in (node, *module.ancestors(node)))
 
 
-def _last_always(bindings: list[_Binding]) -> int:
+def _index_of_last_sure_binding(bindings: list[_Binding]) -> int:
     return max((place for place, each in enumerate(bindings) if each.always), default=0)
 
 
@@ -1107,15 +1133,15 @@ def _read_bindings(module: Module) -> dict[Scope, dict[str, list[_Binding]]]:
             if "." not in name:
                 for value in values:
                     inner = strip_star(value)
-                    home = module.statement(inner) if inner in module.parents else inner
-                    add(scope, name, home, _element_for(home, name, value), inner)
+                    home = module.statement_around(inner) if inner in module.parents else inner
+                    add(scope, name, home, _element_for_target(home, name, value), inner)
     for table in found.values():
         for bindings in table.values():
             bindings.sort(key=lambda each: each.place)
     return found
 
 
-def _element_for(statement: ast.AST, name: str, value: ast.expr) -> ast.expr:
+def _element_for_target(statement: ast.AST, name: str, value: ast.expr) -> ast.expr:
     """Return the element of a value that a name gets, by its place among the targets, where that is seen."""
     if (
         isinstance(value, ast.Starred)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ampcompare.source.amp_names import APEX, STARS, public_name
+from ampcompare.source.amp_names import APEX, STARS, public_full_name
 from ampcompare.source.syntax import (
     NEWLINE,
     arguments,
@@ -22,7 +22,7 @@ from ampcompare.source.syntax import (
     dotted_name,
     is_literal,
     last_name,
-    parameters,
+    parameter_names,
     parse_tree,
 )
 
@@ -150,13 +150,13 @@ class Scope:
     functions: dict[str, Scope] = field(default_factory=dict)
     globals: set[str] = field(default_factory=set)
 
-    def bind(self, name: str, full: str) -> None:
+    def bind_name(self, name: str, full: str) -> None:
         """Let a name mean something of another module."""
         known = self.imports.setdefault(name, [])
         if full not in known:
             known.append(full)
 
-    def enclosing(self) -> Iterator[Scope]:
+    def lookup_scopes(self) -> Iterator[Scope]:
         """Yield the scopes in which a name of this one is looked up."""
         scope: Scope | None = self
         while scope is not None:
@@ -165,7 +165,7 @@ class Scope:
             scope = scope.parent
 
 
-class Imported(NamedTuple):
+class ImportedName(NamedTuple):
     """One name of an import.
 
     Attributes:
@@ -207,16 +207,16 @@ class Module(SourceText):
         self.parents: dict[ast.AST, ast.AST] = {}
         self.scope_of: dict[ast.AST, Scope] = {self.tree: self.top}
         self.calls: list[ast.Call] = []
-        self.imports: list[Imported] = []
+        self.imports: list[ImportedName] = []
         self._known: dict[tuple[Scope, str], str | None] = {}
         self._resolved: dict[tuple[ast.AST, Scope, bool], str | None] = {}
         self._passing = 0
-        self._walk()
+        self._read_tree()
         self.calls.sort(key=lambda call: (call.lineno, call.col_offset))
 
     # The tree.
 
-    def _walk(self) -> None:
+    def _read_tree(self) -> None:
         waiting: list[ast.AST] = [self.tree]
         parents, scope_of, nodes = self.parents, self.scope_of, self.nodes
         while waiting:
@@ -243,46 +243,46 @@ class Module(SourceText):
             node = self.parent(node)
             yield node
 
-    def outermost(self, node: ast.AST) -> ast.stmt:
+    def outermost_statement(self, node: ast.AST) -> ast.stmt:
         """Return the statement of the module itself that a node is in."""
-        return next(each for each in self.tree.body if self.is_in(node, [each]))
+        return next(each for each in self.tree.body if self.is_in_statements(node, [each]))
 
-    def is_in(self, node: ast.AST, block: Block) -> bool:
+    def is_in_statements(self, node: ast.AST, block: Block) -> bool:
         """Return whether a node is one of some statements, or in one of them."""
         around = [node, *self.ancestors(node)]
         return any(each in around for each in block)
 
-    def within_function(self, node: ast.AST) -> Iterator[ast.AST]:
+    def nodes_up_to_function(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node up to its function, or up to the module where it is in none."""
         for outer in self.ancestors(node) if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ():
             yield outer
             if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 break
 
-    def statement(self, node: ast.AST) -> ast.stmt:
+    def statement_around(self, node: ast.AST) -> ast.stmt:
         """Return the smallest statement around an expression, or the statement itself."""
         while not isinstance(node, ast.stmt):
             node = self.parents[node]
         return node
 
-    def block(self, statement: ast.stmt) -> Block:
+    def block_of(self, statement: ast.stmt) -> Block:
         """Return the list of statements that a statement stands in."""
-        for block in self.blocks(self.parent(statement)):
+        for block in self.blocks_below(self.parent(statement)):
             if any(each is statement for each in block):
                 return block
         raise LookupError(ast.dump(statement))
 
-    def siblings(self, statement: ast.stmt) -> tuple[Block, int]:
+    def block_and_place(self, statement: ast.stmt) -> tuple[Block, int]:
         """Return the block in which a statement stands, and its place there."""
-        block = self.block(statement)
+        block = self.block_of(statement)
         return block, block.index(statement)
 
-    def outer(self, statement: ast.stmt) -> ast.stmt | None:
+    def parent_statement(self, statement: ast.stmt) -> ast.stmt | None:
         """Return the statement that holds another one; None for a statement of the module itself."""
         return next((each for each in self.ancestors(statement) if isinstance(each, ast.stmt)), None)
 
     @staticmethod
-    def blocks(node: ast.AST) -> Iterator[Block]:
+    def blocks_below(node: ast.AST) -> Iterator[Block]:
         """Yield the lists of statements directly below a node."""
         for name in BLOCKS:
             block = getattr(node, name, None)
@@ -293,7 +293,7 @@ class Module(SourceText):
         for case in getattr(node, "cases", []):
             yield case.body
 
-    def function(self, node: ast.AST) -> Function | None:
+    def function_around(self, node: ast.AST) -> Function | None:
         """Return the innermost function around a node; None at the top of the module or of a class."""
         scope = self.scope_of.get(node)
         return None if scope is None else scope.function
@@ -305,23 +305,23 @@ class Module(SourceText):
 
     def functions_around(self, node: ast.AST) -> Iterator[Function]:
         """Yield the functions around a node, the innermost first."""
-        while (function := self.function(node)) is not None:
+        while (function := self.function_around(node)) is not None:
             yield function
             node = function
 
-    def methods(self, *names: str) -> Iterator[tuple[ast.Call, ast.expr]]:
+    def method_calls(self, *names: str) -> Iterator[tuple[ast.Call, ast.expr]]:
         """Yield the calls of methods of some names, with the object of each."""
         for call in self.calls:
             if isinstance(call.func, ast.Attribute) and call.func.attr in names:
                 yield call, call.func.value
 
-    def positional(self, function: Function) -> list[str]:
+    def positional_parameters(self, function: Function) -> list[str]:
         """Return the parameters that a call gives by position: without `self` or `cls` of a method."""
-        names = parameters(function, positional=True)
+        names = parameter_names(function, positional=True)
         return names[1:] if self.class_of(function) is not None and names[:1] in (["self"], ["cls"]) else names
 
     @functools.cached_property
-    def unit(self) -> str:
+    def indentation_unit(self) -> str:
         """The unit of indentation."""
         for node in self.nodes:
             if isinstance(node, ast.stmt) and node.col_offset and isinstance(self.parent(node), ast.stmt):
@@ -350,36 +350,38 @@ class Module(SourceText):
         self.scopes.append(inner)
         return inner
 
-    def _call(self, node: ast.Call, scope: Scope) -> Scope:
+    def _read_call(self, node: ast.Call, scope: Scope) -> Scope:
         self.calls.append(node)
         return scope
 
-    def _global(self, node: ast.Global, scope: Scope) -> Scope:
+    def _read_global(self, node: ast.Global, scope: Scope) -> Scope:
         scope.globals.update(node.names)
         return scope
 
-    def _import(self, node: ast.Import, scope: Scope) -> Scope:
+    def _read_import(self, node: ast.Import, scope: Scope) -> Scope:
         for alias in node.names:
-            self.imports.append(Imported(node, alias, alias.name))
+            self.imports.append(ImportedName(node, alias, alias.name))
             head = alias.name.partition(".")[0]
-            self._holder(scope, alias.asname or head).bind(alias.asname or head, alias.name if alias.asname else head)
+            self._scope_holding_name(scope, alias.asname or head).bind_name(
+                alias.asname or head, alias.name if alias.asname else head
+            )
         return scope
 
-    def _import_from(self, node: ast.ImportFrom, scope: Scope) -> Scope:
+    def _read_import_from(self, node: ast.ImportFrom, scope: Scope) -> Scope:
         module = "." * node.level + (node.module or "")
         prefix = f"{module}." if node.module else module
         for alias in node.names:
-            self.imports.append(Imported(node, alias, prefix + alias.name))
+            self.imports.append(ImportedName(node, alias, prefix + alias.name))
             names = {name: name for name in STARS.get(module, ())}
             for name, theirs in (names if alias.name == "*" else {alias.asname or alias.name: alias.name}).items():
-                self._holder(scope, name).bind(name, prefix + theirs)
+                self._scope_holding_name(scope, name).bind_name(name, prefix + theirs)
         return scope
 
-    def _holder(self, scope: Scope, name: str) -> Scope:
+    def _scope_holding_name(self, scope: Scope, name: str) -> Scope:
         """Return the scope that holds what a statement of a scope binds."""
         return self.top if name in scope.globals else scope
 
-    def _assign(self, node: ast.AST, scope: Scope) -> Scope:
+    def _read_assignment(self, node: ast.AST, scope: Scope) -> Scope:
         pairs: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(node, ast.Assign):
             pairs = [(target, node.value) for target in node.targets]
@@ -408,11 +410,11 @@ class Module(SourceText):
         if "." in text:
             if text.startswith("self.") and scope.owner is not None:
                 found = scope.owner.values.get(text)
-                return None if found is None else flat_values(found)
+                return None if found is None else flatten_conditional_values(found)
         head = text.partition(".")[0]
-        for one in scope.enclosing():
+        for one in scope.lookup_scopes():
             if text in one.values:
-                return flat_values(one.values[text])
+                return flatten_conditional_values(one.values[text])
             if head in one.parameters:
                 return None
         return None
@@ -440,29 +442,31 @@ class Module(SourceText):
         if text is None or depth > MAX_ALIASES:
             return None
         head, _, rest = text.partition(".")
-        for one in scope.enclosing():
+        for one in scope.lookup_scopes():
             if head in one.imports:
                 names = one.imports[head]
-                return _full_name(next((name for name in names if name.partition(".")[0] in APEX), names[-1]), rest)
+                return _public_full_name(
+                    next((name for name in names if name.partition(".")[0] in APEX), names[-1]), rest
+                )
             values = one.values.get(head)
             if values is not None and not (len(values) == 1 and dotted_name(values[0]) == head):
-                return self._through(values, one, rest, depth) if follow else None
+                return self._resolve_through_value(values, one, rest, depth) if follow else None
             if head in one.parameters and head != "self" and follow:
                 base = self._name_passed_for(one, head)
-                return None if base is None else _full_name(base, rest)
+                return None if base is None else _public_full_name(base, rest)
             if head in one.parameters or head in one.functions:
                 break
         if follow and head == "self" and scope.owner is not None and rest:
             name, _, beyond = rest.partition(".")
             inside = next(iter(scope.owner.functions.values()), scope)
-            return self._through(scope.owner.values.get(f"self.{name}", []), inside, beyond, depth)
+            return self._resolve_through_value(scope.owner.values.get(f"self.{name}", []), inside, beyond, depth)
         return None
 
-    def _through(self, values: list[ast.expr], scope: Scope, rest: str, depth: int) -> str | None:
+    def _resolve_through_value(self, values: list[ast.expr], scope: Scope, rest: str, depth: int) -> str | None:
         """Return the full name of an attribute of the only value but None, if that is no more than a name."""
-        named = [one for one in flat_values(values) if not is_literal(one, None)]
+        named = [one for one in flatten_conditional_values(values) if not is_literal(one, None)]
         base = self.resolve(named[0], scope, depth=depth + 1) if len(named) == 1 else None
-        return None if base is None else _full_name(base, rest)
+        return None if base is None else _public_full_name(base, rest)
 
     def _name_passed_for(self, scope: Scope, parameter: str) -> str | None:
         """Return the full name of what all calls of a function in this module pass for a parameter."""
@@ -471,8 +475,8 @@ class Module(SourceText):
             function = scope.node
             found: set[str | None] = set()
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                names = self.positional(function)
-                given = (arguments(call, names).get(parameter) for call in self._by_name[function.name])
+                names = self.positional_parameters(function)
+                given = (arguments(call, names).get(parameter) for call in self._calls_by_name[function.name])
                 self._passing += 1
                 found = {None if value is None else self.resolve(value) for value in given}
                 self._passing -= 1
@@ -480,7 +484,7 @@ class Module(SourceText):
         return self._known[scope, parameter]
 
     @functools.cached_property
-    def _by_name(self) -> defaultdict[str, list[ast.Call]]:
+    def _calls_by_name(self) -> defaultdict[str, list[ast.Call]]:
         """All calls by the last part of the names of their functions."""
         found: defaultdict[str, list[ast.Call]] = defaultdict(list)
         for call in self.calls:
@@ -493,45 +497,45 @@ class Module(SourceText):
         pairs = ((call, self.resolve(call.func)) for call in self.calls)
         return [(call, name) for call, name in pairs if name is not None]
 
-    def calls_of(self, *names: str) -> Iterator[ast.Call]:
+    def calls_of_functions(self, *names: str) -> Iterator[ast.Call]:
         """Yield the calls of functions by full name."""
         for call, name in self.resolved_calls:
             if name in names:
                 yield call
 
-    def has_alternatives(self, node: ast.expr) -> bool:
+    def has_alternative_bindings(self, node: ast.expr) -> bool:
         """Return whether imports, or an import and an assignment, bind the head of an expression differently."""
         head = (dotted_name(node) or "").partition(".")[0]
         return any(
             len(one.imports.get(head, ())) > 1 or (head in one.imports and head in one.values)
-            for one in self.scope_of[node].enclosing()
+            for one in self.scope_of[node].lookup_scopes()
         )
 
 
-def _full_name(name: str, rest: str) -> str:
-    return public_name(f"{name}.{rest}" if rest else name)
+def _public_full_name(name: str, rest: str) -> str:
+    return public_full_name(f"{name}.{rest}" if rest else name)
 
 
 # How each kind of node that opens a scope or binds a name is read; returns the scope of what is below it.
 READERS: dict[type[ast.AST], Callable[[Module, Any, Scope], Scope]] = {
-    ast.Call: Module._call,
+    ast.Call: Module._read_call,
     **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef), Module._open_scope),
-    ast.Global: Module._global,
-    ast.Import: Module._import,
-    ast.ImportFrom: Module._import_from,
+    ast.Global: Module._read_global,
+    ast.Import: Module._read_import,
+    ast.ImportFrom: Module._read_import_from,
     **dict.fromkeys(
         (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem),
-        Module._assign,
+        Module._read_assignment,
     ),
 }
 
 
-def flat_values(values: list[ast.expr]) -> list[ast.expr]:
+def flatten_conditional_values(values: list[ast.expr]) -> list[ast.expr]:
     """Return values with those of conditional expressions one by one."""
     found: list[ast.expr] = []
     for value in values:
         if isinstance(value, ast.IfExp):
-            found += flat_values([value.body, value.orelse])
+            found += flatten_conditional_values([value.body, value.orelse])
         else:
             found.append(value)
     return found

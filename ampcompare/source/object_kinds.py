@@ -3,7 +3,7 @@
 import ast
 import re
 
-from ampcompare.source.index import Function, Index, nodes_of
+from ampcompare.source.index import Function, Index, nodes_of_scope
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
 from ampcompare.source.syntax import arguments, dotted_name
 
@@ -27,7 +27,7 @@ class ObjectKinds:
         self._known: dict[tuple[str, Scope], str] = {}
         self._models: dict[tuple[str, Scope], ast.expr | None] = {}
 
-    def of(self, node: ast.expr, scope: Scope) -> str:
+    def kind_of_object(self, node: ast.expr, scope: Scope) -> str:
         """Return `scaler`, `optimizer`, `scheduler`, or an empty text."""
         base = node.value if isinstance(node, ast.Subscript) else node
         text = dotted_name(base)
@@ -35,17 +35,17 @@ class ObjectKinds:
             return ""
         key = (text, scope)
         if key not in self._known:
-            self._known[key] = self._decide(text, scope)
+            self._known[key] = self._decide_kind(text, scope)
         return self._known[key]
 
-    def is_new(self, kind: str, node: ast.expr, scope: Scope) -> bool:
+    def is_new_object(self, kind: str, node: ast.expr, scope: Scope) -> bool:
         """Return whether an expression builds a `scaler`, or an `optimizer` of torch or Apex."""
         return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == kind
 
-    def of_method(self, node: ast.expr, method: str, scope: Scope) -> str:
+    def kind_of_method_owner(self, node: ast.expr, method: str, scope: Scope) -> str:
         """Return the kind of the object whose method an expression calls; empty for any other expression."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
-            return self.of(node.func.value, scope)
+            return self.kind_of_object(node.func.value, scope)
         return ""
 
     def model_of_parameters(self, node: ast.expr, scope: Scope, depth: int = 0) -> ast.expr | None:
@@ -91,13 +91,15 @@ class ObjectKinds:
         inside = found.scope
         if not isinstance(inside.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
-        returned = [each.value for each in nodes_of(inside) if isinstance(each, ast.Return) and each.value is not None]
+        returned = [
+            each.value for each in nodes_of_scope(inside) if isinstance(each, ast.Return) and each.value is not None
+        ]
         model = self.model_of_parameters(returned[0], inside, depth + 1) if len(returned) == 1 else None
         if isinstance(model, ast.Name) and model.id in inside.parameters:
-            return arguments(call, self._module.positional(inside.node)).get(model.id)
+            return arguments(call, self._module.positional_parameters(inside.node)).get(model.id)
         return model
 
-    def _decide(self, text: str, scope: Scope) -> str:
+    def _decide_kind(self, text: str, scope: Scope) -> str:
         last = text.rpartition(".")[2].strip("_").lower()
         values = self._module.values_of(text, scope) or []
         values = [value for value in values if not isinstance(value, (ast.Constant, ast.Starred))]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import APEX
-from ampcompare.source.document import parse_document, read_bytes
+from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.find import find_sources
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
@@ -48,7 +48,7 @@ class Project:
         self._held: dict[Path, set[str]] = {}  # a look at a folder is cheaper than one at each name
         self._paths: dict[Module, Path] = {} if module is None or self.path is None else {module: self.path}
 
-    def module(self, path: Path) -> Module | None:
+    def module_of_file(self, path: Path) -> Module | None:
         """Return the module of a file; None if it cannot be read or parsed."""
         if path == self.path and self._own is not None:
             return self._own
@@ -56,37 +56,37 @@ class Project:
             status = path.stat()
         except OSError:
             return None
-        module = _parse(path, status.st_mtime_ns, status.st_size)
+        module = _parse_file(path, status.st_mtime_ns, status.st_size)
         if module is not None:
             self._paths[module] = path
         return module
 
-    def parse(self, text: str) -> Module:
+    def module_of_text(self, text: str) -> Module:
         """Return the module of a text, which mostly is that of the file that was begun with."""
-        known = None if self.path is None else self.module(self.path)
+        known = None if self.path is None else self.module_of_file(self.path)
         return known if known is not None and known.text == text else Module(text)
 
     def path_of(self, module: Module) -> Path | None:
         """Return the file of a module of the project."""
         return self._paths.get(module)
 
-    def find(self, importer: Path, name: str) -> Path | None:
+    def find_module_file(self, importer: Path, name: str) -> Path | None:
         """Return the file of the module that a file imports by a dotted name, or None if the project has none."""
         key = (importer.parent, name)
         if key not in self._found:
-            self._found[key] = self._find(importer, name)
+            self._found[key] = self._search_module_file(importer, name)
         return self._found[key]
 
-    def _find(self, importer: Path, name: str) -> Path | None:
+    def _search_module_file(self, importer: Path, name: str) -> Path | None:
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.split(".") if part]
         folders = [importer.parent, *importer.parent.parents][:LEVELS]
         if dots:
             folders = folders[dots - 1 : dots]
         else:  # a folder of a package is searched last: what is imported by its full name begins above the package
-            folders[1:] = sorted(folders[1:], key=lambda each: "__init__.py" in self._names_in(each))
+            folders[1:] = sorted(folders[1:], key=lambda each: "__init__.py" in self._names_in_folder(each))
         for folder in folders:
-            if parts and not self._names_in(folder) & {parts[0], f"{parts[0]}.py"}:
+            if parts and not self._names_in_folder(folder) & {parts[0], f"{parts[0]}.py"}:
                 continue
             place = folder.joinpath(*parts)
             if parts and (module := place.with_name(f"{place.name}.py")).is_file():
@@ -95,12 +95,12 @@ class Project:
                 return module
         return None
 
-    def _names_in(self, folder: Path) -> set[str]:
+    def _names_in_folder(self, folder: Path) -> set[str]:
         if folder not in self._held:
             self._held[folder] = _entries_of(folder)
         return self._held[folder]
 
-    def resolve(self, importer: Path, full: str) -> tuple[Path, str] | None:
+    def find_definition(self, importer: Path, full: str) -> tuple[Path, str] | None:
         """Return the file in which what an import names is, and its name there; None where it is outside.
 
         Args:
@@ -108,24 +108,24 @@ class Project:
                 returned is empty for the module itself, and `*` for all that a star import binds.
         """
         name = full.rpartition(".")[2]
-        if name != "*" and (place := self.find(importer, full)) is not None:
+        if name != "*" and (place := self.find_module_file(importer, full)) is not None:
             return place, ""
         holder = full[: len(full) - len(name)]
         holder = holder if set(holder) <= {"."} else holder.removesuffix(".")
-        place = self.find(importer, holder) if holder else None
+        place = self.find_module_file(importer, holder) if holder else None
         return None if place is None else (place, name)
 
-    def imported_by(self, module: Module, path: Path) -> list[Path]:
+    def files_imported_by(self, module: Module, path: Path) -> list[Path]:
         """Return the files of the project that a module imports, itself left out."""
-        found = [self.resolve(path, full) for _, _, full in module.imports]
+        found = [self.find_definition(path, full) for _, _, full in module.imports]
         return list(dict.fromkeys(each[0] for each in found if each is not None and each[0] != path))
 
-    def importers(self, path: Path) -> Iterator[Path]:
+    def files_importing(self, path: Path) -> Iterator[Path]:
         """Yield the files of the project that import one, those next to it first."""
         own = frozenset({path.stem, path.parent.name} if path.stem == "__init__" else {path.stem})
         for other in self._files_with(path, own):
-            module = self.module(other)
-            if module is not None and path in self.imported_by(module, other):
+            module = self.module_of_file(other)
+            if module is not None and path in self.files_imported_by(module, other):
                 yield other
 
     def modules_around(self, path: Path) -> Iterator[tuple[Path, Module]]:
@@ -136,18 +136,18 @@ class Project:
         seen, waiting, given = {path}, [path], {path}
         while waiting and len(seen) < MAX_MODULES:
             current = waiting.pop(0)
-            module = self.module(current)
+            module = self.module_of_file(current)
             if module is None:
                 continue
             if current != path:
                 given.add(current)
                 yield current, module
-            for other in [*self.imported_by(module, current), *self.importers(current)]:
+            for other in [*self.files_imported_by(module, current), *self.files_importing(current)]:
                 if other not in seen:
                     seen.add(other)
                     waiting.append(other)
         for other in self._own_files_with(path, frozenset(APEX)) if waiting else ():
-            if other not in given and (module := self.module(other)) is not None:
+            if other not in given and (module := self.module_of_file(other)) is not None:
                 yield other, module
 
     def modules_with(self, path: Path, words: frozenset[str]) -> Iterator[tuple[Path, Module]]:
@@ -156,7 +156,7 @@ class Project:
         Without the root of a repository above, only what was named, or is in the folder or package of the file.
         """
         for other in self._own_files_with(path, words):
-            if (module := self.module(other)) is not None:
+            if (module := self.module_of_file(other)) is not None:
                 yield other, module
 
     def _own_files_with(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
@@ -199,16 +199,16 @@ def _list_files(folder: Path) -> list[Path]:
 def _imported_words(path: Path, modified: int, size: int) -> frozenset[str]:
     """Return the words in the imports of a file, as it is at a time."""
     try:
-        text = read_bytes(path).decode("utf-8", errors="replace")
+        text = read_source_bytes(path).decode("utf-8", errors="replace")
     except FileFault:
         return frozenset()
     return frozenset(word for match in IMPORT.finditer(text) for word in WORDS.findall(match.group()))
 
 
 @lru_cache(maxsize=4 * MAX_MODULES)
-def _parse(path: Path, modified: int, size: int) -> Module | None:
+def _parse_file(path: Path, modified: int, size: int) -> Module | None:
     try:
-        document = parse_document(path, read_bytes(path))
+        document = parse_document(path, read_source_bytes(path))
         return Module(document.text)
     except (FileFault, SourceInvalid, RecursionError, ValueError):
         return None

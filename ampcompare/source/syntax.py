@@ -102,7 +102,7 @@ def walk(node: ast.AST) -> Iterator[ast.AST]:
         waiting += child_nodes(each)
 
 
-def bound_in(node: ast.AST) -> set[str]:
+def names_bound_in(node: ast.AST) -> set[str]:
     """Return the names and attributes that a node binds, or nodes below it."""
     stored = (each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Store))
     return {key for each in stored if (key := dotted_name(each))}
@@ -140,7 +140,7 @@ def argument_values(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(one.value for one in call.keywords)]
 
 
-def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef, *, positional: bool = False) -> list[str]:
+def parameter_names(function: ast.FunctionDef | ast.AsyncFunctionDef, *, positional: bool = False) -> list[str]:
     """Return the names of the parameters of a function, without those with a star.
 
     Args:

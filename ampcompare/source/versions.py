@@ -31,9 +31,11 @@ def known_versions(torch: str | None = None) -> Versions:
     if torch is not None and re.fullmatch(r"\d+\.\d+.*", torch) is None:
         raise ConfigError(f"--torch-version is {torch!r}; give it as 2.9")
     asked = torch or installed_version("torch")
-    return Versions(NEWEST if asked is None else _numbers(asked), _numbers(installed_version("transformers")))
+    return Versions(
+        NEWEST if asked is None else _first_two_numbers(asked), _first_two_numbers(installed_version("transformers"))
+    )
 
 
-def _numbers(version: str | None) -> tuple[int, int]:
+def _first_two_numbers(version: str | None) -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return (int(found[1]), int(found[2])) if found else (0, 0)

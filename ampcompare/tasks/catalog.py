@@ -15,7 +15,7 @@ from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import AmpCompareError, BackendUnavailable, ConfigError, suggestion_text
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
-from ampcompare.tasks.factory import check_module
+from ampcompare.tasks.factory import check_module_of_path
 
 CLASSIFICATION = (TOP1, TOP5)
 
@@ -190,7 +190,7 @@ def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]
     """Return (name, available, reason) of each data set; downloaded ones are in `data_dir`, or the folder `data`."""
     rows = []
     for name, description in DATA_SETS.items():
-        reason = _missing_package(name) or missing_reason(name, Path(data_dir or DEFAULT_DATA_DIR))
+        reason = _missing_package(name) or why_files_missing(name, Path(data_dir or DEFAULT_DATA_DIR))
         rows.append((name, not reason, f"{description}; {reason}" if reason else description))
     return [*rows, *_rows_of_other_tasks(lambda spec: spec.data_sets)]
 
@@ -256,15 +256,15 @@ def torchvision_models(folder: Path | None = None) -> dict[str, str] | None:
     return models or None
 
 
-def missing_files(name: str, data_dir: Path) -> list[str]:
+def missing_torchvision_files(name: str, data_dir: Path) -> list[str]:
     """Return which files of a torchvision set are not in their folder below `data_dir`."""
     folder, files = TORCHVISION_FILES[name]
     return [file for file in files if not (data_dir / folder / file).is_file()]
 
 
-def missing_reason(name: str, data_dir: Path) -> str:
+def why_files_missing(name: str, data_dir: Path) -> str:
     """Return where the files of a torchvision set are not, and what to pass; "" where they are or none are needed."""
-    if name not in TORCHVISION_FILES or not missing_files(name, data_dir):
+    if name not in TORCHVISION_FILES or not missing_torchvision_files(name, data_dir):
         return ""
     return f"not in {data_dir / TORCHVISION_FILES[name][0]}: pass --download, or --data-dir with the folder that has it"
 
@@ -283,12 +283,12 @@ def check_task_of_recipe(recipe: Recipe) -> None:
     _, ships = task_path(recipe.task)
     if not ships:
         return
-    _check_settings(recipe)
+    _refuse_unused_settings(recipe)
     check_model(recipe.model.arch, recipe.task)
     check_data(recipe.data.name, recipe.task)
 
 
-def _check_settings(recipe: Recipe) -> None:
+def _refuse_unused_settings(recipe: Recipe) -> None:
     """Check that no setting of data, labels or evaluation is given that the task ignores."""
     uses = TASKS[recipe.task].uses
     for name, field in DataConfig.model_fields.items():
@@ -310,7 +310,7 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
         if not name:
             raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
     elif colon:
-        check_module(arch)
+        check_module_of_path(arch)
     if colon or arch in spec.models:
         return
     own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
@@ -334,7 +334,7 @@ def check_data(name: str, task: str = DEFAULT_TASK) -> None:
         raise ConfigError(f"{what} no data set {name!r}; {suggestion_text(name, known)}")
     kinds = {other.partition(":")[0] for other in known if other != "module:factory"}
     if path and kind not in (*kinds, "imagefolder"):
-        check_module(name)
+        check_module_of_path(name)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.tensors.tree import map_tree
+from ampcompare.base.tensors.tree import map_tensors_in_tree
 from ampcompare.settings.recipe import Recipe
 
 Part = Literal["train", "val"]
@@ -39,13 +39,13 @@ class SampleOptions:
     augment: bool = True
 
     @classmethod
-    def of(cls, recipe: Recipe, channels: int | None) -> SampleOptions:
+    def from_recipe(cls, recipe: Recipe, channels: int | None) -> SampleOptions:
         """Return what a recipe asks for, with the channels of its model."""
         data = recipe.data
         return cls(recipe.seed, data.image_size, channels, data.train_size, data.val_size, data.augment)
 
     @property
-    def sizes(self) -> dict[str, int | None]:
+    def sizes_by_part(self) -> dict[str, int | None]:
         return {"train": self.train_size, "val": self.val_size}
 
 
@@ -88,8 +88,8 @@ class Data(abc.ABC):
         """
         count = self.num_batches(batch_size, world_size, drop_last=drop_last)
         order = training_order(self.seed, epoch, self.num_train)
-        batches = self._cut(order, batch_size, count, torch.device(device), rank, world_size)
-        return self._read("train", epoch, batches[start:], torch.device(device), workers, pin_memory)
+        batches = self._cut_batches(order, batch_size, count, torch.device(device), rank, world_size)
+        return self._read_batches("train", epoch, batches[start:], torch.device(device), workers, pin_memory)
 
     def val_batches(
         self,
@@ -107,11 +107,11 @@ class Data(abc.ABC):
         repeats samples to fill batches gets none, and one with another order in each run has none that can be compared.
         """
         order = torch.arange(self.num_val)
-        batches = self._cut(order, batch_size, self.num_val, torch.device(device), rank, world_size)
-        return self._read("val", 0, batches, torch.device(device), workers, pin_memory)
+        batches = self._cut_batches(order, batch_size, self.num_val, torch.device(device), rank, world_size)
+        return self._read_batches("val", 0, batches, torch.device(device), workers, pin_memory)
 
     @abc.abstractmethod
-    def _read(
+    def _read_batches(
         self,
         part: Part,
         epoch: int,
@@ -122,7 +122,7 @@ class Data(abc.ABC):
     ) -> Iterator[Any]:
         """Yield the samples of each batch of positions, on `device`."""
 
-    def _cut(
+    def _cut_batches(
         self, order: Tensor, batch_size: int, count: int, device: torch.device, rank: int, world_size: int
     ) -> list[Tensor]:
         """Cut the positions of `order` that belong to `rank` into at most `count` batches."""
@@ -156,7 +156,7 @@ class LabeledData(Data):
 
 def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     """Return the order of an epoch: a permutation of `range(num_samples)`, int64."""
-    return torch.randperm(num_samples, generator=generator("order", seed, epoch))
+    return torch.randperm(num_samples, generator=seeded_generator("order", seed, epoch))
 
 
 def choose_evenly(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
@@ -176,7 +176,7 @@ def choose_evenly(num_samples: int, size: int | None, *, what: str, labels: Tens
     return picked.sort().values
 
 
-def split(batch: Any, count: int) -> Sequence[Any]:
+def split_batch(batch: Any, count: int) -> Sequence[Any]:
     """Split a batch into micro-batches.
 
     Args:
@@ -192,15 +192,15 @@ def split(batch: Any, count: int) -> Sequence[Any]:
     return [tree_unflatten([part[place] for part in parts], structure) for place in range(count)]
 
 
-def channels_last(batch: Any) -> Any:
+def to_channels_last(batch: Any) -> Any:
     """Return a batch with its tensors of rank four (N, C, H, W) in channels-last format."""
-    return map_tree(
+    return map_tensors_in_tree(
         batch, lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
     )
 
 
-def in_fp32(outputs: Any) -> Any:
-    return map_tree(
+def tensors_in_fp32(outputs: Any) -> Any:
+    return map_tensors_in_tree(
         outputs, lambda tensor: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
     )
 
@@ -211,7 +211,7 @@ def derive_seed(purpose: str, *key: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def generator(purpose: str, *key: int) -> torch.Generator:
+def seeded_generator(purpose: str, *key: int) -> torch.Generator:
     """Return a generator on the CPU seeded by `derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(purpose, *key))
 

@@ -26,7 +26,7 @@ Detections = Sequence[Mapping[str, Tensor]]
 
 
 def detection(recipe: Recipe) -> Detection:
-    data = boxed_shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "detection")))
+    data = boxed_shapes(SampleOptions.from_recipe(recipe, fixed_channels(recipe.model.arch, "detection")))
     return Detection(data, CLASSES, recipe.model)
 
 

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ampcompare.base.environment.packages import find_module
+from ampcompare.base.environment.packages import find_module_spec
 from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
 
 ADDED: list[str] = []  # to sys.path: the working directory of the last factory
 
 
-def check_module(path: str) -> None:
+def check_module_of_path(path: str) -> None:
     """Check that there is the module that `package.module:function` names; nothing is imported."""
     module = path.partition(":")[0]
-    if not find_module(module)[0]:
+    if not find_module_spec(module)[0]:
         raise ConfigError(
             f"factory {path}: there is no module {module!r}; it was looked for in {os.getcwd()} and on sys.path"
         )
@@ -32,7 +32,7 @@ def resolve_factory(path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")
-    check_module(path)
+    check_module_of_path(path)
     with blame_factory(path, "importing its module"):
         factory: Any = importlib.import_module(module_name)
     for part in attribute.split("."):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import DISTANCE, GAN
-from ampcompare.tasks.data import generator
+from ampcompare.tasks.data import seeded_generator
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.task import Phase, Sums, Task
@@ -32,25 +32,25 @@ BORDER = 1.5  # of the histogram; what lies outside counts in its outer cells
 def gan(recipe: Recipe) -> Gan:
     train = _draw_points("training", recipe.data.train_size or TRAIN)
     val = _draw_points("validation", recipe.data.val_size or VAL)
-    latents = torch.randn(len(val), LATENT, generator=generator("latents of validation"))
-    data = _WithLatents.of("gaussians", (train,), (val, latents), seed=recipe.seed)
+    latents = torch.randn(len(val), LATENT, generator=seeded_generator("latents of validation"))
+    data = _PointsWithLatents.of("gaussians", (train,), (val, latents), seed=recipe.seed)
     return Gan(data, recipe.model)
 
 
 def _draw_points(part: str, count: int) -> Tensor:
     """Return points (count, 2) of eight normal distributions around the unit circle, the same ones for every seed."""
-    draws = generator(f"eight modes, {part}")
+    draws = seeded_generator(f"eight modes, {part}")
     angles = torch.randint(MODES, (count,), generator=draws) * (2 * math.pi / MODES)
     return torch.stack([angles.cos(), angles.sin()], 1) + SPREAD * torch.randn(count, 2, generator=draws)
 
 
 @dataclass(frozen=True, eq=False)
-class _WithLatents(TensorData):
+class _PointsWithLatents(TensorData):
     """Points, and latent vectors that each epoch draws again: one for each of the two losses."""
 
     def _training_samples(self, epoch: int, device: torch.device) -> Any:
         (points,) = super()._training_samples(epoch, device)
-        draws = generator("latents", self.seed, epoch)
+        draws = seeded_generator("latents", self.seed, epoch)
         return points, *(torch.randn(self.num_train, LATENT, generator=draws).to(device) for _ in range(2))
 
 
@@ -76,7 +76,7 @@ class Gan(Task):
             width = arguments.pop("width", 64)
             if arguments:
                 raise ConfigError(f"{arch} has no argument {next(iter(arguments))!r}; it has width")
-            return _mlp(LATENT, 2, width), _mlp(2, 1, width)
+            return _make_mlp(LATENT, 2, width), _make_mlp(2, 1, width)
         factory = resolve_factory(arch)
         with blame_factory(arch, "calling it"):
             models = factory(**{**select_arguments(factory, {"latent": LATENT}), **arguments})
@@ -128,7 +128,7 @@ def _cells_of_points(points: Tensor) -> Tensor:
     return F.one_hot(rows * CELLS + columns, CELLS * CELLS).bool() & finite
 
 
-def _mlp(inputs: int, outputs: int, width: int) -> nn.Sequential:
+def _make_mlp(inputs: int, outputs: int, width: int) -> nn.Sequential:
     sizes = [inputs, width, width]
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):

@@ -19,16 +19,16 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit
-from ampcompare.base.files.read import open_regular
-from ampcompare.base.formatting import few_names
+from ampcompare.base.files.read import open_regular_file
+from ampcompare.base.formatting import format_few_names
 from ampcompare.tasks.catalog import (
     DEFAULT_DATA_DIR,
     TORCHVISION_FILES,
     check_data,
     explain_missing_package,
-    missing_files,
-    missing_reason,
+    missing_torchvision_files,
     translate_errors,
+    why_files_missing,
 )
 from ampcompare.tasks.data import (
     LabeledData,
@@ -36,9 +36,9 @@ from ampcompare.tasks.data import (
     SampleOptions,
     choose_evenly,
     derive_seed,
-    generator,
     isolated_globals,
     seed_globals,
+    seeded_generator,
 )
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import image_parts
@@ -82,9 +82,11 @@ def _load_imagefolder(name: str, root: str, options: SampleOptions) -> _StreamDa
         parts[part] = _SamplesOfPart(images, f"the {part} folder of {root}", torch.tensor(images.targets))
         classes[part] = set(images.classes)
     if apart := sorted(classes["train"] ^ classes["val"]):
-        raise ConfigError(f"{root} has {few_names(apart)} in one of train and val only; both need the same folders")
+        raise ConfigError(
+            f"{root} has {format_few_names(apart)} in one of train and val only; both need the same folders"
+        )
     size = options.image_size or _DEFAULT_SIZE
-    return _StreamData.of(name, parts, options, len(images.classes), (3, size, size))
+    return _StreamData.from_parts(name, parts, options, len(images.classes), (3, size, size))
 
 
 def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[Any], Tensor]]:
@@ -110,7 +112,7 @@ def _load_hf_images(name: str, options: SampleOptions) -> _StreamData:
         for part in ("train", "val")
     }
     size = options.image_size or _DEFAULT_SIZE
-    return _StreamData.of(name, parts, options, num_classes, (3, size, size))
+    return _StreamData.from_parts(name, parts, options, num_classes, (3, size, size))
 
 
 def _open_image(path: str) -> Any:
@@ -118,7 +120,7 @@ def _open_image(path: str) -> Any:
         from PIL import Image
     with (  # Pillow's error for a damaged file depends on the format
         translate_errors(f"{path} cannot be read as an image", "repair or remove it"),
-        os.fdopen(open_regular(Path(path)), "rb") as file,
+        os.fdopen(open_regular_file(Path(path)), "rb") as file,
         Image.open(file) as image,
     ):
         return image.convert("RGB")
@@ -187,9 +189,9 @@ def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *,
             f"{channels} channels were requested, but {name} has {len(kind.mean)}; only gray images can be repeated"
         )
     dataset = getattr(load_torchvision().datasets, kind.dataset)
-    if download and missing_files(name, folder):
+    if download and missing_torchvision_files(name, folder):
         _download_set(name, dataset, folder)
-    if reason := missing_reason(name, folder):
+    if reason := why_files_missing(name, folder):
         raise ConfigError(f"{name} is {reason}")
     parts = {}
     for part in ("train", "val"):
@@ -199,7 +201,7 @@ def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *,
         samples = SmallImages(images, labels, kind, image_size=image_size, augment=options.augment and part == "train")
         parts[part] = _SamplesOfPart(samples, f"the {part} part of {name}", labels)
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
-    return _StreamData.of(name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width))
+    return _StreamData.from_parts(name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width))
 
 
 def _read_images(samples: Any) -> tuple[Tensor, Tensor]:
@@ -219,7 +221,7 @@ def _download_set(name: str, dataset: Any, folder: Path) -> None:
         with FileLock(str(folder / f".{name}.lock")):
             socket.setdefaulttimeout(_NETWORK_TIMEOUT_SECONDS)  # torchvision sets none
             try:
-                if missing_files(name, folder):
+                if missing_torchvision_files(name, folder):
                     dataset(str(folder), train=True, download=True)
             finally:
                 socket.setdefaulttimeout(before)
@@ -258,7 +260,7 @@ def _load_user_data(path: str, data_dir: str | None, options: SampleOptions, *, 
     }
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
     chosen_already: dict[str, Any] = {f"{part}_size": None for part in parts if f"{part}_size" in taken}
-    return _StreamData.of(path, parts, replace(options, **chosen_already), classes, shape)
+    return _StreamData.from_parts(path, parts, replace(options, **chosen_already), classes, shape)
 
 
 def _type_of_value_text(values: Any) -> str:
@@ -397,7 +399,7 @@ class _KeyedSamples(Dataset[tuple[Tensor, int]]):
         return batch
 
 
-class _Batches:
+class _BatchSampler:
     """The batch sampler of a loader that is kept between epochs; the batches of each pass are set from outside."""
 
     def __init__(self) -> None:
@@ -421,12 +423,12 @@ class _StreamData(LabeledData):
 
     train: _KeyedSamples = field(repr=False)
     val: _KeyedSamples = field(repr=False)
-    _loaders: dict[tuple[Part, int, bool], tuple[_Batches, DataLoader[tuple[Tensor, int]]]] = field(
+    _loaders: dict[tuple[Part, int, bool], tuple[_BatchSampler, DataLoader[tuple[Tensor, int]]]] = field(
         default_factory=dict, repr=False
     )
 
     @classmethod
-    def of(
+    def from_parts(
         cls,
         name: str,
         parts: Mapping[str, _SamplesOfPart],
@@ -437,7 +439,7 @@ class _StreamData(LabeledData):
         """Return the data set of two parts, of as many of their samples as are wanted."""
         keyed = {}
         for part, (samples, what, labels) in parts.items():
-            chosen = choose_evenly(len(samples), options.sizes[part], what=what, labels=labels)
+            chosen = choose_evenly(len(samples), options.sizes_by_part[part], what=what, labels=labels)
             keyed[part] = _KeyedSamples(samples, chosen, name, part, options.seed, num_classes, options.channels)
         return cls(
             name,
@@ -450,7 +452,7 @@ class _StreamData(LabeledData):
             val=keyed["val"],
         )
 
-    def _read(
+    def _read_batches(
         self,
         part: Part,
         epoch: int,
@@ -461,11 +463,11 @@ class _StreamData(LabeledData):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         key = part, workers, device.type == "cuda" and pin_memory is not False
         if key not in self._loaders:
-            self._loaders[key] = self._loader(*key)
+            self._loaders[key] = self._sampler_and_loader(*key)
         sampler, loader = self._loaders[key]
         number = sampler.passes + 1
         sampler.epoch, sampler.batches, sampler.passes = epoch, batches, number
-        for samples, labels in _name_errors(iter(loader)):
+        for samples, labels in _shorten_worker_errors(iter(loader)):
             if sampler.passes != number:
                 # Persistent workers serve one pass: this iterator would yield batches of the newer one.
                 raise RuntimeError(
@@ -473,8 +475,10 @@ class _StreamData(LabeledData):
                 )
             yield samples.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
-    def _loader(self, part: Part, workers: int, pin: bool) -> tuple[_Batches, DataLoader[tuple[Tensor, int]]]:
-        sampler = _Batches()
+    def _sampler_and_loader(
+        self, part: Part, workers: int, pin: bool
+    ) -> tuple[_BatchSampler, DataLoader[tuple[Tensor, int]]]:
+        sampler = _BatchSampler()
         return sampler, DataLoader(
             self.train if part == "train" else self.val,
             batch_sampler=sampler,
@@ -486,7 +490,7 @@ class _StreamData(LabeledData):
         )
 
 
-def _name_errors(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _shorten_worker_errors(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches; raise an error of a worker with its own one-line message."""
     while True:
         try:
@@ -539,7 +543,7 @@ def _make_synthetic_images(options: SampleOptions) -> MemoryData:
     by up to one pixel.
     """
     size, planes = options.image_size or _SYNTHETIC_SIZE, options.channels or 3
-    draws = generator("synthetic patterns", planes)
+    draws = seeded_generator("synthetic patterns", planes)
     patterns = resize_images(torch.randn(_SYNTHETIC_CLASSES, planes, 4, 4, generator=draws), size)
     return memory_data(
         "synthetic",
@@ -555,5 +559,7 @@ def _make_synthetic_images(options: SampleOptions) -> MemoryData:
 def _draw_noisy_images(patterns: Tensor, part: str, count: int) -> tuple[Tensor, Tensor]:
     """Return `count` images of the patterns, classes in turn, with unit noise; float32 and int64."""
     labels = torch.arange(count) % len(patterns)
-    noise = torch.randn(count, *patterns.shape[1:], generator=generator(f"synthetic {part}", *patterns.shape[1:]))
+    noise = torch.randn(
+        count, *patterns.shape[1:], generator=seeded_generator(f"synthetic {part}", *patterns.shape[1:])
+    )
     return noise.add_(patterns[labels], alpha=_SYNTHETIC_CONTRAST), labels

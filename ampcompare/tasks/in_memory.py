@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, choose_evenly, generator
+from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
+from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, choose_evenly, seeded_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class TensorData(Data):
         counts = [_count_samples(name, part, value) for part, value in (("training", train), ("validation", val))]
         return cls(name, num_train=counts[0], num_val=counts[1], seed=seed, train=train, val=val)
 
-    def _read(
+    def _read_batches(
         self,
         part: Part,
         epoch: int,
@@ -50,13 +50,13 @@ class TensorData(Data):
 
     def _parts_on_device(self, device: torch.device) -> tuple[Any, Any]:
         if device not in self._moved:
-            parts = [map_tree(part, lambda tensor: tensor.to(device)) for part in (self.train, self.val)]
+            parts = [map_tensors_in_tree(part, lambda tensor: tensor.to(device)) for part in (self.train, self.val)]
             self._moved[device] = parts[0], parts[1]
         return self._moved[device]
 
 
 def _count_samples(name: str, part: str, samples: Any) -> int:
-    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_in(samples)}
+    counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_in_value(samples)}
     if len(counts) != 1 or 0 in counts:
         raise ConfigError(
             f"the {part} part of {name} has tensors of {', '.join(map(str, sorted(counts))) or 'no'} samples; "
@@ -67,7 +67,7 @@ def _count_samples(name: str, part: str, samples: Any) -> int:
 
 def _gather_batches(samples: Any, batches: Sequence[Tensor]) -> Iterator[Any]:
     for batch in batches:
-        yield map_tree(samples, lambda tensor, batch=batch: tensor.index_select(0, batch))  # type: ignore[misc]
+        yield map_tensors_in_tree(samples, lambda tensor, batch=batch: tensor.index_select(0, batch))  # type: ignore[misc]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -87,7 +87,7 @@ class MemoryData(TensorData, LabeledData):
         number, shifted = self._epochs.get(device, (None, images))
         if number != epoch:
             if self.moved_share:
-                draws = generator("shift", self.seed, epoch)
+                draws = seeded_generator("shift", self.seed, epoch)
                 shifts = torch.randint(-1, 2, (self.num_train, 2), generator=draws)
                 shifts[torch.rand(self.num_train, generator=draws) >= self.moved_share] = 0
                 images = shift_images(images, shifts, self.background)
@@ -111,7 +111,7 @@ def memory_data(
     Each part is float32 images (N, C, H, W) and int64 labels (N,).
     """
     parts = []
-    for (images, labels), (part, size) in zip((train, val), options.sizes.items(), strict=True):
+    for (images, labels), (part, size) in zip((train, val), options.sizes_by_part.items(), strict=True):
         chosen = choose_evenly(len(labels), size, what=f"the {part} part of {name}", labels=labels)
         images, labels = images[chosen], labels[chosen]
         if options.image_size is not None:

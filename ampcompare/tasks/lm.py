@@ -35,7 +35,7 @@ from ampcompare.tasks.data import choose_evenly, derive_seed
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
-from ampcompare.tasks.models import check_arguments, user_model
+from ampcompare.tasks.models import check_network_arguments, user_model
 from ampcompare.tasks.networks import AttentionBlock, require_positive
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -194,7 +194,7 @@ class Gpt(nn.Module):
         self.blocks = nn.ModuleList(_CausalBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self._initialize(depth)
+        self._initialize_weights(depth)
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embed(tokens)
@@ -202,7 +202,7 @@ class Gpt(nn.Module):
             hidden = block(hidden)
         return self.head(self.norm(hidden))  # type: ignore[no-any-return]
 
-    def _initialize(self, depth: int) -> None:
+    def _initialize_weights(self, depth: int) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 ends_branch = name.endswith(("project.weight", "narrow.weight"))
@@ -263,10 +263,10 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
                 raise ConfigError(f"hf:{name} has no argument {argument!r}; {suggestion_text(argument, known)}")
         config = transformers.AutoConfig.for_model(name, **{**options, **arguments})
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    return _Logits(model)
+    return _LogitsModel(model)
 
 
-class _Logits(nn.Module):
+class _LogitsModel(nn.Module):
     """Maps tokens (batch, length), int64, to logits (batch, length, vocabulary) by a model of Transformers."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -287,7 +287,7 @@ def build_language_model(
     """
     arguments = dict(model_args or {})
     if arch == "gpt":
-        check_arguments(arch, Gpt, arguments)
+        check_network_arguments(arch, Gpt, arguments)
         return Gpt(vocabulary, **arguments)
     library, _, name = arch.partition(":")
     if library == "hf":
@@ -313,48 +313,48 @@ def sentences(count: int) -> list[str]:
     Words follow Zipf's law. Determiner, noun and verb agree in number, also over a relative clause that stands
     between them, so that a model of more context predicts better.
     """
-    language = _Language()
-    return [language.sentence() for _ in range(count)]
+    language = _RandomLanguage()
+    return [language.draw_sentence() for _ in range(count)]
 
 
-class _Language:
+class _RandomLanguage:
     """Draws from its own generator by `random.random`, whose numbers Python promises not to change."""
 
     def __init__(self) -> None:
         self._random = random.Random(derive_seed("grammar")).random
-        self._nouns, self._verbs, self._adjectives = map(self._words, (NOUNS, VERBS, ADJECTIVES))
+        self._nouns, self._verbs, self._adjectives = map(self._make_words, (NOUNS, VERBS, ADJECTIVES))
 
-    def sentence(self) -> str:
-        number = self._number()
-        words = [*self._noun_phrase(number)]
+    def draw_sentence(self) -> str:
+        number = self._draw_number()
+        words = [*self._draw_noun_phrase(number)]
         if self._random() < 0.25:
-            words += ["ke", self._verb(number), *self._noun_phrase(self._number())]
-        words += [self._verb(number), *self._noun_phrase(self._number())]
+            words += ["ke", self._draw_verb(number), *self._draw_noun_phrase(self._draw_number())]
+        words += [self._draw_verb(number), *self._draw_noun_phrase(self._draw_number())]
         if self._random() < 0.3:
-            words += ["po", *self._noun_phrase(self._number())]
+            words += ["po", *self._draw_noun_phrase(self._draw_number())]
         return " ".join(words).capitalize() + ("?" if self._random() < 0.15 else ".")
 
-    def _noun_phrase(self, number: int) -> Sequence[str]:
-        adjectives = [self._pick(self._adjectives)] if self._random() < 0.3 else []
-        return self._pick(DETERMINERS[number]), *adjectives, self._pick(self._nouns) + NOUN_ENDINGS[number]
+    def _draw_noun_phrase(self, number: int) -> Sequence[str]:
+        adjectives = [self._draw_word(self._adjectives)] if self._random() < 0.3 else []
+        return self._draw_word(DETERMINERS[number]), *adjectives, self._draw_word(self._nouns) + NOUN_ENDINGS[number]
 
-    def _verb(self, number: int) -> str:
-        return self._pick(self._verbs) + VERB_ENDINGS[number]
+    def _draw_verb(self, number: int) -> str:
+        return self._draw_word(self._verbs) + VERB_ENDINGS[number]
 
-    def _number(self) -> int:
+    def _draw_number(self) -> int:
         return PLURAL if self._random() < 0.4 else SINGULAR
 
-    def _words(self, count: int) -> Sequence[str]:
+    def _make_words(self, count: int) -> Sequence[str]:
         words: dict[str, None] = {}
         while len(words) < count:
             syllables = 2 + (self._random() < 0.5)
-            words["".join(self._letter(CONSONANTS) + self._letter(VOWELS) for _ in range(syllables))] = None
+            words["".join(self._draw_letter(CONSONANTS) + self._draw_letter(VOWELS) for _ in range(syllables))] = None
         return list(words)
 
-    def _letter(self, letters: str) -> str:
+    def _draw_letter(self, letters: str) -> str:
         return letters[int(self._random() * len(letters))]
 
-    def _pick(self, words: Sequence[str]) -> str:
+    def _draw_word(self, words: Sequence[str]) -> str:
         # The whole part of a power of uniform exponent is k with probability log((k + 1) / k) / log(n + 1): Zipf's law.
         return words[int((len(words) + 1) ** self._random()) - 1]
 

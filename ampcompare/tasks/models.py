@@ -79,7 +79,7 @@ def build_model(
         offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
         return user_model(arch, offered, arguments)
     if network := _NETWORKS[kind].get(arch):
-        check_arguments(arch, network, arguments)
+        check_network_arguments(arch, network, arguments)
         return network(num_classes, sample_shape, **arguments)
     if kind == "detection":
         if arch.startswith(("maskrcnn_", "keypointrcnn_")):
@@ -156,7 +156,7 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     model.train()
 
 
-def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
+def check_network_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
     parameters = inspect.signature(network).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:

@@ -108,11 +108,11 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, num_classes)
 
     def forward(self, samples: Tensor) -> Tensor:
-        tokens = self._patches(samples) if self.patch_size else samples
+        tokens = self._cut_into_patches(samples) if self.patch_size else samples
         hidden = self.blocks(self.embed(tokens) + self.positions)
         return self.head(self.norm(hidden).mean(1))  # type: ignore[no-any-return]
 
-    def _patches(self, images: Tensor) -> Tensor:
+    def _cut_into_patches(self, images: Tensor) -> Tensor:
         """Cut images (N, C, H, W) to (N, tokens, C * patch * patch), filling up the last patches with zeros."""
         size = self.patch_size
         height, width = images.shape[2:]
@@ -235,9 +235,9 @@ class CenterNet(nn.Module):
             raise ValueError("a detector needs targets in training mode")
         boxes = pad_sequence([target["boxes"].float() for target in targets], batch_first=True)
         labels = pad_sequence([target["labels"] for target in targets], batch_first=True)
-        return self._losses(centers, sides, boxes, labels)
+        return self._detection_losses(centers, sides, boxes, labels)
 
-    def _losses(self, centers: Tensor, sides: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _detection_losses(self, centers: Tensor, sides: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compare maps (batch, ..., height, width) with boxes (batch, objects, 4) of labels (batch, objects)."""
         down, right = _flatten_pixels(centers)
         middle = (boxes[..., :2] + boxes[..., 2:])[..., None, None] / 2

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from ampcompare.tasks.data import SampleOptions, generator
+from ampcompare.tasks.data import SampleOptions, seeded_generator
 from ampcompare.tasks.image_data import digits
 from ampcompare.tasks.in_memory import MemoryData
 
@@ -20,7 +20,7 @@ def overflow_digits(*, seed: int, train_size: int | None = None, val_size: int |
     """Return digits, one in 500 of those for training with one pixel at 30,000, the same ones for every `seed`."""
     data = digits(SampleOptions(seed, train_size=train_size, val_size=val_size, augment=False))
     images, labels = data.train
-    draws = generator("bright pixels")
+    draws = seeded_generator("bright pixels")
     chosen = torch.randperm(len(images), generator=draws)[: max(1, round(SHARE * len(images)))]
     pixels = torch.randint(images[0].numel(), (len(chosen),), generator=draws)
     images = images.clone()

@@ -29,8 +29,8 @@ Part = tuple[Tensor, Tensor]
 def regression(recipe: Recipe) -> Regression:
     name = recipe.data.name
     train, val = diabetes() if name == "diabetes" else _parts_from_factory(name)
-    train = _subset(train, recipe.data.train_size, f"the training part of {name}")
-    val = _subset(val, recipe.data.val_size, f"the validation part of {name}")
+    train = _subset_of_part(train, recipe.data.train_size, f"the training part of {name}")
+    val = _subset_of_part(val, recipe.data.val_size, f"the validation part of {name}")
     return Regression(train, val, recipe.model, name=name, seed=recipe.seed)
 
 
@@ -100,7 +100,7 @@ def _parts_from_factory(path: str) -> tuple[Part, Part]:
     return train, val
 
 
-def _subset(part: Part, size: int | None, what: str) -> Part:
+def _subset_of_part(part: Part, size: int | None, what: str) -> Part:
     rows = choose_evenly(len(part[1]), size, what=what)
     return part[0][rows], part[1][rows]
 

@@ -19,7 +19,7 @@ from ampcompare.tasks.task import Sums, Task
 
 
 def segmentation(recipe: Recipe) -> Segmentation:
-    data = shapes(SampleOptions.of(recipe, fixed_channels(recipe.model.arch, "segmentation")))
+    data = shapes(SampleOptions.from_recipe(recipe, fixed_channels(recipe.model.arch, "segmentation")))
     return Segmentation(data, CLASSES, recipe.model, label_smoothing=recipe.label_smoothing)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ampcompare.tasks.data import SampleOptions, generator
+from ampcompare.tasks.data import SampleOptions, seeded_generator
 from ampcompare.tasks.in_memory import TensorData
 
 CLASSES = 4  # background, disc, square, triangle
@@ -63,7 +63,7 @@ def _draw_parts(options: SampleOptions, size: int) -> Iterator[tuple[Tensor, Ten
 
 def _draw_images(part: str, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return images (count, 1, size, size), and for each pixel its class and the number of its shape, 0 for none."""
-    draws = generator(f"shapes, {part}", size)
+    draws = seeded_generator(f"shapes, {part}", size)
     rows = torch.arange(size, dtype=torch.float32)[:, None] / size
     columns = rows.T
     images = torch.zeros(count, size, size)

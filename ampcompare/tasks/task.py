@@ -15,7 +15,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.catalog import check_task_of_recipe, task_path
-from ampcompare.tasks.data import Data, channels_last, split
+from ampcompare.tasks.data import Data, split_batch, to_channels_last
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 
 LossOf = Callable[[Sequence[nn.Module], Any], Tensor]
@@ -129,11 +129,11 @@ class Task(abc.ABC):
 
     def split(self, batch: Any, count: int) -> Sequence[Any]:
         """Return a batch as `count` micro-batches of equal size; by default each tensor in it is cut."""
-        return split(batch, count)
+        return split_batch(batch, count)
 
     def channels_last(self, batch: Any) -> Any:
         """Return a batch with its images in channels-last format; by default these are its tensors of rank four."""
-        return channels_last(batch)
+        return to_channels_last(batch)
 
     def checkpointed_modules(self, models: Sequence[nn.Module]) -> Sequence[nn.Module]:
         """Return the modules whose activations are computed again in the backward pass when that is asked for."""

@@ -32,16 +32,16 @@ def load_torchvision() -> ModuleType:
         return _import_torchvision()
     except RuntimeError as error:
         if "torchvision::" not in str(error):
-            raise _unavailable_error(error) from error
+            raise _torchvision_unavailable_error(error) from error
     except ImportError as error:
-        raise _unavailable_error(error) from error
+        raise _torchvision_unavailable_error(error) from error
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     try:
         _define_missing_operators()
         vision = _import_torchvision()
     except (RuntimeError, ImportError) as error:
-        raise _unavailable_error(error) from error
+        raise _torchvision_unavailable_error(error) from error
     _replace_operators_of_detectors()
     return vision
 
@@ -74,6 +74,6 @@ def _replace_operators_of_detectors() -> None:
     align._roi_align = inspect.unwrap(align._roi_align)  # type: ignore[union-attr]
 
 
-def _unavailable_error(error: Exception) -> BackendUnavailable:
+def _torchvision_unavailable_error(error: Exception) -> BackendUnavailable:
     text = str(error).partition("\n")[0]
     return BackendUnavailable(f"torchvision cannot be imported ({type(error).__name__}: {text}); {_INSTALL_HINT}")

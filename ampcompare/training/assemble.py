@@ -19,33 +19,33 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampcompare.base.environment.packages import quiet_import
+from ampcompare.base.environment.packages import silenced_import
 from ampcompare.base.errors import (
     BackendUnavailable,
     ConfigError,
     UnsupportedCombination,
     suggestion_text,
 )
-from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.settings.config import ParallelConfig
 from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
 from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
 from ampcompare.tasks.data import seed_globals
 from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.task import Task
-from ampcompare.training.checkpoint.capture import restore_training
-from ampcompare.training.checkpoint.check_checkpoint import Names, check_position, parameter_names
+from ampcompare.training.checkpoint.capture import restore_training_state
+from ampcompare.training.checkpoint.check_checkpoint import Names, check_position, parameter_names_by_model
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.parallel.ranks import Communicator, model_facts, require_equal
+from ampcompare.training.parallel.ranks import Communicator, model_facts_by_parameter, require_equal_on_ranks
 from ampcompare.training.parallel.replication import (
     DDP,
     DP,
     FSDP,
     ApexDDP,
     Parallel,
-    Single,
-    apex_parallel,
-    make_converter,
+    SingleProcess,
+    apex_parallel_module,
+    find_batch_norm_converter,
 )
 from ampcompare.training.precision.base import Precision, owned_params, rate_of
 from ampcompare.training.twin import perturb_weights
@@ -89,7 +89,7 @@ def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: 
 
 
 @dataclass
-class Assembly:
+class TrainingAssembly:
     """Everything that one training loop needs."""
 
     task: Task
@@ -109,7 +109,7 @@ class Assembly:
     workers: int = 0  # data loader processes
 
 
-def assemble(
+def assemble_run(
     recipe: Recipe,
     task: Task,
     precision: Precision,
@@ -120,7 +120,7 @@ def assemble(
     ranks: Communicator | None = None,
     state: Mapping[str, Any] | None = None,
     is_twin: bool = False,
-) -> Assembly:
+) -> TrainingAssembly:
     """Assemble a run from its seed, or from a checkpoint: equal recipes start from bitwise equal weights.
 
     Args:
@@ -139,7 +139,7 @@ def assemble(
         CheckpointError: the checkpoint does not fit the run.
         PreparationError: the arm cannot prepare the models.
     """
-    ranks, parallel = ranks or Communicator(), parallel or Single()
+    ranks, parallel = ranks or Communicator(), parallel or SingleProcess()
     torch.manual_seed(recipe.seed)
     seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
     built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
@@ -151,14 +151,14 @@ def assemble(
     unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer, engine=engine))
     if is_twin:
         perturb_weights(param for optimizer in unprepared for param in owned_params(optimizer))
-    prepare_compiler(recipe.compile)
+    prepare_torch_compile(recipe.compile)
     average = None if recipe.ema_decay is None else ModelEma(built, recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.
     params = [param for optimizer in unprepared for param in owned_params(optimizer)]
-    names = parameter_names(built, unprepared)
+    names = parameter_names_by_model(built, unprepared)
     precision.expect_losses(len(task.phases(len(unprepared))))
     replicas, optimizers = precision.prepare(built, unprepared)
-    require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
+    require_equal_on_ranks(ranks, "model", model_facts_by_parameter(replicas), "build the same model on every rank")
     parallel.shard(replicas, optimizers)
     base_lrs = [[rate_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
@@ -169,12 +169,12 @@ def assemble(
     if state is not None:
         check_position(state["progress"], steps_per_epoch, total_steps)
         if average is not None:
-            average.check_state(state["parts"]["average"])
-        restore_training(state, replicas, optimizers, precision, names)
+            average.check_average_state(state["parts"]["average"])
+        restore_training_state(state, replicas, optimizers, precision, names)
     if average is not None:
         average.follow(replicas, optimizers, params)
     models = [parallel.wrap(compile_model(model, recipe.compile)) for model in replicas]
-    return Assembly(
+    return TrainingAssembly(
         task=task,
         models=models,
         replicas=replicas,
@@ -193,7 +193,7 @@ def assemble(
     )
 
 
-def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
+def import_optimizer_factory(name: str, engine: str | None = None) -> Callable[..., Any]:
     """Import the class or function that builds an optimizer.
 
     The engine "nvidia" takes the optimizers of Apex from Apex itself.
@@ -206,7 +206,7 @@ def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
     if package not in ("torch", "apex", *LIBRARIES):
         return resolve_factory(f"{module}:{attribute}")
     try:
-        with quiet_import():
+        with silenced_import():
             found = importlib.import_module(module)
     except Exception as error:  # a package built for another torch may raise anything
         raise BackendUnavailable(
@@ -230,7 +230,7 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
     A setting at its default is passed if the optimizer takes it, and left out otherwise; one that was given and is not
     taken is an error.
     """
-    parameters = _factory_parameters(config.name, factory)
+    parameters = _parameters_of_factory(config.name, factory)
     given = {name for name in SETTINGS if _differs_from_default(config, name)}
     arguments: dict[str, Any] = {"lr": config.lr}
     for name in SETTINGS:
@@ -241,13 +241,13 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
         elif name in parameters and _argument_fits_setting(value, parameters[name].default):
             arguments[name] = value
         elif name in given:
-            _refuse_setting(config.name, name, value, parameters)
+            _refuse_optimizer_setting(config.name, name, value, parameters)
     if "weight_decay" not in arguments:
         for name in DECAYS:
             if getattr(config, name):
-                _refuse_setting(config.name, name, getattr(config, name), parameters)
+                _refuse_optimizer_setting(config.name, name, getattr(config, name), parameters)
         if any(group.weight_decay for group in config.groups):
-            _refuse_setting(config.name, "groups.weight_decay", "set", parameters)
+            _refuse_optimizer_setting(config.name, "groups.weight_decay", "set", parameters)
     if config.implementation != "default":
         is_loop = config.implementation == "for-loop"
         argument = "foreach" if is_loop else config.implementation
@@ -266,7 +266,7 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
     return arguments
 
 
-def _factory_parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _parameters_of_factory(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     # Of a class its constructor: a `__new__` that passes everything on would hide it.
     called = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
@@ -294,7 +294,7 @@ def _argument_fits_setting(value: Any, default: Any) -> bool:
     return isinstance(default, int | float)
 
 
-def _refuse_setting(optimizer: str, name: str, value: Any, parameters: Mapping[str, Any]) -> None:
+def _refuse_optimizer_setting(optimizer: str, name: str, value: Any, parameters: Mapping[str, Any]) -> None:
     takes = ", ".join(name for name in SETTINGS if name in parameters) or "none of them"
     shown = list(value) if isinstance(value, tuple) else value
     raise ConfigError(
@@ -303,7 +303,7 @@ def _refuse_setting(optimizer: str, name: str, value: Any, parameters: Mapping[s
     )
 
 
-class _LayerRates:
+class _LayerRateHooks:
     """LARC or LARS on an optimizer with weight decay, by hooks: they adapt gradients in its step, after unscaling.
 
     A step that an overflow skips adapts nothing. Under O2 the hooks adapt the gradients of the fp32 masters.
@@ -314,36 +314,36 @@ class _LayerRates:
         self._clip = clip
         self._decays: list[float] = []
 
-    def attach(self, optimizer: Optimizer) -> None:
+    def adapt_steps_of(self, optimizer: Optimizer) -> None:
         """Adapt the gradients of every step of `optimizer`."""
         larc = importlib.import_module("ampcompare.apex.parallel.LARC").LARC
         self._rates = larc(optimizer, trust_coefficient=self._trust_coefficient, clip=self._clip)
-        optimizer.register_step_pre_hook(self._adapt)
-        optimizer.register_step_post_hook(self._restore_decays)
+        optimizer.register_step_pre_hook(self._adapt_gradients_before_step)
+        optimizer.register_step_post_hook(self._restore_weight_decays)
 
     @torch.no_grad()
-    def _adapt(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _adapt_gradients_before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._decays = [group["weight_decay"] for group in optimizer.param_groups]
         for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
-            self._rates.adapt(group, decay)
+            self._rates.adapt_group_gradients(group, decay)
             group["weight_decay"] = 0.0  # already part of the adapted gradients
 
-    def _restore_decays(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _restore_weight_decays(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for group, decay in zip(optimizer.param_groups, self._decays, strict=True):
             group["weight_decay"] = decay
 
 
 def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | None = None) -> Optimizer:
     """Build an optimizer over all parameters of `model`; with the engine "nvidia" those of Apex are genuine."""
-    factory = load_optimizer(config.name, engine)
+    factory = import_optimizer_factory(config.name, engine)
     arguments = optimizer_arguments(config, factory)
-    groups = param_groups(config, model)
+    groups = make_param_groups(config, model)
     if "weight_decay" not in arguments:
         groups = [{name: value for name, value in group.items() if name != "weight_decay"} for group in groups]
-    optimizer = _call_factory(config.name, factory, groups, arguments)
+    optimizer = _call_optimizer_factory(config.name, factory, groups, arguments)
     if config.skip_on_device:
         try:
-            skip_on_device(optimizer)
+            make_step_skippable(optimizer)
         except TypeError as error:
             raise UnsupportedCombination(f"{error}; leave out skip_on_device") from None
     if config.layer_lr != "none":
@@ -352,11 +352,13 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
                 f"layer_lr {config.layer_lr} applies the weight decay itself, but {config.name} has none; use another "
                 f"optimizer"
             )
-        _LayerRates(config.trust_coefficient, clip=config.layer_lr == "larc").attach(optimizer)
+        _LayerRateHooks(config.trust_coefficient, clip=config.layer_lr == "larc").adapt_steps_of(optimizer)
     return optimizer
 
 
-def _call_factory(name: str, factory: Callable[..., Any], groups: Any, arguments: dict[str, Any]) -> Optimizer:
+def _call_optimizer_factory(
+    name: str, factory: Callable[..., Any], groups: Any, arguments: dict[str, Any]
+) -> Optimizer:
     """Call the factory, and refuse what it refuses or returns in place of an optimizer."""
     try:
         optimizer = factory(groups, **arguments)
@@ -368,7 +370,7 @@ def _call_factory(name: str, factory: Callable[..., Any], groups: Any, arguments
     return optimizer
 
 
-def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
+def make_param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, Any]]:
     """Return the parameters of `model` by learning rate and weight decay, in the model's order; one group by default.
 
     A parameter belongs to the first of `config.groups` whose pattern matches its name. If that group sets no weight
@@ -413,7 +415,7 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
         UnsupportedCombination: dp without a GPU or with the real Apex, or the real Apex's DDP without a GPU.
     """
     if config.kind == "none":
-        return Single()
+        return SingleProcess()
     if config.kind == "dp":
         if device.type != "cuda":
             raise UnsupportedCombination(
@@ -428,7 +430,7 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
         return DP()
     if config.kind == "fsdp":
         return FSDP()
-    convert = make_converter(config.sync_bn, device, engine)
+    convert = find_batch_norm_converter(config.sync_bn, device, engine)
     if config.kind == "ddp":
         return DDP(
             device,
@@ -441,14 +443,14 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
             f"the DistributedDataParallel of the real Apex needs a GPU, but the device is {device}; use --engine compat"
         )
     return ApexDDP(
-        apex_parallel(engine).DistributedDataParallel,
+        apex_parallel_module(engine).DistributedDataParallel,
         convert=convert,
         bucket_cap_mb=config.bucket_cap_mb,
         delay_allreduce=config.delay_allreduce,
     )
 
 
-def prepare_compiler(backend: str) -> None:
+def prepare_torch_compile(backend: str) -> None:
     """Let torch.compile record torch's functions by name, before an arm replaces some of them: call it first.
 
     It records them at its first use. After O1 it would take ampcompare's functions for torch's.
@@ -475,7 +477,7 @@ class _ModelInOwnFrame(nn.Module):
         return self.model(*args, **kwargs)
 
 
-def cpu_half_of(choice: str, backend: str) -> str:
+def cpu_half_mode_of_run(choice: str, backend: str) -> str:
     """Return how a run computes fp16 on a CPU: torch.compile does not work under the dispatch mode that emulates it.
 
     Args:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
-from ampcompare.base.tensors.tree import map_tree, tensors_in
+from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.task import LossOf, Phase
-from ampcompare.training.assemble import Assembly
+from ampcompare.training.assemble import TrainingAssembly
 from ampcompare.training.loop import Loop, update
 from ampcompare.training.meters import make_clock
 from ampcompare.training.parallel.replication import Parallel
@@ -21,7 +21,7 @@ WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
 T = TypeVar("T")
 
 
-def build_loop(recipe: Recipe, assembly: Assembly, precision: Precision, *, drain_every: int) -> Loop:
+def build_training_loop(recipe: Recipe, assembly: TrainingAssembly, precision: Precision, *, drain_every: int) -> Loop:
     """Return the loop of a run.
 
     Args:
@@ -49,12 +49,12 @@ def build_loop(recipe: Recipe, assembly: Assembly, precision: Precision, *, drai
         mean=ranks.mean if ranks.size > 1 else None,
         split=task.split,
         to_channels_last=task.channels_last,
-        update=_make_update(phases, assembly, recorded=recipe.cuda_graph),
+        update=_make_update_function(phases, assembly, recorded=recipe.cuda_graph),
         after_step=() if assembly.average is None else (assembly.average.update,),
     )
 
 
-def _make_update(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -> Callable[..., Any]:
+def _make_update_function(phases: Sequence[Phase], assembly: TrainingAssembly, *, recorded: bool) -> Callable[..., Any]:
     """Return what makes an update: all optimizers at once, or phase by phase; or a CUDA graph of it."""
     if len(phases) > 1:
         if recorded:
@@ -71,7 +71,7 @@ Result = tuple[list[Tensor], Tensor | None, StepOutcome]
 Update = Callable[..., Result]
 
 
-class _CudaRecorder:
+class _CudaGraphRecorder:
     """Records the kernels of a piece of code by `torch.cuda.CUDAGraph`, and launches them again on the same memory.
 
     Capturing requires a separate stream.
@@ -81,7 +81,7 @@ class _CudaRecorder:
         self._stream = torch.cuda.Stream(device)
         self._graph = torch.cuda.CUDAGraph()
 
-    def warm_up(self, code: Callable[[], T]) -> T:
+    def warm_up_code(self, code: Callable[[], T]) -> T:
         """Run `code` as it will be recorded."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -89,13 +89,13 @@ class _CudaRecorder:
         torch.cuda.current_stream().wait_stream(self._stream)
         return result
 
-    def record(self, code: Callable[[], T]) -> T:
+    def record_kernels(self, code: Callable[[], T]) -> T:
         """Record the kernels of `code`, which need not run; return what it returned."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, stream=self._stream):
             return code()
 
-    def replay(self) -> None:
+    def replay_kernels(self) -> None:
         self._graph.replay()
 
 
@@ -106,7 +106,7 @@ class StepGraph:
     outcomes are copied out of the memory of the graph, because the next launch overwrites it.
     """
 
-    def __init__(self, update: Update, recorder: _CudaRecorder) -> None:
+    def __init__(self, update: Update, recorder: _CudaGraphRecorder) -> None:
         self._update = update
         self._recorder = recorder
         self._warm_ups = 0
@@ -126,26 +126,26 @@ class StepGraph:
         clip_norm: float | None = None,
     ) -> Result:
         """Make one update; see `ampcompare.training.loop.update`."""
-        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_in(list(microbatches))]
+        shapes = [(part.shape, part.stride(), part.dtype) for part in tensors_in_value(list(microbatches))]
         arguments = (models, optimizers, precision, parallel, loss_of)
         if self._inputs is None:
             self._shapes = self._shapes or shapes
             if self._warm_ups < WARM_UP or shapes != self._shapes:
                 self._warm_ups += shapes == self._shapes
-                return self._recorder.warm_up(lambda: self._update(*arguments, microbatches, clip_norm))
+                return self._recorder.warm_up_code(lambda: self._update(*arguments, microbatches, clip_norm))
             self._record(arguments, microbatches, clip_norm)
         elif shapes != self._shapes:
             return self._update(*arguments, microbatches, clip_norm)
         assert self._inputs is not None
-        for target, part in zip(tensors_in(self._inputs), tensors_in(list(microbatches)), strict=True):
+        for target, part in zip(tensors_in_value(self._inputs), tensors_in_value(list(microbatches)), strict=True):
             target.copy_(part, non_blocking=True)
-        self._recorder.replay()
+        self._recorder.replay_kernels()
         norm = None if self._norm is None else self._norm.clone()
         return [loss.clone() for loss in self._losses], norm, precision.replayed_outcome()
 
     def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
         _, optimizers, precision, _, _ = arguments
-        inputs = self._inputs = map_tree(list(microbatches), Tensor.clone)
+        inputs = self._inputs = map_tensors_in_tree(list(microbatches), Tensor.clone)
         # A gradient that exists now would be read by every replay, from memory that is freed.
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -156,7 +156,7 @@ class StepGraph:
             return losses, norm
 
         try:
-            self._losses, self._norm = self._recorder.record(run_update)
+            self._losses, self._norm = self._recorder.record_kernels(run_update)
         except RuntimeError as error:
             first = str(error).strip().partition("\n")[0]
             raise UnsupportedCombination(
@@ -169,7 +169,7 @@ def make_step_graph(device: torch.device, precision: Precision, optimizers: Sequ
     """Return what makes updates by a CUDA graph, with the learning rates on the device; raise where that is refused."""
     refuse_cuda_graph(device, precision, optimizers)
     move_rates_to_device(optimizers, device)
-    return StepGraph(update, _CudaRecorder(device))
+    return StepGraph(update, _CudaGraphRecorder(device))
 
 
 def refuse_cuda_graph(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> None:

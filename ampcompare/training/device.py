@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of_device
 from ampcompare.base.errors import EnvironmentUnfit
 
 WITHOUT_FLOAT64 = ("mps", "xpu")  # Metal has none, and of Intel's GPUs some have none
@@ -17,9 +17,9 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         EnvironmentUnfit: torch sees no such device, or fewer of them.
     """
-    kind = accelerator_of(name)
+    kind = accelerator_of_device(name)
     if kind:
-        return _resolve_accelerator(name, kind)
+        return _resolve_accelerator_device(name, kind)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -38,7 +38,7 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _resolve_accelerator(name: str, kind: str) -> torch.device:
+def _resolve_accelerator_device(name: str, kind: str) -> torch.device:
     module = getattr(torch, kind, None)
     if module is None or not module.is_available():
         of = ACCELERATORS[kind]
@@ -57,30 +57,30 @@ def has_float64(device: torch.device) -> bool:
     return device.type not in WITHOUT_FLOAT64
 
 
-def synchronize(device: torch.device) -> None:
+def synchronize_device(device: torch.device) -> None:
     """Wait until a device has finished its work; a CPU has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type != "cpu":
-        _module_of_device(device).synchronize()
+        _torch_module_of_device(device).synchronize()
 
 
-def random_state(device: torch.device) -> Tensor:
+def generator_state_of(device: torch.device) -> Tensor:
     """Return the state of the random generator of a device, as bytes on the host."""
-    module = _module_of_device(device)
+    module = _torch_module_of_device(device)
     state: Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
     return state
 
 
-def set_random_state(state: Tensor, device: torch.device) -> None:
-    """Set the random generator of a device to what `random_state` returned."""
-    module = _module_of_device(device)
+def set_generator_state(state: Tensor, device: torch.device) -> None:
+    """Set the random generator of a device to what `generator_state_of` returned."""
+    module = _torch_module_of_device(device)
     if device.type == "mps":
         module.set_rng_state(state)
     else:
         module.set_rng_state(state, device)
 
 
-def _module_of_device(device: torch.device) -> Any:
+def _torch_module_of_device(device: torch.device) -> Any:
     """Return `torch.cuda`, `torch.mps` or `torch.xpu`."""
     return getattr(torch, device.type)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ampcompare.base.tensors.lists import copy_by_dtype, group_by_type
-from ampcompare.training.checkpoint.check_checkpoint import check_model
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype, group_tensors_by_type
+from ampcompare.training.checkpoint.check_checkpoint import check_weights_fit_model
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
 
@@ -52,32 +52,32 @@ class ModelEma:
     def update(self) -> None:
         """Average in the current weights, without waiting for the device; call it once after each step."""
         if self._sources is None:
-            self._sources = self._find_sources()
-        for means, sources in self._sources.read():
+            self._sources = self._find_averaged_tensors()
+        for means, sources in self._sources.averages_and_sources():
             if self._num_updates:
                 self._blend(means, sources, self._num_updates)
             else:
                 torch._foreach_copy_(means, sources)
         self._num_updates += 1
 
-    def _find_sources(self) -> _AveragedTensors:
+    def _find_averaged_tensors(self) -> _AveragedTensors:
         updated = [param for optimizer in self._optimizers for param in owned_params(optimizer)]
         masters = {id(param): master for param, master in zip(self._owned, updated, strict=True)}
         tensors = [masters.get(id(tensor), tensor) for tensor in _parameters_and_buffers(self._replicas)]
         return _AveragedTensors(_parameters_and_buffers(self._models), tensors)
 
     @contextmanager
-    def put_in_place(self, precision: Precision) -> Iterator[None]:
+    def average_in_place(self, precision: Precision) -> Iterator[None]:
         """Write the average into the replicas, cast to their dtypes, and restore their own weights on exit."""
         both = zip(_parameters_and_buffers(self._replicas), _parameters_and_buffers(self._models), strict=True)
         pairs = [(tensor, mean) for tensor, mean in both if tensor.is_floating_point()]
         targets = [tensor for tensor, _ in pairs]
         weights = [tensor.detach().clone() for tensor in targets]
-        _write_values(targets, [mean for _, mean in pairs], precision)
+        _write_weights(targets, [mean for _, mean in pairs], precision)
         try:
             yield
         finally:
-            _write_values(targets, weights, precision)
+            _write_weights(targets, weights, precision)
 
     def equalize_buffers(self, ranks: Communicator) -> None:
         """Set the averaged buffers of every rank to those of rank 0, as is done with the buffers themselves."""
@@ -93,14 +93,14 @@ class ModelEma:
         models = [dict(model.state_dict()) for model in self._models]
         return {"decay": self.decay, "num_updates": self._num_updates, "models": models}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check_average_state(self, state: Mapping[str, Any]) -> None:
         """Check that what `state_dict` returned is of these models."""
         for model, saved in zip(self._models, state["models"], strict=True):
-            check_model(model, saved, same_types=True)
+            check_weights_fit_model(model, saved, same_types=True)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; the decay stays that of this run."""
-        self.check_state(state)
+        self.check_average_state(state)
         for model, saved in zip(self._models, state["models"], strict=True):
             model.load_state_dict(saved)
         self._num_updates = int(state["num_updates"])
@@ -122,12 +122,12 @@ class _AveragedTensors:
                 self._narrow.append(tensor)
                 self._wide.append(torch.empty_like(mean))
                 pairs[id(mean)] = self._wide[-1]
-        groups = group_by_type(mean for mean in means if mean.is_floating_point())
+        groups = group_tensors_by_type(mean for mean in means if mean.is_floating_point())
         self._groups = [(alike, [pairs[id(mean)] for mean in alike]) for alike in groups]
 
-    def read(self) -> list[tuple[list[Tensor], list[Tensor]]]:
+    def averages_and_sources(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Return averages and sources, with updated copies."""
-        copy_by_dtype(self._wide, self._narrow)
+        copy_tensors_by_dtype(self._wide, self._narrow)
         return self._groups
 
 
@@ -138,6 +138,6 @@ def _parameters_and_buffers(models: Iterable[nn.Module]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _write_values(targets: list[Tensor], values: list[Tensor], precision: Precision) -> None:
-    copy_by_dtype(targets, values)
+def _write_weights(targets: list[Tensor], values: list[Tensor], precision: Precision) -> None:
+    copy_tensors_by_dtype(targets, values)
     precision.weights_replaced()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.tensors.tree import map_tree
-from ampcompare.results.records.evaluation import SampleResults, pack_right, pack_values
-from ampcompare.tasks.data import in_fp32
+from ampcompare.base.tensors.tree import map_tensors_in_tree
+from ampcompare.results.records.evaluation import SampleResults, pack_right_samples, pack_sample_values
+from ampcompare.tasks.data import tensors_in_fp32
 from ampcompare.tasks.task import Task
 from ampcompare.training.device import has_float64
 from ampcompare.training.precision.base import Precision
@@ -22,7 +22,7 @@ EXTRA = "extra: "  # before the names of further numbers, apart from those of th
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """What was measured over all ranks."""
 
     samples: int
@@ -34,7 +34,7 @@ class Evaluation:
     extras: Mapping[str, float] = field(default_factory=dict)  # sums over samples
 
 
-def evaluate(
+def evaluate_models(
     task: Task,
     models: Sequence[nn.Module],
     precision: Precision,
@@ -45,7 +45,7 @@ def evaluate(
     any_batch: Callable[[], Any] | None = None,
     extra: Extra | None = None,
     any_rank: Callable[[bool], bool] | None = None,
-) -> Evaluation:
+) -> EvaluationResult:
     """Measure `models` in evaluation mode on `batches`; what is summed stays on the device until the end.
 
     `total` sums a float64 tensor over all ranks, each of which evaluates a part; counts below 2^53 stay exact.
@@ -60,28 +60,28 @@ def evaluate(
     measure = functools.partial(_measure_batch, task, models, precision, extra=extra, on_host=on_host)
     keeps_samples = indices is not None and first.over_samples != "no"
     sums = _RankSums()
-    with _evaluation_mode(models), torch.no_grad():
+    with _models_in_evaluation(models), torch.no_grad():
         for batch in batches:
             if any_rank is not None:
                 any_rank(True)
             measured = measure(batch)
-            sums.add(measured)
+            sums.add_batch(measured)
             if keeps_samples:
-                sums.keep_samples(measured[first.name], task.labels(batch))
+                sums.keep_sample_values(measured[first.name], task.labels(batch))
         while any_rank is not None and any_batch is not None and any_rank(False):
             measure(any_batch())
         if not sums.by_name and any_batch is not None:
-            sums.take_shapes(measure(any_batch()))
+            sums.take_shapes_of_batch(measure(any_batch()))
     by_index = _values_by_index(sums.outcomes, indices if keeps_samples else None, device)
-    whole, samples, by_sample = _sum_over_ranks(sums, by_index, total)
+    whole, samples, by_sample = _sums_over_ranks(sums, by_index, total)
     extras = {name.removeprefix(EXTRA): float(part) for name, part in whole.items() if name.startswith(EXTRA)}
-    return Evaluation(
+    return EvaluationResult(
         samples=samples,
         values=task.values(whole, samples),
         counts={metric.name: int(whole[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
         loss=float(whole["loss"]) / samples if "loss" in whole else None,
         chance=task.chance(whole, samples),
-        per_sample=_pack_samples(by_sample, is_share=first.over_samples == "share"),
+        per_sample=_find_sample_results(by_sample, is_share=first.over_samples == "share"),
         extras=extras,
     )
 
@@ -100,27 +100,27 @@ class _RankSums:
     samples: int = 0
     outcomes: list[Tensor] = field(default_factory=list)
 
-    def add(self, measured: Mapping[str, Tensor]) -> None:
+    def add_batch(self, measured: Mapping[str, Tensor]) -> None:
         """Add what was measured of a batch."""
         for name, value in measured.items():
             part = value.sum(0, dtype=torch.float64)
             self.by_name[name] = self.by_name[name] + part if name in self.by_name else part
         self.samples += len(next(iter(measured.values())))
 
-    def keep_samples(self, values: Tensor, labels: Tensor | None) -> None:
+    def keep_sample_values(self, values: Tensor, labels: Tensor | None) -> None:
         """Keep the value of each sample of a batch; a sample without a label gets 0."""
         values = values.double()
         # A new tensor: data may write the next batch into the same memory.
         labels = torch.zeros_like(values) if labels is None else labels.to(values.device).double()
         self.outcomes.append(torch.stack([values, labels]))
 
-    def take_shapes(self, measured: Mapping[str, Tensor]) -> None:
+    def take_shapes_of_batch(self, measured: Mapping[str, Tensor]) -> None:
         """Set all sums to 0, in the shapes of a batch that is not counted."""
         self.by_name = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in measured.items()}
 
 
 @contextlib.contextmanager
-def _evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
+def _models_in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
     """Switch models to evaluation, and then each to the mode that it had."""
     modes = [model.training for model in models]
     for model in models:
@@ -130,7 +130,7 @@ def _evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
         model.train(training)
 
 
-def _sum_over_ranks(
+def _sums_over_ranks(
     sums: _RankSums, by_index: Tensor, total: Callable[[Tensor], Tensor] | None
 ) -> tuple[dict[str, np.ndarray], int, np.ndarray]:
     """Return sums by name, the number of samples, and what `_values_by_index` made, summed over all ranks by `total`.
@@ -146,7 +146,7 @@ def _sum_over_ranks(
     return by_name, int(rest[0]), rest[1:]
 
 
-def _pack_samples(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
+def _find_sample_results(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
     """Return the results by sample that `_values_by_index` made numbers of; None if ranks had other samples.
 
     Args:
@@ -156,16 +156,16 @@ def _pack_samples(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
     if not len(kept) or kept[0]:
         return None
     values, labels = kept[1:].reshape(2, -1)
-    return pack_right(values > 0, labels) if is_share else pack_values(values, labels)
+    return pack_right_samples(values > 0, labels) if is_share else pack_sample_values(values, labels)
 
 
 def _measure_batch(
     task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any, *, extra: Extra | None, on_host: bool
 ) -> Mapping[str, Tensor]:
     with precision.autocast():
-        outputs = in_fp32(task.predict(models, batch))
+        outputs = tensors_in_fp32(task.predict(models, batch))
     if on_host:
-        outputs, batch = map_tree(outputs, Tensor.cpu), map_tree(batch, Tensor.cpu)
+        outputs, batch = map_tensors_in_tree(outputs, Tensor.cpu), map_tensors_in_tree(batch, Tensor.cpu)
     measured = task.measure(outputs, batch)
     if extra is None:
         return measured

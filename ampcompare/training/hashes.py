@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.tensors.sharded import gather_whole
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 
 
 def parameters_sha256(models: Sequence[nn.Module]) -> str:
@@ -18,7 +18,7 @@ def parameters_sha256(models: Sequence[nn.Module]) -> str:
 
     Floating ones count by value, as float32: lifting 16-bit weights keeps their hash. Shards are gathered by all ranks.
     """
-    return _sha256(_as_float32(parameter) for model in models for parameter in model.parameters())
+    return _sha256_of_tensors(_as_float32_tensor(parameter) for model in models for parameter in model.parameters())
 
 
 def weights_sha256(models: Sequence[nn.Module]) -> str:
@@ -26,13 +26,15 @@ def weights_sha256(models: Sequence[nn.Module]) -> str:
 
     Equal hashes mean equal weights: fp16 and bf16 are exact in float32. float64 stays what it is.
     """
-    return _sha256(_as_float32(tensor) for model in models for tensor in (*model.parameters(), *model.buffers()))
+    return _sha256_of_tensors(
+        _as_float32_tensor(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())
+    )
 
 
 def inputs_sha256(inputs: Any) -> str | None:
     """Return a hash of the tensors inside what a module is called with; None if there are none."""
-    tensors = list(tensors_in(inputs))
-    return _sha256(tensors) if tensors else None
+    tensors = list(tensors_in_value(inputs))
+    return _sha256_of_tensors(tensors) if tensors else None
 
 
 def generators_sha256() -> str:
@@ -49,20 +51,20 @@ def generators_sha256() -> str:
     return digest.hexdigest()
 
 
-def _as_float32(tensor: Tensor) -> Tensor:
+def _as_float32_tensor(tensor: Tensor) -> Tensor:
     narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
     return gather_whole(tensor.detach()).cpu().float() if narrow else tensor
 
 
-def _sha256(tensors: Iterable[Tensor]) -> str:
+def _sha256_of_tensors(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        for part in _storage_parts(gather_whole(tensor.detach())):
+        for part in _storage_parts_of(gather_whole(tensor.detach())):
             digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _storage_parts(tensor: Tensor) -> Sequence[Tensor]:
+def _storage_parts_of(tensor: Tensor) -> Sequence[Tensor]:
     """Return a tensor, or what stores a sparse or nested one."""
     if tensor.is_nested:
         return tensor.unbind()

@@ -20,10 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ampcompare.base.tensors.lists import magnitudes
+from ampcompare.base.tensors.lists import largest_magnitudes
 from ampcompare.base.tensors.products import LinearProduct, OperationMode, narrowest_type_name, product_flops, type_name
 from ampcompare.base.tensors.sharded import local_part
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, rate_of
 from ampcompare.training.precision.half import COMPENSATION
@@ -91,21 +91,22 @@ class StepLook:
         self.steps.append(step)
         self._is_detailed = detailed
         self._hooks = [
-            register_optimizer_step_pre_hook(self._note_step_begin),
+            register_optimizer_step_pre_hook(self._note_gradients_at_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
         self._forward_before = Counter(self._seen.forward)
         if detailed:
             self._before = {
-                id(optimizer): _copies_of_samples(optimizer) for optimizer in map(_bare_optimizer, optimizers)
+                id(optimizer): _copies_of_sampled_weights(optimizer)
+                for optimizer in map(_optimizer_inside_wrapper, optimizers)
             }
 
-    def observe_operations(self) -> AbstractContextManager[Any]:
+    def operations_observed(self) -> AbstractContextManager[Any]:
         """Return the context whose operations are seen; those of optimizers in it are not."""
         return self._operations if self._is_detailed else nullcontext()
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def operations_unseen(self) -> Iterator[None]:
         """Run a block whose operations are not seen, such as a compiled program, which would not run under a mode."""
         if _get_current_dispatch_mode() is not self._operations:
             yield
@@ -120,26 +121,26 @@ class StepLook:
         """Note what returns later whether a step that was looked at updated something."""
         self._seen.outcomes.append(applied)
 
-    def is_trained(self, weight: Tensor) -> bool:
+    def is_trained_weight(self, weight: Tensor) -> bool:
         """Return whether a look has found an optimizer that updates a weight."""
         return id(weight) in self._seen.trained
 
-    def weights(self, *, trained: bool) -> list[Tensor]:
+    def weights_seen(self, *, trained: bool) -> list[Tensor]:
         """Return the weights that optimizers update, or the others, which are frozen, as far as they are there yet."""
         entries = self._seen.weights.items()
         found = [entry[0]() for key, entry in entries if (key in self._seen.trained) == trained]
         return [weight for weight in found if weight is not None]
 
-    def optimizers(self) -> list[Optimizer]:
+    def optimizers_with_gradients(self) -> list[Optimizer]:
         """Return the optimizers that have got gradients."""
         places = {place for (place, _), counts in self._seen.groups.items() if counts["gradients"]}
         return [optimizer for place, optimizer in enumerate(self._order) if place in places]
 
-    def note_accumulation(self) -> None:
+    def note_accumulated_gradients(self) -> None:
         """Note what holds the gradients of earlier micro-batches; called in a further backward pass."""
         held = [param.grad for param in self._parameters() if param.grad is not None]
         stepped = [p.grad for one in self._order for group in one.param_groups for p in group["params"]]
-        _count_types(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
+        _count_elements_by_type(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
 
     def end(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after the step, and look no longer."""
@@ -159,27 +160,27 @@ class StepLook:
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
         for weight in weights:
             self._seen.weights[id(weight)] = weakref.ref(weight), type_name(weight), weight.numel()
-        bare = list(map(_bare_optimizer, optimizers))
+        bare = list(map(_optimizer_inside_wrapper, optimizers))
         held = {id(param) for one in bare for group in one.param_groups for param in group["params"]}
         for optimizer in bare:
-            self._note_held(optimizer, weights, held)
-            self._note_update(optimizer)
+            self._note_held_types(optimizer, weights, held)
+            self._count_update_of_sample(optimizer)
 
-    def _note_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _note_gradients_at_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note the gradients that an optimizer gets; those of a closure are there after the step."""
         if not any(map(callable, (*args[1:], *kwargs.values()))):
             self._operations.is_idle = True
             self._given.add(id(optimizer))
-            self._follow_update(optimizer, self._note_gradients(optimizer))
+            self._follow_sampled_update(optimizer, self._note_gradient_types(optimizer))
 
     # A step that is looked at stays on the device, as the others do.
-    _note_step_begin.only_looks = True  # type: ignore[attr-defined]
+    _note_gradients_at_step.only_looks = True  # type: ignore[attr-defined]
 
-    def _follow_update(self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False) -> None:
+    def _follow_sampled_update(self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False) -> None:
         """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
         if not (self._is_detailed and grads):
             return
-        largest = magnitudes(map(local_part, grads))
+        largest = largest_magnitudes(map(local_part, grads))
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         stepped = self._stepped[id(optimizer)] = []
@@ -187,27 +188,29 @@ class StepLook:
             is_moved = bool(rate_of(group))
             for param in group["params"]:
                 before = None if is_over else _sample_of_tensor(param).clone()
-                stepped.append((param.detach(), before, _moving_elements(param.grad, is_good) if is_moved else None))
+                stepped.append(
+                    (param.detach(), before, _find_moving_elements(param.grad, is_good) if is_moved else None)
+                )
 
-    def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
+    def _note_gradient_types(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""
         grads = []
         for number, group in enumerate(optimizer.param_groups):
             own = [param.grad for param in group["params"] if param.grad is not None]
             self._seen.stepped.update(id(param) for param in group["params"] if param.grad is not None)
-            _count_types(self._counts_of_group(optimizer, number)["gradients"], own)
+            _count_elements_by_type(self._type_counts_of_group(optimizer, number)["gradients"], own)
             grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
         return grads
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._operations.is_idle = False
         if id(optimizer) not in self._given:  # a closure has computed them in the step
-            self._follow_update(optimizer, self._note_gradients(optimizer), is_over=True)
+            self._follow_sampled_update(optimizer, self._note_gradient_types(optimizer), is_over=True)
         self._given.discard(id(optimizer))
 
     _after_step.only_looks = True  # type: ignore[attr-defined]
 
-    def _counts_of_group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
+    def _type_counts_of_group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
         key = (self._number_of_optimizer(optimizer), number)
         self._seen.names[key] = f"{type(optimizer).__name__} {number}"
         return self._seen.groups.setdefault(key, defaultdict(Counter))
@@ -219,26 +222,27 @@ class StepLook:
             self._order.append(optimizer)
         return place
 
-    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor], all_held: set[int]) -> None:
+    def _note_held_types(self, optimizer: Optimizer, weights: Sequence[Tensor], all_held: set[int]) -> None:
         """Note the types of what an optimizer holds, and which weights of models it updates."""
         own, pairs = set(map(id, weights)), self._weights_by_master(optimizer)
         free = [one for one in weights if one.requires_grad and id(one) not in all_held and type_name(one) in HALF]
         for number, group in enumerate(optimizer.param_groups):
-            counts = self._counts_of_group(optimizer, number)
+            counts = self._type_counts_of_group(optimizer, number)
             elements = 0
             for param in group["params"]:
-                mastered = self._weights_of(param, pairs, [] if id(param) in own else free)
+                mastered = self._weights_behind_master(param, pairs, [] if id(param) in own else free)
                 if id(param) not in self._seen.stepped and not any(one.requires_grad for one in mastered or [param]):
                     continue  # it is frozen, or a master of what is, at least for now
                 elements += param.numel()
                 if mastered:
-                    _count_types(counts["masters"], [param])
+                    _count_elements_by_type(counts["masters"], [param])
                 self._seen.trained.update(map(id, mastered or [param]))
-                _count_types(counts["weights"], mastered or [param])
+                _count_elements_by_type(counts["weights"], mastered or [param])
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
-                _count_types(
-                    counts["state"], [one for name, one in _state_entries(state) if _is_state(name, one, param)]
+                _count_elements_by_type(
+                    counts["state"],
+                    [one for name, one in _entries_of_state(state) if _is_gradient_statistic(name, one, param)],
                 )
             key = self._number_of_optimizer(optimizer), number
             self._seen.parameters[key] = max(elements, self._seen.parameters.get(key, 0))
@@ -250,7 +254,7 @@ class StepLook:
         pairs = [*zip(*of_apex, strict=False), *self.masters(optimizer)]
         return {id(master): weight for weight, master in pairs}
 
-    def _weights_of(self, param: Tensor, pairs: Mapping[int, Tensor], free: list[Tensor]) -> list[Tensor]:
+    def _weights_behind_master(self, param: Tensor, pairs: Mapping[int, Tensor], free: list[Tensor]) -> list[Tensor]:
         """Return the weights that `param` is a master of; none if it is a weight itself.
 
         A master that the script keeps belongs to that 16-bit weight of `free`, of its shape, whose values are nearest,
@@ -273,15 +277,17 @@ class StepLook:
         free[:] = [one for one in free if id(one) not in taken]
         return found
 
-    def _note_update(self, optimizer: Optimizer) -> None:
+    def _count_update_of_sample(self, optimizer: Optimizer) -> None:
         """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded
         to the nearest of what the optimizer has computed on a copy."""
         stepped = self._stepped.pop(id(optimizer), [])
         held = [(param, group) for group in optimizer.param_groups for param in group["params"]] if stepped else []
         for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
-            second = second_moment(optimizer, param)
+            second = find_second_moment(optimizer, param)
             if moves is not None and second is not None:
-                zero = (_sample_of_tensor(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
+                zero = (
+                    (_sample_of_tensor(second) == 0) if is_eps_zero_in(group, second.dtype) else torch.zeros_like(moves)
+                )
                 self._seen.denominators.append(torch.stack([torch.ones_like(zero).sum(), zero.sum()]))
         for old, (copy, given, moves), (new, _) in zip(
             self._before.get(id(optimizer), []), stepped, held, strict=False
@@ -296,7 +302,7 @@ class StepLook:
                 apart = (_sample_of_tensor(copy).to(now.dtype) != now).logical_and_(moves)
             self._seen.updates.append(torch.stack([moves.sum(), stayed.sum(), apart.sum()]))
 
-    def result(self, **facts: Any) -> Ledger:
+    def ledger_of_looks(self, **facts: Any) -> Ledger:
         """Return what was seen, with further fields from `facts`; reads the counts of updates from the device."""
         seen = self._seen
         lost = None
@@ -304,12 +310,12 @@ class StepLook:
         frozen: Counter[str] = Counter()
         for key, (_, name, elements) in seen.weights.items():
             frozen[name] += elements * (key not in seen.trained)
-        moved, stayed, apart = _sum_rows(seen.updates) or (0, 0, 0)
+        moved, stayed, apart = _sums_of_rows(seen.updates) or (0, 0, 0)
         if moved:
             lost, update = stayed / moved, "stochastic" if apart else "nearest"
         if seen.has_compensation:
             update = "kahan"
-        adam, zero = _sum_rows(seen.denominators) or (0, 0)
+        adam, zero = _sums_of_rows(seen.denominators) or (0, 0)
         main = max(seen.forward, key=lambda name: seen.forward[name], default="")
         return Ledger(
             steps=self.steps,
@@ -328,9 +334,9 @@ class StepLook:
             forward_steps=dict(seen.looks),
             backward=_shares_of_counts(seen.backward),
             elsewhere={name: sorted(found) for name, found in seen.products.items() if name != main},
-            linear=_linear_formats(seen.linear),
+            linear=_formats_by_role(seen.linear),
             linear_in_bf16=_layers_in_bf16(seen.linear),
-            lost_gradients=_lost_gradients(seen.linear),
+            lost_gradients=_products_with_lost_gradients(seen.linear),
             reduced=_shares_of_counts(seen.reduced),
             update=update,
             lost=lost if update == "nearest" else None,  # the others keep what they cut off
@@ -347,21 +353,21 @@ class _ProductCounter(OperationMode):
         super().__init__()
         self._seen = seen
 
-    def see_linear(self, product: LinearProduct) -> None:
+    def see_linear_product(self, product: LinearProduct) -> None:
         self._seen.linear[product.role, product.text].append(product)
         passes = self._seen.forward if product.role == "fprop" else self._seen.backward
         passes[product.format] += product.flops
 
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def see_operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         space, _, name = func._schema.name.partition("::")
         if space == "c10d":
             if "reduce" in name:
-                _count_types(self._seen.reduced, [one for one in tensors_in(args) if one.numel() > 1])
+                _count_elements_by_type(self._seen.reduced, [one for one in tensors_in_value(args) if one.numel() > 1])
             return
         flops = product_flops(func, args, kwargs, result)
         if not flops:
             return
-        dtype = narrowest_type_name([*tensors_in(args), *tensors_in(kwargs)])
+        dtype = narrowest_type_name([*tensors_in_value(args), *tensors_in_value(kwargs)])
         if torch._C._current_autograd_node() is not None:
             self._seen.backward[dtype] += flops
         else:
@@ -379,12 +385,12 @@ class LedgerKeeper:
         self._step = 0
         self._spent = 0.0
         self._since = time.perf_counter()
-        self.look = StepLook(self._parameters)
+        self.look = StepLook(self._parameters_of_models)
 
-    def _parameters(self) -> list[Tensor]:
+    def _parameters_of_models(self) -> list[Tensor]:
         return [param for model in self._models for param in model.parameters()]
 
-    def watch(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def with_looks_at_updates(self, update: Callable[..., Any]) -> Callable[..., Any]:
         """Return `update` of the loop with looks at some of its calls."""
 
         def watched_update(
@@ -399,8 +405,8 @@ class LedgerKeeper:
             self.look.begin(step, optimizers, detailed=detailed)
             self._spent += time.perf_counter() - begin
             try:
-                with self.look.observe_operations():
-                    inner = _LookedAt(precision, self.look) if detailed else precision
+                with self.look.operations_observed():
+                    inner = _PrecisionLookedAt(precision, self.look) if detailed else precision
                     result = update(models, optimizers, inner, *arguments)
                 self.look.note_outcome(lambda: not result[-1].applied or any(result[-1].applied))
                 return result
@@ -414,7 +420,7 @@ class LedgerKeeper:
         return watched_update
 
 
-class _LookedAt(PrecisionWrapper):
+class _PrecisionLookedAt(PrecisionWrapper):
     """The precision of a step that is looked at."""
 
     def __init__(self, inner: Precision, look: StepLook) -> None:
@@ -424,18 +430,18 @@ class _LookedAt(PrecisionWrapper):
 
     def see_loss(self, loss: Tensor, loss_id: int) -> None:
         if self._passes and loss.requires_grad:  # where the pass begins, an arm has collected what was there
-            loss.register_hook(lambda _: self._look.note_accumulation())
+            loss.register_hook(lambda _: self._look.note_accumulated_gradients())
         self._passes += 1
 
 
-def _bare_optimizer(optimizer: Optimizer) -> Optimizer:
+def _optimizer_inside_wrapper(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that a library has wrapped."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
 
 
-def _count_types(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
+def _count_elements_by_type(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         counts[type_name(tensor)] += tensor.numel()
 
@@ -444,7 +450,7 @@ _Linear = Mapping[tuple[str, str], Sequence[LinearProduct]]
 """Products of linear layers by role and format."""
 
 
-def _linear_formats(seen: _Linear) -> list[LinearFormat]:
+def _formats_by_role(seen: _Linear) -> list[LinearFormat]:
     """Return the formats of each role, read from the device."""
     flops = {key: sum(one.flops for one in products) for key, products in seen.items()}
     found = []
@@ -468,7 +474,7 @@ def _layers_in_bf16(seen: _Linear) -> list[str]:
     return sorted(name for name, found in formats.items() if found == {"bf16"})
 
 
-def _lost_gradients(seen: _Linear) -> list[str]:
+def _products_with_lost_gradients(seen: _Linear) -> list[str]:
     """Return the products that were all 0 where those of bf16 were not."""
     every = [one for products in seen.values() for one in products]
     return sorted({f"{one.layer} {one.role}" for one in every if one.is_lost is not None and one.is_lost})
@@ -479,7 +485,7 @@ def _shares_of_counts(counts: Counter[str]) -> Types:
     return {name: count / total for name, count in counts.most_common() if count}
 
 
-def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
+def find_second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
     """Return the state by which an optimizer divides the step of a parameter, such as `exp_avg_sq` of Adam.
 
     Args:
@@ -489,7 +495,7 @@ def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
     Returns:
         A tensor of the parameter's shape, in the type in which the optimizer keeps it; None if there is none.
     """
-    state = dict(_state_entries(optimizer.state.get(param)))
+    state = dict(_entries_of_state(optimizer.state.get(param)))
     for name in SQUARES:
         found = state.get(name)
         if isinstance(found, Tensor) and found.shape == param.shape:
@@ -497,7 +503,7 @@ def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
     return None
 
 
-def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
+def is_eps_zero_in(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
     """Return whether the eps of a group rounds to zero in a type; a fused step computes in fp32, where it does not.
 
     Args:
@@ -508,16 +514,16 @@ def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
     return isinstance(eps, float) and not group.get("fused") and float(torch.tensor(eps).to(dtype)) == 0
 
 
-def _sum_rows(rows: Sequence[Tensor]) -> list[int]:
+def _sums_of_rows(rows: Sequence[Tensor]) -> list[int]:
     """Return the sums of counts over all rows, read from the device."""
     return torch.stack([row.to(rows[0].device) for row in rows]).sum(dim=0).tolist() if rows else []
 
 
-def _state_entries(state: Any) -> Iterable[tuple[str, Any]]:
+def _entries_of_state(state: Any) -> Iterable[tuple[str, Any]]:
     return state.items() if isinstance(state, Mapping) else ()
 
 
-def _is_state(name: str, value: Any, param: Tensor) -> bool:
+def _is_gradient_statistic(name: str, value: Any, param: Tensor) -> bool:
     """Return whether an entry of a state is a statistic of the gradients, not a count of steps or a remainder."""
     return (
         isinstance(value, Tensor)
@@ -531,13 +537,13 @@ def _sample_of_tensor(tensor: Tensor) -> Tensor:
     return local_part(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
-def _moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
+def _find_moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
     """Return where a weight should move; nowhere in a step that is skipped."""
     return (
         None if grad is None or grad.is_sparse else (_sample_of_tensor(grad) != 0).logical_and_(is_good.to(grad.device))
     )
 
 
-def _copies_of_samples(optimizer: Optimizer) -> list[Tensor]:
+def _copies_of_sampled_weights(optimizer: Optimizer) -> list[Tensor]:
     """Return copies of the first elements of what an optimizer steps."""
     return [_sample_of_tensor(param).clone() for group in optimizer.param_groups for param in group["params"]]

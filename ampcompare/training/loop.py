@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.results.records.run import StepRecord
-from ampcompare.tasks.data import channels_last as to_channels_last
-from ampcompare.tasks.data import split as split_batch
+from ampcompare.tasks.data import split_batch as split_batch
+from ampcompare.tasks.data import to_channels_last as to_channels_last
 from ampcompare.tasks.task import LossOf
 from ampcompare.training.meters import Clock
 from ampcompare.training.parallel.ranks import Communicator
-from ampcompare.training.parallel.replication import Parallel, Single
+from ampcompare.training.parallel.replication import Parallel, SingleProcess
 from ampcompare.training.precision.base import Precision, StepOutcome
 
 # Steps with and without all-reduce, timed in pairs.
@@ -123,7 +123,7 @@ class Loop:
             waited = (start if on_host else now()) - requested
             if self.schedule is not None:
                 factor = self.schedule(self.step + len(pending))
-                self._set_lr(factor)
+                self._set_rates_by_factor(factor)
                 lr = None if first_lr is None else first_lr * factor
             microbatches = self.microbatches(batch) if splits else (batch,)
             losses, norm, outcome = make(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
@@ -132,15 +132,15 @@ class Loop:
             end = mark()
             pending.append((losses, norm, outcome, start, end, waited, lr))
             if len(pending) == self.drain_every:
-                yield self._drain(pending, epoch)
+                yield self._drain_steps(pending, epoch)
                 pending = []
                 requested = now()
             else:
                 requested = end if on_host else now()
         if pending:
-            yield self._drain(pending, epoch)
+            yield self._drain_steps(pending, epoch)
 
-    def reload_scales(self) -> None:
+    def reload_loss_scales(self) -> None:
         """Read the loss scales again; call it after they were changed from outside, between two blocks."""
         self._scales = self.precision.loss_scales()
 
@@ -150,7 +150,7 @@ class Loop:
             batch = self.to_channels_last(batch)
         return (batch,) if self.accumulation == 1 else self.split(batch, self.accumulation)
 
-    def _set_lr(self, factor: float) -> None:
+    def _set_rates_by_factor(self, factor: float) -> None:
         for optimizer, base_lrs in zip(self.optimizers, self.base_lrs, strict=True):
             for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
                 if isinstance(rate := group.get("lr"), Tensor):
@@ -158,7 +158,7 @@ class Loop:
                 elif rate is not None:
                     group["lr"] = base * factor
 
-    def _drain(self, pending: list[tuple[Any, ...]], epoch: int) -> list[StepRecord]:
+    def _drain_steps(self, pending: list[tuple[Any, ...]], epoch: int) -> list[StepRecord]:
         """Read a block from the device in one transfer, and build its records."""
         # One transfer for all losses of the block: `item` at each step would wait for the device each time.
         stacked = torch.stack([loss for losses, *_ in pending for loss in losses])
@@ -166,7 +166,7 @@ class Loop:
         sums, parts = self._losses_by_step(flat)
         norms = [norm for _, norm, *_ in pending if norm is not None]
         norm_values = iter(gather_whole(torch.stack(norms)).tolist() if norms else ())
-        seconds = self.clock.seconds
+        seconds = self.clock.seconds_between
         idle = self.clock.idle_seconds
         scales = self._scales
         step = self.step
@@ -193,7 +193,7 @@ class Loop:
         return list(map(sum, parts)), parts
 
 
-def allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float) -> float:
+def measure_allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float) -> float:
     """Time further steps with and without all-reduce, alternating, and return the share that the all-reduce takes.
 
     Communication that overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all
@@ -217,13 +217,13 @@ def allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, 
         for reduces in (True, False) if number % 2 else (False, True):
             ranks.any(False)  # a barrier: all ranks start the step together
             # Without all-reduce, one no_sync context around all micro-batches replaces those around all but the last.
-            parallel = loop.parallel if reduces else Single()
+            parallel = loop.parallel if reduces else SingleProcess()
             with nullcontext() if reduces else loop.parallel.no_sync(loop.models):
                 start = loop.clock.mark()
                 update(*trained, parallel, loop.loss_of, microbatches, loop.clip_norm)
                 end = loop.clock.mark()
             if number:  # the first pair warms up
-                seconds[reduces].append(loop.clock.seconds(start, end))
+                seconds[reduces].append(loop.clock.seconds_between(start, end))
     share = 1 - statistics.median(seconds[False]) / max(statistics.median(seconds[True]), 1e-9)
     shares: list[float] = ranks.gather(share)
     return max(0.0, statistics.median(shares))

@@ -27,7 +27,7 @@ class Clock(abc.ABC):
         """Mark this moment."""
 
     @abc.abstractmethod
-    def seconds(self, start: Any, end: Any) -> float:
+    def seconds_between(self, start: Any, end: Any) -> float:
         """Return the time between two marks; may wait until the device has reached the second."""
 
     def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
@@ -44,7 +44,7 @@ class HostClock(Clock):
     on_host = True
     mark = staticmethod(time.perf_counter)
 
-    def seconds(self, start: float, end: float) -> float:
+    def seconds_between(self, start: float, end: float) -> float:
         return end - start
 
 
@@ -59,13 +59,13 @@ class EventClock(Clock):
         event.record()
         return event
 
-    def seconds(self, start: Any, end: Any) -> float:
+    def seconds_between(self, start: Any, end: Any) -> float:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
     def idle_seconds(self, waited: float, end: Any | None, start: Any) -> float:
         # While the device still computes, a waiting host costs nothing; a copy that the device waits for does.
-        return waited if end is None else self.seconds(end, start)
+        return waited if end is None else self.seconds_between(end, start)
 
 
 class CudaClock(EventClock):
@@ -107,7 +107,7 @@ class AcceleratorMemoryMeter:
         if self.counts_peak:
             self.module.reset_peak_memory_stats(device)
 
-    def peak(self) -> PeakMemory:
+    def peak_memory(self) -> PeakMemory:
         """Return the peak so far."""
         if not self.counts_peak:
             return PeakMemory(self.module.driver_allocated_memory(), None)
@@ -126,12 +126,12 @@ class ResidentMemoryMeter:
             Path("/proc/self/clear_refs").write_text("5")  # 5: reset the peak to the current value
         self.before = psutil.Process().memory_info().rss
 
-    def peak(self) -> PeakMemory:
+    def peak_memory(self) -> PeakMemory:
         """Return the peak so far."""
-        return PeakMemory(max(0, self._high_water() - self.before), None)
+        return PeakMemory(max(0, self._resident_high_water() - self.before), None)
 
     @staticmethod
-    def _high_water() -> int:
+    def _resident_high_water() -> int:
         try:
             for line in Path("/proc/self/status").read_text().splitlines():
                 if line.startswith("VmHWM:"):

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.sharded import gather_tree
+from ampcompare.base.tensors.sharded import gather_tensors_in_tree
 from ampcompare.results.records.evaluation import PrecisionResult
-from ampcompare.tasks.data import in_fp32
+from ampcompare.tasks.data import tensors_in_fp32
 from ampcompare.tasks.task import Task
-from ampcompare.training.checkpoint.capture import restore_random_states
-from ampcompare.training.evaluate import Evaluation, Extra
+from ampcompare.training.checkpoint.capture import random_states_restored
+from ampcompare.training.evaluate import EvaluationResult, Extra
 from ampcompare.training.precision.base import Precision, Prepared
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.precision.half import cast_model
 from ampcompare.training.session import Session
 
@@ -29,7 +29,7 @@ DIFFERING = "differing"
 MOVED = "moved"
 
 
-def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:
+def evaluate_in_other_precisions(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:
     """Evaluate the weights, and their moving average if there is one, in each precision that the configuration names.
 
     Every rank calls it after the last step.
@@ -44,15 +44,15 @@ def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -
     names = session.config.eval_precision
     if not names:
         return []
-    with restore_random_states(session.gpus()):
-        results = [_result_in_precision(session, name, compute, averaged=False) for name in names]
+    with random_states_restored(session.gpus()):
+        results = [_result_or_error_in_precision(session, name, compute, averaged=False) for name in names]
         if session.assembly.average is not None:
-            with session.with_average():
-                results += [_result_in_precision(session, name, compute, averaged=True) for name in names]
+            with session.weights_averaged():
+                results += [_result_or_error_in_precision(session, name, compute, averaged=True) for name in names]
     return results
 
 
-def _result_in_precision(
+def _result_or_error_in_precision(
     session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool
 ) -> PrecisionResult:
     try:
@@ -68,17 +68,17 @@ def _evaluate_in_precision(
     assembly, own = session.assembly, session.precision
     config = session.config
     other = EvaluationPrecision(name, assembly.device, choice=config.cpu_half, lists=config.autocast_lists, outside=own)
-    models = _rebuild_models(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
+    models = _models_with_weights_of(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
     models, _ = other.prepare(models, [])
-    with _in_evaluation(assembly.replicas):
+    with _models_in_evaluation(assembly.replicas):
         evaluation = session.evaluate_with(
-            models, other, _sample_comparison(assembly.task, assembly.replicas, own, compute)
+            models, other, _differences_by_sample(assembly.task, assembly.replicas, own, compute)
         )
     own.weights_replaced()  # casts that were cached carry no gradient
-    return _as_result(evaluation, name, other.mode, averaged=averaged)
+    return _precision_result_from(evaluation, name, other.mode, averaged=averaged)
 
 
-def _rebuild_models(
+def _models_with_weights_of(
     task: Task, trained: Sequence[nn.Module], device: torch.device, channels_last: bool
 ) -> list[nn.Module]:
     """Return models of the task in fp32 with the weights of others, which keep theirs."""
@@ -86,12 +86,12 @@ def _rebuild_models(
     for model, source in zip(models, trained, strict=True):
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.load_state_dict(gather_tree(source.state_dict()))
+        model.load_state_dict(gather_tensors_in_tree(source.state_dict()))
     return models
 
 
 @contextmanager
-def _in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
+def _models_in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
     modes = [model.training for model in models]
     for model in models:
         model.eval()
@@ -102,7 +102,7 @@ def _in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
             model.train(training)
 
 
-def _sample_comparison(
+def _differences_by_sample(
     task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]
 ) -> Extra:
     """Return what counts, sample by sample, how far an evaluation is from that of `models` in their own precision."""
@@ -110,7 +110,7 @@ def _sample_comparison(
 
     def compare_by_sample(outputs: Any, measured: Mapping[str, Tensor], batch: Any) -> Mapping[str, Tensor]:
         with compute, own.autocast():
-            theirs = in_fp32(task.predict(models, batch))
+            theirs = tensors_in_fp32(task.predict(models, batch))
         here, there = task.answers(outputs, batch), task.answers(theirs, batch)
         reference = task.measure(theirs, batch)
         if here is None and first.over_samples == "share":
@@ -128,7 +128,9 @@ def _sample_comparison(
     return compare_by_sample
 
 
-def _as_result(evaluation: Evaluation, name: str, mode: str | None, *, averaged: bool) -> PrecisionResult:
+def _precision_result_from(
+    evaluation: EvaluationResult, name: str, mode: str | None, *, averaged: bool
+) -> PrecisionResult:
     extras = evaluation.extras
     return PrecisionResult(
         precision=name,
@@ -161,7 +163,7 @@ class EvaluationPrecision(Precision):
         self._autocast: AbstractContextManager[Any] = nullcontext()
         if under_autocast:
             self._autocast = torch.autocast(device.type, dtype=dtype)
-        self.mode, self._compute = cpu_half(choice, self.half_dtype, device, lists)
+        self.mode, self._compute = choose_cpu_half(choice, self.half_dtype, device, lists)
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self._cast is not None:
@@ -170,9 +172,9 @@ class EvaluationPrecision(Precision):
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return self._contexts()
+        return self._enter_evaluation_contexts()
 
     @contextmanager
-    def _contexts(self) -> Iterator[None]:
+    def _enter_evaluation_contexts(self) -> Iterator[None]:
         with self._outside.without_patches(), self._compute, self._autocast:
             yield

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.lists import copy_by_dtype, magnitudes
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype, largest_magnitudes
 from ampcompare.base.tensors.sharded import local_part
-from ampcompare.base.tensors.skippable_step import settle_skipped_step
+from ampcompare.base.tensors.skippable_step import undo_skipped_step_on_host
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.assemble import Assembly
+from ampcompare.training.assemble import TrainingAssembly
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.precision.base import FixedOutcome, Precision, PrecisionWrapper, StepOutcome, owned_params
 
@@ -39,11 +39,11 @@ class Policy:
     def begin(self, step: int) -> None:
         """Start at `step` updates, before the first update of this process."""
 
-    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Apply the rule to a drained block of steps; return whether it changed weights and loss scales."""
         return False
 
-    def after_epoch(self, result: EpochResult) -> None:
+    def apply_to_epoch(self, result: EpochResult) -> None:
         """Apply the rule to the evaluation of an epoch."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -54,11 +54,11 @@ class Policy:
         """Restore what `state_dict` returned."""
 
 
-def weights_finite(models: Sequence[nn.Module]) -> bool:
+def are_weights_finite(models: Sequence[nn.Module]) -> bool:
     """Return whether every parameter, or this rank's part of it, is finite; waits for the device once."""
     params = [local_part(param.detach()) for model in models for param in model.parameters()]
     params = [param for param in params if param.numel()]
-    return not params or bool(magnitudes(params).isfinite().all())
+    return not params or bool(largest_magnitudes(params).isfinite().all())
 
 
 class DivergenceDetector(Policy):
@@ -95,13 +95,13 @@ class DivergenceDetector(Policy):
         """Whether the run ends here as diverged."""
         return self.is_final or (self._stops and self.diverged_step is not None)
 
-    def end(self, step: int, reason: str) -> None:
+    def end_run_as_diverged(self, step: int, reason: str) -> None:
         """Mark the run as diverged for another reason, and permanently."""
         self.diverged_step = step
         self.reason = reason
         self.is_final = True
 
-    def recover(self) -> None:
+    def note_recovery(self) -> None:
         """Record that the run is back in a good state; the first non-finite loss stays recorded."""
         self.diverged_step = self.reason = self.run_start = None
 
@@ -113,7 +113,7 @@ class DivergenceDetector(Policy):
         for name in self.STATE:
             setattr(self, name, state[name])
 
-    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Check the losses of a block and the weights after it; never changes them."""
         if self.diverged_step is not None:
             return False
@@ -131,7 +131,7 @@ class DivergenceDetector(Policy):
                 first_applied_bad = record.step
             if record.step - self.run_start + 1 >= self.patience and bad_run_start is None:
                 bad_run_start = self.run_start
-        if self._any_rank(not weights_finite(self._models)):
+        if self._any_rank(not are_weights_finite(self._models)):
             # The weights went bad at the first applied step with a bad loss; without one, by the end of the block.
             start = self.run_start if self.run_start is not None else first_applied_bad
             self.diverged_step = start if start is not None else records[-1].step
@@ -158,7 +158,7 @@ class EarlyStop(Policy):
         self._waited = 0
         self.end_reason: str | None = None
 
-    def after_epoch(self, result: EpochResult) -> None:
+    def apply_to_epoch(self, result: EpochResult) -> None:
         """Compare the value of an epoch with the target and with the best so far."""
         metric, value = self._metric, result.value
         improved = metric.is_better(value, self._best)
@@ -182,7 +182,7 @@ class EarlyStop(Policy):
         self.end_reason = state["reason"]
 
 
-class ScaleLimits(Policy):
+class LossScaleLimits(Policy):
     """Ends a run as diverged if its loss scale collapses: each overflow lowers the scale, and no step is applied."""
 
     name = "limits"
@@ -195,16 +195,16 @@ class ScaleLimits(Policy):
         self._max_skipped = max_skipped
         self._skipped = 0
 
-    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Check each step of a block against the limits; never changes weights."""
         for record in records:
-            reason = self._find_limit(record)
+            reason = self._find_exceeded_limit(record)
             if reason is not None:
-                self._divergence.end(record.step, reason)
+                self._divergence.end_run_as_diverged(record.step, reason)
                 break
         return False
 
-    def _find_limit(self, record: StepRecord) -> str | None:
+    def _find_exceeded_limit(self, record: StepRecord) -> str | None:
         self._skipped = 0 if all(record.applied) else self._skipped + 1
         if self._max_skipped is not None and self._skipped > self._max_skipped:
             return f"{self._skipped} skipped steps in a row, more than --max-consecutive-skips {self._max_skipped}"
@@ -250,17 +250,17 @@ class SkippingPrecision(PrecisionWrapper):
         kept = self._kept
         if not self._any_rank(not finite):
             if kept is not None:
-                copy_by_dtype(kept, self._buffers)
+                copy_tensors_by_dtype(kept, self._buffers)
             return self.inner.step(*optimizers)
         if kept is not None:
-            copy_by_dtype(self._buffers, kept)
+            copy_tensors_by_dtype(self._buffers, kept)
         for optimizer in optimizers:
             for param in self.inner.unscale(optimizer):
                 param.grad = None  # an optimizer skips parameters without a gradient
         return FixedOutcome((False,) * len(optimizers), self.inner.step(*optimizers).loss_scales)
 
 
-class Snapshot:
+class StepStateSnapshot:
     """Copies of all that a step changes: weights, masters, buffers, optimizer state, loss scales, EMA.
 
     State of an optimizer is kept by the index of its parameter, because Apex replaces parameters by masters in the
@@ -281,31 +281,33 @@ class Snapshot:
         self._tensors += [tensor for model in models for tensor in model.buffers()]
         self._values = [tensor.detach().clone() for tensor in self._tensors]
         for optimizer in optimizers:
-            settle_skipped_step(optimizer)
+            undo_skipped_step_on_host(optimizer)
         self._owned = [[param.detach().clone() for param in owned_params(each)] for each in optimizers]
-        self._states = [[_copy_state(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers]
+        self._states = [
+            [_copy_of_state(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers
+        ]
         self._scaling = copy.deepcopy(precision.state_dict())
         self._averaged = None if average is None else copy.deepcopy(average.state_dict())
 
     @torch.no_grad()
-    def restore(self) -> None:
+    def restore_state(self) -> None:
         """Restore everything; the snapshot can be restored again."""
         for tensor, value in zip(self._tensors, self._values, strict=True):
             tensor.copy_(value)
         for optimizer, values, states in zip(self._optimizers, self._owned, self._states, strict=True):
-            settle_skipped_step(optimizer)
+            undo_skipped_step_on_host(optimizer)
             for param, value, state in zip(owned_params(optimizer), values, states, strict=True):
                 param.copy_(value)
                 optimizer.state.pop(param, None)
                 if state:
-                    optimizer.state[param] = _copy_state(state)
+                    optimizer.state[param] = _copy_of_state(state)
         self._precision.load_state_dict(copy.deepcopy(self._scaling))
         self._precision.weights_replaced()
         if self._average is not None and self._averaged is not None:
             self._average.load_state_dict(self._averaged)
 
 
-def _copy_state(state: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_of_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value.detach().clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in state.items()
     }
@@ -320,37 +322,37 @@ class Rollback(Policy):
     name = "rollback"
 
     def __init__(
-        self, take: Callable[[], Snapshot], divergence: DivergenceDetector, every: int, max_rollbacks: int
+        self, take: Callable[[], StepStateSnapshot], divergence: DivergenceDetector, every: int, max_rollbacks: int
     ) -> None:
         self._take = take
         self._divergence = divergence
         self._every = every
         self._max_rollbacks = max_rollbacks
         self._snapshot_step = 0
-        self._snapshot: Snapshot | None = None
+        self._snapshot: StepStateSnapshot | None = None
         self.steps: list[int] = []
 
     def begin(self, step: int) -> None:
         """Take the first snapshot: the state that the run starts or resumes from."""
-        self._take_snapshot(step)
+        self._take_snapshot_if_due(step)
 
-    def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
+    def apply_to_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Restore the last snapshot if the run has diverged, else take one when it is due."""
         if self._divergence.is_final:
             return False
         if self._divergence.diverged_step is None:
             # A non-finite last loss may come from weights that are about to go bad.
             if math.isfinite(records[-1].loss):
-                self._take_snapshot(step)
+                self._take_snapshot_if_due(step)
             return False
         if self._snapshot is None or len(self.steps) >= self._max_rollbacks:
             return False
-        self._snapshot.restore()
+        self._snapshot.restore_state()
         self.steps.append(step)
-        self._divergence.recover()
+        self._divergence.note_recovery()
         return True
 
-    def _take_snapshot(self, step: int) -> None:
+    def _take_snapshot_if_due(self, step: int) -> None:
         if self._snapshot is None or step - self._snapshot_step >= self._every:
             self._snapshot = self._take()
             self._snapshot_step = step
@@ -363,15 +365,17 @@ class Rollback(Policy):
         self.steps = [int(step) for step in state["steps"]]
 
 
-def make_policies(config: RunConfig, assembly: Assembly, divergence: DivergenceDetector) -> list[Policy]:
+def make_policies(config: RunConfig, assembly: TrainingAssembly, divergence: DivergenceDetector) -> list[Policy]:
     """Return the policies that a configuration asks for; each applies its rule to what those before it left."""
     recipe = config.recipe
     policies: list[Policy] = [divergence]
     if recipe.early_stop is not None or recipe.target is not None:
         policies.append(EarlyStop(recipe.early_stop, recipe.target, assembly.task.metrics[0]))
     if config.stop_loss_scale is not None or config.max_skipped is not None:
-        policies.append(ScaleLimits(divergence, config.stop_loss_scale, config.max_skipped))
+        policies.append(LossScaleLimits(divergence, config.stop_loss_scale, config.max_skipped))
     if config.on_nan == "rollback":
-        take = functools.partial(Snapshot, assembly.replicas, assembly.optimizers, assembly.precision, assembly.average)
+        take = functools.partial(
+            StepStateSnapshot, assembly.replicas, assembly.optimizers, assembly.precision, assembly.average
+        )
         policies.append(Rollback(take, divergence, config.rollback_every, config.max_rollbacks))
     return policies

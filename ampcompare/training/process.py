@@ -8,7 +8,7 @@ import torch
 
 from ampcompare.base.tensors.tf32 import set_tf32
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.fp32 import require_tf32
 
@@ -38,7 +38,7 @@ def configure_process(config: RunConfig, device: torch.device) -> None:
         set_tf32(config.tf32 == "on")
 
 
-def enter_process(values: Mapping[str, Any]) -> tuple[RunConfig, torch.device]:
+def enter_examining_process(values: Mapping[str, Any]) -> tuple[RunConfig, torch.device]:
     """Set up a process that was started to examine a recipe.
 
     Args:
@@ -50,7 +50,7 @@ def enter_process(values: Mapping[str, Any]) -> tuple[RunConfig, torch.device]:
     Raises:
         EnvironmentUnfit: there is no such device, or it has no TF32 and `tf32` is "on".
     """
-    config = validate(RunConfig, values)
+    config = build_validated_model(RunConfig, values)
     device = resolve_device(config.device)
     configure_process(config, device)
     return config, device

@@ -16,7 +16,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
 
 
-def choose_backend(name: str, device: str) -> str:
+def choose_group_backend(name: str, device: str) -> str:
     """Return the backend of `torch.distributed`.
 
     Args:
@@ -43,7 +43,7 @@ def choose_backend(name: str, device: str) -> str:
 
 
 @contextlib.contextmanager
-def group_of_one(backend: str, device: torch.device) -> Iterator[None]:
+def process_group_of_one(backend: str, device: torch.device) -> Iterator[None]:
     """Set up a process group without other processes, for wrappers that require one."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=0, world_size=1, **select_gpu_for_group(backend, device))
@@ -53,19 +53,19 @@ def group_of_one(backend: str, device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def group_for_one_process(config: RunConfig) -> contextlib.AbstractContextManager[None]:
+def process_group_for_cell(config: RunConfig) -> contextlib.AbstractContextManager[None]:
     """Return the process group of a cell in one process, with the backend of several; none if it needs none."""
-    if not config.parallel.needs_group:
+    if not config.parallel.needs_process_group:
         return contextlib.nullcontext()
     device = resolve_device(config.device)
-    return group_of_one(choose_backend(config.parallel.backend, str(device)), device)
+    return process_group_of_one(choose_group_backend(config.parallel.backend, str(device)), device)
 
 
 def select_gpu_for_group(backend: str, device: torch.device) -> dict[str, Any]:
     """Select the GPU before the first collective, and return the option that binds the group to it.
 
     Args:
-        backend: of `choose_backend`.
+        backend: of `choose_group_backend`.
         device: of this rank.
 
     Returns:

@@ -40,7 +40,7 @@ class StepSampler:
     points: list[tuple[int, float, float | None, int]] = field(default_factory=list)
     last: tuple[int, float, float | None, int] | None = None
 
-    def add(self, record: StepRecord, skipped: int) -> None:
+    def add_step(self, record: StepRecord, skipped: int) -> None:
         """Add a step, and the number of steps skipped so far, this one included."""
         self.last = (record.step, record.loss, record.loss_scales[0] if record.loss_scales else None, skipped)
         if record.step % self.stride == 0:
@@ -59,7 +59,7 @@ class StepSampler:
         self.points = [tuple(point) for point in state["points"]]
         self.last = None if state["last"] is None else tuple(state["last"])
 
-    def trace_of_run(self, seconds: Sequence[float]) -> RunTrace | None:
+    def find_trace_of_run(self, seconds: Sequence[float]) -> RunTrace | None:
         """Return the points with the last step, and quantiles of step times; None before the first step."""
         if self.last is None:
             return None
@@ -70,11 +70,11 @@ class StepSampler:
             losses=[float(f"{loss:.6g}") for _, loss, _, _ in points],
             loss_scales=scales if len(scales) == len(points) else [],
             skipped=[skipped for *_, skipped in points],
-            step_seconds=_quantiles_of_times(seconds),
+            step_seconds=_quantiles_of_step_times(seconds),
         )
 
 
-def _quantiles_of_times(seconds: Sequence[float]) -> list[float]:
+def _quantiles_of_step_times(seconds: Sequence[float]) -> list[float]:
     """Return the 0, 5, ... 100 % quantiles, to four digits."""
     if len(seconds) < 2:
         return []
@@ -108,7 +108,7 @@ class RunMetrics:
             self.num_steps += 1
             self.losses.append(record.loss)
             self.skipped_steps += not all(record.applied)
-            self.tracer.add(record, self.skipped_steps)
+            self.tracer.add_step(record, self.skipped_steps)
             # Reset to None after a resume from an arm that scales its loss into one that does not.
             self.final_loss_scale = record.loss_scales[0] if record.loss_scales else None
             if record.step >= self.warmup_steps:
@@ -147,7 +147,7 @@ class RunMetrics:
         self.tracer.load_state_dict(state["tracer"])
         self.initial_parameters = state.get("initial_parameters")  # older checkpoints lack it
 
-    def summary(
+    def summary_of_run(
         self, divergence: DivergenceDetector, memory: PeakMemory, wall_seconds: float, **facts: Any
     ) -> RunSummary:
         """Return the numbers of the run, with further fields from `facts`; final accuracy is None after divergence."""
@@ -192,7 +192,7 @@ class RunMetrics:
 
 
 @dataclass(frozen=True)
-class _HalfMedians:
+class _MedianStepTimes:
     """The median step time of the first and of the second half of a run, in seconds."""
 
     first: float
@@ -200,7 +200,7 @@ class _HalfMedians:
     error: float  # standard error of the logarithm of their ratio, by the MAD of each half
 
 
-def outlier_share(seconds: Sequence[float]) -> float | None:
+def outlier_share_of_times(seconds: Sequence[float]) -> float | None:
     """Return the share of step times that are far from the median: 3 scaled MADs, and at least a hundredth of it.
 
     None without step times.
@@ -208,11 +208,11 @@ def outlier_share(seconds: Sequence[float]) -> float | None:
     if not seconds:
         return None
     median = statistics.median(seconds)
-    limit = max(OUTLIER_MADS * MAD_TO_SD * _median_deviation(seconds, median), MIN_OUTLIER * median)
+    limit = max(OUTLIER_MADS * MAD_TO_SD * _median_deviation_from(seconds, median), MIN_OUTLIER * median)
     return sum(abs(value - median) > limit for value in seconds) / len(seconds)
 
 
-def medians_of_halves(seconds: Sequence[float]) -> _HalfMedians | None:
+def find_medians_of_halves(seconds: Sequence[float]) -> _MedianStepTimes | None:
     """Return the medians of the first and the second half, or None where one of them has no positive one."""
     parts = seconds[: len(seconds) // 2], seconds[len(seconds) // 2 :]
     if not parts[0]:
@@ -221,11 +221,11 @@ def medians_of_halves(seconds: Sequence[float]) -> _HalfMedians | None:
     if min(medians) <= 0:
         return None
     errors = [
-        MEDIAN_TO_MEAN_ERROR * MAD_TO_SD * _median_deviation(part, median) / (median * math.sqrt(len(part)))
+        MEDIAN_TO_MEAN_ERROR * MAD_TO_SD * _median_deviation_from(part, median) / (median * math.sqrt(len(part)))
         for part, median in zip(parts, medians, strict=True)
     ]
-    return _HalfMedians(medians[0], medians[1], math.hypot(*errors))
+    return _MedianStepTimes(medians[0], medians[1], math.hypot(*errors))
 
 
-def _median_deviation(values: Sequence[float], median: float) -> float:
+def _median_deviation_from(values: Sequence[float], median: float) -> float:
     return statistics.median(abs(value - median) for value in values)

@@ -9,20 +9,20 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import nn
 
-from ampcompare.base.environment.fingerprint import fingerprint, host_name
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.environment.fingerprint import environment_fingerprint, host_name
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import derive_seed
-from ampcompare.training.assemble import Assembly
-from ampcompare.training.build_loop import build_loop
-from ampcompare.training.checkpoint.capture import rank_states, restore_rank, training_state
-from ampcompare.training.checkpoint.saver import Position, Saver
-from ampcompare.training.device import synchronize
-from ampcompare.training.evaluate import Evaluation, Extra, evaluate
+from ampcompare.training.assemble import TrainingAssembly
+from ampcompare.training.build_loop import build_training_loop
+from ampcompare.training.checkpoint.capture import restore_state_of_rank, states_of_ranks, training_state
+from ampcompare.training.checkpoint.saver import CheckpointSaver, RunPosition
+from ampcompare.training.device import synchronize_device
+from ampcompare.training.evaluate import EvaluationResult, Extra, evaluate_models
 from ampcompare.training.ledger import LedgerKeeper
-from ampcompare.training.parallel.ranks import require_equal, weights_digest
+from ampcompare.training.parallel.ranks import digest_of_weights, require_equal_on_ranks
 from ampcompare.training.policies import DivergenceDetector, Rollback, SkippingPrecision, make_policies
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.stop_request import StopRequest
@@ -44,11 +44,16 @@ class Session:
     """
 
     def __init__(
-        self, config: RunConfig, assembly: Assembly, *, saver: Saver | None = None, stop: StopRequest | None = None
+        self,
+        config: RunConfig,
+        assembly: TrainingAssembly,
+        *,
+        saver: CheckpointSaver | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.config = config
         self.assembly = assembly
-        self.position = Position()
+        self.position = RunPosition()
         self.best: dict[str, Any] = {"value": None, "step": None}
         self.resumed: list[Resumption] = []
         self.interrupted = False
@@ -68,11 +73,11 @@ class Session:
         precision = assembly.precision
         if config.on_nan == "skip":
             precision = SkippingPrecision(precision, assembly.replicas, ranks.any)
-        self.loop = build_loop(config.recipe, assembly, precision, drain_every=config.drain_every)
+        self.loop = build_training_loop(config.recipe, assembly, precision, drain_every=config.drain_every)
         self.ledger = LedgerKeeper(
             assembly.replicas, config.drain_every, sees_operations=config.recipe.compile == "none"
         )
-        self.loop.update = self.ledger.watch(self.loop.update)
+        self.loop.update = self.ledger.with_looks_at_updates(self.loop.update)
 
     @property
     def precision(self) -> Precision:
@@ -80,7 +85,7 @@ class Session:
         return self.assembly.precision
 
     @property
-    def end_reason(self) -> str | None:
+    def why_ended_early(self) -> str | None:
         """Why training ended before its last epoch, in a good state; None if it did not."""
         return next((policy.end_reason for policy in self.policies if policy.end_reason is not None), None)
 
@@ -99,33 +104,33 @@ class Session:
         recipe = self.config.recipe
         ranks = self.assembly.ranks
         position = self.position
-        share = self._share_of_data()
+        share = self._data_share_facts()
         for policy in self.policies:
             policy.begin(position.step)
         for epoch in range(position.epoch, recipe.epochs):
             left = assembly.total_steps - position.step
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
-            if (left <= 0 and position.batch == 0) or self.end_reason:
+            if (left <= 0 and position.batch == 0) or self.why_ended_early:
                 break
-            self._enter_phase("training")
-            begin = self._time_after_device() - position.train_seconds
+            self._tell_phase("training")
+            begin = self._wall_time_after_device() - position.train_seconds
             batches: Iterator[Any] = assembly.task.data.train_batches(
                 epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
             )
             if self.config.prefetch and assembly.device.type == "cuda":
-                batches = prefetch(batches, self.config.prefetch, CudaCopyStream(assembly.device))
+                batches = prefetch_batches(batches, self.config.prefetch, CudaCopyStream(assembly.device))
             for records in self.loop.run(batches, epoch=epoch, steps=left):
                 position.skipped += sum(not all(record.applied) for record in records)
                 position.step, position.batch = self.loop.step, position.batch + len(records)
                 yield records
                 if self._apply_policies(records) or self._save_and_check_stop(len(records), begin):
                     return
-            trained = self._time_after_device()
+            trained = self._wall_time_after_device()
             if ranks.size > 1:
                 self._require_equal_ranks(epoch)
-            self._enter_phase("evaluating")
-            result = self._evaluate()
-            averaged = self._evaluate_average()
+            self._tell_phase("evaluating")
+            result = self._evaluate_trained_weights()
+            averaged = self._evaluate_average_if_any()
             position.epoch = epoch + 1
             position.batch = 0
             position.train_seconds = 0.0
@@ -141,16 +146,16 @@ class Session:
                 ema_loss=None if averaged is None else averaged.loss,
                 per_sample=result.per_sample,
                 train_seconds=trained - begin,
-                eval_seconds=self._time_after_device() - trained,
+                eval_seconds=self._wall_time_after_device() - trained,
             )
             yield event
             for policy in self.policies:
-                policy.after_epoch(event)
+                policy.apply_to_epoch(event)
             if self._saver is not None:
-                self._save_epoch(self._saver, result)
+                self._save_after_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
-            self._enter_phase("saving")
-            self._saver.save(position, self.state_dict, last=True)
+            self._tell_phase("saving")
+            self._saver.save_run(position, self.state_dict, last=True)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state of the run at a drain point, in the layout of `checkpoint.store.layout`.
@@ -159,7 +164,7 @@ class Session:
         """
         assembly, config = self.assembly, self.config
         training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.names)
-        of_ranks = rank_states(assembly.replicas, self.gpus(), assembly.ranks)
+        of_ranks = states_of_ranks(assembly.replicas, self.gpus(), assembly.ranks)
         if of_ranks is None:
             return None
         engine = assembly.precision.engine
@@ -178,7 +183,7 @@ class Session:
             "arm": config.arm,
             "recipe": config.recipe.model_dump(mode="json"),
             "engine": None if engine is None else {"name": engine.name, "version": engine.version},
-            "versions": {**fingerprint(), "host": host_name()},
+            "versions": {**environment_fingerprint(), "host": host_name()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], resumption: Resumption) -> None:
@@ -197,13 +202,13 @@ class Session:
                 part.load_state_dict(state["parts"][name])
         seed = derive_seed("resume", self.config.recipe.seed, self.position.step, assembly.ranks.rank)
         # Last: building or loading anything else may draw from the generators.
-        restore_rank(state, assembly.replicas, self.gpus(), assembly.ranks, seed)
+        restore_state_of_rank(state, assembly.replicas, self.gpus(), assembly.ranks, seed)
 
     def _apply_policies(self, records: Sequence[StepRecord]) -> bool:
         """Apply the policies to a block of steps; return whether the run ends here as diverged, on all ranks alike."""
-        changed = [policy.after_steps(self.position.step, records) for policy in self.policies]
+        changed = [policy.apply_to_steps(self.position.step, records) for policy in self.policies]
         if any(changed):
-            self.loop.reload_scales()
+            self.loop.reload_loss_scales()
         return self.divergence.ends_run
 
     def _save_and_check_stop(self, count: int, begin: float) -> bool:
@@ -219,13 +224,13 @@ class Session:
             asked = stop.is_due(before, position.step)
             self.interrupted = ranks.any(asked) if ranks.size > 1 else asked
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
-            position.train_seconds = self._time_after_device() - begin
-            self._enter_phase("saving")
-            self._saver.save(position, self.state_dict, last=self.interrupted)
-            self._enter_phase("training")
+            position.train_seconds = self._wall_time_after_device() - begin
+            self._tell_phase("saving")
+            self._saver.save_run(position, self.state_dict, last=self.interrupted)
+            self._tell_phase("training")
         return self.interrupted
 
-    def _save_epoch(self, saver: Saver, result: Evaluation) -> None:
+    def _save_after_epoch(self, saver: CheckpointSaver, result: EvaluationResult) -> None:
         """Save after an evaluation if it is due, or if it is the best so far."""
         metric = self.assembly.task.metrics[0]
         value = result.values[metric.name]
@@ -233,24 +238,24 @@ class Session:
         if improved:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
-            self._enter_phase("saving")
-            saver.save(self.position, self.state_dict, best=improved)
+            self._tell_phase("saving")
+            saver.save_run(self.position, self.state_dict, best=improved)
 
-    def _enter_phase(self, phase: TrainingPhase) -> None:
+    def _tell_phase(self, phase: TrainingPhase) -> None:
         if self.on_phase is not None:
             self.on_phase(phase)
 
     def evaluate_with(
         self, models: Sequence[nn.Module], precision: Precision, extra: Extra | None = None
-    ) -> Evaluation:
+    ) -> EvaluationResult:
         """Measure models on the validation data of the run; every rank calls it."""
         assembly, ranks = self.assembly, self.assembly.ranks
         data, batch_size = assembly.task.data, self.config.recipe.batch_size
-        return evaluate(
+        return evaluate_models(
             assembly.task,
             models,
             precision,
-            data.val_batches(batch_size, device=assembly.device, **self._share_of_data()),
+            data.val_batches(batch_size, device=assembly.device, **self._data_share_facts()),
             assembly.device,
             ranks.sum if ranks.size > 1 else None,
             range(ranks.rank, data.num_val, ranks.size),
@@ -260,16 +265,16 @@ class Session:
         )
 
     @contextmanager
-    def with_average(self) -> Iterator[None]:
+    def weights_averaged(self) -> Iterator[None]:
         """Put the moving average of the weights in their place, and on exit the weights back to the last bit."""
         average, ranks = self.assembly.average, self.assembly.ranks
         assert average is not None
         if ranks.size > 1:
             average.equalize_buffers(ranks)
-        with average.put_in_place(self.precision):
+        with average.average_in_place(self.precision):
             yield
 
-    def _share_of_data(self) -> dict[str, Any]:
+    def _data_share_facts(self) -> dict[str, Any]:
         """Return which part of the data this process reads, and how."""
         ranks = self.assembly.ranks
         return {
@@ -279,17 +284,17 @@ class Session:
             "pin_memory": self.config.pin_memory,
         }
 
-    def _evaluate(self) -> Evaluation:
+    def _evaluate_trained_weights(self) -> EvaluationResult:
         result = self.evaluate_with(self.assembly.replicas, self.precision)
         # Casts that an evaluation caches carry no gradient; training must make its own.
         self.precision.weights_replaced()
         return result
 
-    def _evaluate_average(self) -> Evaluation | None:
+    def _evaluate_average_if_any(self) -> EvaluationResult | None:
         if self.assembly.average is None:
             return None
-        with self.with_average():
-            return self._evaluate()
+        with self.weights_averaged():
+            return self._evaluate_trained_weights()
 
     def _require_equal_ranks(self, epoch: int) -> None:
         """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0."""
@@ -300,10 +305,10 @@ class Session:
         state = {
             "loss scales": self.precision.loss_scales(),
             "number of skipped steps": self.position.skipped,
-            "hash of weights": weights_digest(self.assembly.replicas),
+            "hash of weights": digest_of_weights(self.assembly.replicas),
         }
         remedy = f"seen at the end of epoch {epoch}; every rank must apply the same gradients"
-        require_equal(self.assembly.ranks, "state of training", state, remedy)
+        require_equal_on_ranks(self.assembly.ranks, "state of training", state, remedy)
 
     def gpus(self) -> list[torch.device]:
         """Return the GPUs that this process trains on."""
@@ -314,9 +319,9 @@ class Session:
         indices = next((model.device_ids for model in wrapped), [])
         return [torch.device(device.type, index) for index in indices] or [device]
 
-    def _time_after_device(self) -> float:
+    def _wall_time_after_device(self) -> float:
         """Return the wall time after the device has finished its work; called between epochs, never in a timed step."""
-        synchronize(self.assembly.device)
+        synchronize_device(self.assembly.device)
         return time.perf_counter()
 
 
@@ -330,35 +335,35 @@ class CudaCopyStream:
             torch.cuda.current_stream(device)
         )  # the data that batches are cut from may still be written
 
-    def fetch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
+    def fetch_next_batch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
         """Start the copy of the next batch; return it with a mark of its end, or None if none is left."""
         with torch.cuda.stream(self._stream):
             batch = next(batches, None)
             return None if batch is None else (batch, self._stream.record_event())
 
-    def hand_over(self, batch: Any, mark: Any) -> None:
+    def wait_for_batch(self, batch: Any, mark: Any) -> None:
         """Make the main stream wait, on the device, until the batch is copied."""
         main = torch.cuda.current_stream(self._device)
         main.wait_event(mark)
-        for part in tensors_in(batch):
+        for part in tensors_in_value(batch):
             part.record_stream(main)  # its memory is not reused while the main stream reads it
 
 
-def prefetch(batches: Iterable[Any], depth: int, stream: CudaCopyStream) -> Iterator[Any]:
+def prefetch_batches(batches: Iterable[Any], depth: int, stream: CudaCopyStream) -> Iterator[Any]:
     """Yield the same batches in the same order, and start up to `depth` of them in advance."""
     source = iter(batches)
     waiting: deque[tuple[Any, Any]] = deque()
     more = True
     while True:
         while more and len(waiting) < depth + 1:
-            fetched = stream.fetch(source)
+            fetched = stream.fetch_next_batch(source)
             more = fetched is not None
             if fetched is not None:
                 waiting.append(fetched)
         if not waiting:
             return
         batch, mark = waiting.popleft()
-        stream.hand_over(batch, mark)
+        stream.wait_for_batch(batch, mark)
         yield batch
 
 

@@ -69,7 +69,7 @@ def build_step(name: str, made: Model, make: Make, device: str, apex_src: Path |
 def _arm(
     arm: str, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, device: str, extras: list[str]
 ) -> Loop:
-    from ampcompare.base.tensors.skippable_step import skip_on_device
+    from ampcompare.base.tensors.skippable_step import make_step_skippable
     from ampcompare.settings.config import ParallelConfig
     from ampcompare.training.assemble import make_parallel
     from ampcompare.training.build_loop import make_step_graph
@@ -80,7 +80,7 @@ def _arm(
     from ampcompare.training.precision.base import make_precision, owned_params
 
     if "skip" in extras:
-        skip_on_device(optimizer)
+        make_step_skippable(optimizer)
     precision = make_precision(arm, device=f"{device}:0" if device == "cuda" else device)
     average, owned = (ModelEma([model], 0.999), owned_params(optimizer)) if "ema" in extras else (None, [])
     models, optimizers = precision.prepare([model], [optimizer])

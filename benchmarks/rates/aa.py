@@ -23,7 +23,7 @@ from scipy.stats import binomtest
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR, invalid_time_reason
 from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
-from ampcompare.results.analysis.inference.sample_size import pairs_needed
+from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_t_test
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from ampcompare.results.records.run import RunRecord
@@ -135,7 +135,7 @@ def _power(points: float, log_ratio: float) -> Iterator[Row]:
         ),
     ]
     for difference, size, spread, least, margin in cases:
-        pairs = max(3, pairs_needed(max(spread, least), size, 0.025))
+        pairs = max(3, pairs_needed_by_t_test(max(spread, least), size, 0.025))
         yield {
             "true difference": difference,
             "spread": f"{spread:.2f} points" if spread is points else f"{100 * spread:.1f} %",

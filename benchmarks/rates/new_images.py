@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit, stdtrit
 
-from ampcompare.results.analysis.effects.samples import mean_squares, new_samples_error
+from ampcompare.results.analysis.effects.samples import mean_squares_of_differences, standard_error_over_new_samples
 from benchmarks.rates.study import Row, Study, Table
 
 MEAN, DIFFICULTY, SEED_EFFECT = 6.0, 3.0, 0.1
@@ -99,11 +99,11 @@ def _intervals(draws: Draws, truth: float) -> dict[str, float]:
     """Return how often intervals over seeds, and over images and seeds, cover the truth, and what they conclude."""
     parts: dict[str, list[NDArray[Any]]] = {}
     for differences in draws:
-        squares = mean_squares(differences)
+        squares = mean_squares_of_differences(differences)
         seeds, images = squares.num_seeds, squares.num_samples
         mean = differences.mean((-2, -1), dtype=np.float64)
         over_seeds = np.sqrt(squares.seeds / (seeds * images)), np.full(len(mean), seeds - 1.0)
-        over_both = new_samples_error(squares)
+        over_both = standard_error_over_new_samples(squares)
         halves = {}
         for confidence in (0.95, 0.9):  # the interval of the difference, and that of a one-sided test at 5 %
             naive, crossed = (

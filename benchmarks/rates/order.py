@@ -28,7 +28,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ampcompare.experiment.plan import balanced_rows, device_of_cells
+from ampcompare.experiment.plan import balanced_arm_orders, devices_of_cells
 from benchmarks.rates.arrays import Floats, is_winner
 from benchmarks.rates.study import Row, Study, Table
 
@@ -57,15 +57,15 @@ def _random(arms: list[str], seeds: int, number: int) -> list[list[str]]:
 
 
 def _add_seeds(arms: list[str], seeds: int, number: int) -> list[list[str]]:
-    first = balanced_rows(arms, [], 3, number)
-    return first + balanced_rows(arms, first, seeds - 3, number)
+    first = balanced_arm_orders(arms, [], 3, number)
+    return first + balanced_arm_orders(arms, first, seeds - 3, number)
 
 
 ORDERS: dict[str, Order] = {
     "list": lambda arms, seeds, number: [arms] * seeds,
     "fixed": _same_order,
     "random": _random,
-    "balanced": lambda arms, seeds, number: balanced_rows(arms, [], seeds, number),
+    "balanced": lambda arms, seeds, number: balanced_arm_orders(arms, [], seeds, number),
     "added": _add_seeds,
 }
 
@@ -133,8 +133,8 @@ def _row(cell: tuple[str, int, int], replicates: int) -> Row:
 def _turns(arms: int, seeds: int, devices: int, number: int, design: str) -> tuple[Turns, Turns]:
     """Return the device and the turn on it of each cell, both seeds x arms."""
     names = [str(arm) for arm in range(arms)]
-    rows = balanced_rows(names, [], seeds, number)
-    places = device_of_cells(names, seeds, devices, number, by_seed=design == "design")
+    rows = balanced_arm_orders(names, [], seeds, number)
+    places = devices_of_cells(names, seeds, devices, number, by_seed=design == "design")
     device, turn = np.zeros((seeds, arms), dtype=np.int64), np.zeros((seeds, arms), dtype=np.int64)
     length = [0] * devices
     for seed, row in enumerate(rows):

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampcompare.experiment.compare import pilot_seeds
-from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
 from ampcompare.results.analysis.inference.effect import (
     Effect,
     interval_if_testable,
@@ -168,15 +168,15 @@ def _judge(values: Floats, case: Scenario, rate: float, after: float | None = No
 
 
 def _look_once(draw: Draw, case: Scenario) -> Outcome:
-    return _judge(draw(case.first), case, error_rate_of_next([], case.looks))
+    return _judge(draw(case.first), case, error_rate_of_next_look([], case.looks))
 
 
 def _look_again(draw: Draw, case: Scenario) -> Outcome:
     values, kept = draw(case.first), None
     rates: list[float] = []
     for _ in range(case.looks or MAX_LOOKS):
-        rates.append(error_rate_of_next(_as_looks(rates), case.looks))
-        after = error_rate_of_next(_as_looks(rates), case.looks)
+        rates.append(error_rate_of_next_look(_as_looks(rates), case.looks))
+        after = error_rate_of_next_look(_as_looks(rates), case.looks)
         outcome = _judge(values, case, rates[-1], after)
         advice = [verdict.more_seeds for verdict in outcome.verdicts if verdict.more_seeds is not None]
         if not advice or values.shape[1] >= MAX_PAIRS:
@@ -190,7 +190,7 @@ def _look_again(draw: Draw, case: Scenario) -> Outcome:
 
 
 def _auto(draw: Draw, case: Scenario) -> Outcome:
-    rate = error_rate_of_next([], case.looks)
+    rate = error_rate_of_next_look([], case.looks)
     size = len(pilot_seeds(case.arms))
     values = draw(size)
     margin = _margin(values, case)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ampcompare.source.lint.catalog import CODES, GROUPS
 from ampcompare.source.lint.module import Mistake
-from ampcompare.source.lint.report import level_of
+from ampcompare.source.lint.report import level_of_code
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"
 HEAD = "# Codes of lint\n\nHow to run it, silence it and configure it: [Lint](index.md)."
@@ -52,7 +52,7 @@ def sections() -> str:
 
 
 def _section(mistake: Mistake) -> Iterator[str]:
-    notes = [f"({level_of(mistake.code)})"]
+    notes = [f"({level_of_code(mistake.code)})"]
     if mistake.fixable:
         notes.append("`--fix` corrects it where the correction is sure.")
     if mistake.guard or mistake.name in _guards():
@@ -62,7 +62,7 @@ def _section(mistake: Mistake) -> Iterator[str]:
     yield from (f"**Why it matters**: {mistake.matters}.", "")
     yield from (f"**Remedy**: {mistake.remedy}.", "")
     yield from ("```python", mistake.example.strip(), "```", "")
-    yield from ("Not reported:", "", "```python", mistake.harmless.strip(), "```", "")
+    yield from ("Not reported:", "", "```python", mistake.harmless_code.strip(), "```", "")
 
 
 def _guards() -> set[str]:

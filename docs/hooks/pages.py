@@ -148,7 +148,7 @@ def command_reference() -> str:
 
 
 def _body(command: click.Command, context: click.Context) -> Iterator[str]:
-    from ampcompare.cli.help import GROUPS, group_of
+    from ampcompare.cli.help import GROUPS, help_group_of
 
     usage = " ".join(command.collect_usage_pieces(context))
     yield from ("```text", f"{context.command_path} {usage}", "```", "")
@@ -164,7 +164,7 @@ def _body(command: click.Command, context: click.Context) -> Iterator[str]:
         )
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
     for group in GROUPS:
-        if members := [option for option in options if group_of(option) == group]:
+        if members := [option for option in options if help_group_of(option) == group]:
             yield from (f"**{group}**", "", "| option | meaning | environment |", "|---|---|---|")
             yield from (_row(option, context) for option in members)
             yield ""

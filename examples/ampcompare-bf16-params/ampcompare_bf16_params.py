@@ -32,7 +32,7 @@ class BF16Params(Precision):
 
     def __init__(self, *, device: str = "cpu", bn_fp32: bool = True) -> None:
         self.bn_fp32 = bn_fp32
-        self._exact: dict[Tensor, Tensor] = {}
+        self._exact_output_of: dict[Tensor, Tensor] = {}
         self._pairs: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def _prepare(
@@ -47,14 +47,14 @@ class BF16Params(Precision):
             model.register_load_state_dict_post_hook(self._start_from_loaded)
         for optimizer in optimizers:
             self._adopt(optimizer)
-        self._exact.clear()
+        self._exact_output_of.clear()
         return list(models), list(optimizers)
 
     def _cast_module(self, module: nn.Module) -> None:
         """Cast the tensors that belong to `module` itself, in place, and remember the weights as they were."""
         for param in module.parameters(recurse=False):
             if param.dtype == torch.float32:
-                self._exact[param] = param.detach().clone()
+                self._exact_output_of[param] = param.detach().clone()
                 param.data = param.data.to(torch.bfloat16)
         for name, buffer in module.named_buffers(recurse=False):
             if buffer.dtype == torch.float32:
@@ -66,7 +66,7 @@ class BF16Params(Precision):
         for group in optimizer.param_groups:
             for index, param in enumerate(group["params"]):
                 if param.dtype == torch.bfloat16 and param.requires_grad:
-                    master = self._exact.get(param, param.detach().float()).requires_grad_()
+                    master = self._exact_output_of.get(param, param.detach().float()).requires_grad_()
                     group["params"][index] = master
                     if param in optimizer.state:
                         optimizer.state[master] = optimizer.state.pop(param)

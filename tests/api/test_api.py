@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import ampcompare
-from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import ConfigError, GateFailed, RecordError
-from ampcompare.cli.compare_command import command, options_from
+from ampcompare.cli.compare_command import command, compare_options_from_parameters
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
@@ -66,7 +66,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         *("--twin", "--no-preflight", "--stack", "old=python3", "--first-weights", "old"),
     ]
     with command.make_context("compare", words) as context:
-        by_command = options_from(context.params)
+        by_command = compare_options_from_parameters(context.params)
     ampcompare.compare(
         ["fp32", "half"], seeds="auto", margin=1, time_margin=3, loss_margin=2, tag="a", objective="memory",
         budget="90s", jobs=2, gpus="0,2", sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json",
@@ -116,8 +116,8 @@ class Instant(Launcher):
         )
         summary = RunSummary(metric_final=0.5, epochs=[epoch], num_steps=4, step_seconds_median=0.01)
         record = RunRecord(
-            cell=config.digest(), arm=config.arm, status="completed", config=config, environment=fingerprint(),
-            summary=summary,
+            cell=config.digest(), arm=config.arm, status="completed", config=config,
+            environment=environment_fingerprint(), summary=summary,
         )  # fmt: skip
         write_record(record, folder)
         return record
@@ -188,7 +188,7 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms, sizes and limits reach the search; a CPU without a limit is refused before anything runs."""
     calls: list[tuple[Any, ...]] = []
-    place = "ampcompare.experiment.find_batch.search_batches"
+    place = "ampcompare.experiment.find_batch.find_largest_batches_on_free_gpu"
     with monkeypatch.context() as patch:
         patch.setattr(place, lambda search, gpus: calls.append((search, gpus)))
         ampcompare.find_batch("O2,fp32", memory_limit=2, margin=10, gpus="2", device="cpu", **{"recipe.batch_size": 8})

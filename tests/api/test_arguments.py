@@ -9,7 +9,7 @@ import click
 import pytest
 
 import ampcompare
-from ampcompare.api.arguments import takes, texts_of
+from ampcompare.api.arguments import parameter_docs_of, takes_parameters_of
 from ampcompare.cli.help import option_factory
 from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
 
@@ -45,7 +45,7 @@ class Options:
         self.settings = settings
 
 
-@takes(Options)
+@takes_parameters_of(Options)
 def greet(options: Options) -> str:
     """Greet someone.
 
@@ -79,11 +79,11 @@ def test_a_wrong_call_names_the_function() -> None:
 def test_each_argument_of_the_interface_has_a_text(name: str) -> None:
     """The texts are those of the signature, in its order, and help() of the public function has them."""
     function = getattr(ampcompare, name)
-    texts = texts_of(API[name])
+    texts = parameter_docs_of(API[name])
     parameters = list(inspect.signature(function).parameters)
     assert [text for text in texts if text in parameters] == parameters
     assert all(f"    {parameter}: " in (inspect.getdoc(function) or "") for parameter in parameters)
-    assert texts_of(LaunchOptions).keys() == inspect.signature(LaunchOptions).parameters.keys()
+    assert parameter_docs_of(LaunchOptions).keys() == inspect.signature(LaunchOptions).parameters.keys()
 
 
 @pytest.mark.parametrize(

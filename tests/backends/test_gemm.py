@@ -56,7 +56,7 @@ def test_other_roles_are_those_of_the_arm_underneath() -> None:
     assert arm.roles.bytes_per_parameter == inner.roles.bytes_per_parameter
     assert (arm.roles.half, arm.roles.masters) == ("bf16", "fp32")
     assert str(arm.roles).startswith(str(inner.roles))
-    assert not arm.declares_the_same(Arm.parse("gemm:nvfp4,keep=none,over=half:bf16+masters=fp32"))
+    assert not arm.declares_same_types(Arm.parse("gemm:nvfp4,keep=none,over=half:bf16+masters=fp32"))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = """
 from ampcompare.backends.explanation import ArmExplanation
-from ampcompare.backends.options import parse_positive
+from ampcompare.backends.options import parse_positive_number
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm
 
@@ -22,7 +22,7 @@ SPEC = BackendSpec(
         "fp32 with a factor", (("weights", "stay fp32"),), "fp32", "equal at factor 1", (), (), ()
     ),
     roles=lambda options: Roles(),
-    parsers={"factor": parse_positive},
+    parsers={"factor": parse_positive_number},
     positional="factor",
     default="1",
     contract=(ContractArm("dummy"),),

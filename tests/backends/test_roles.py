@@ -77,4 +77,4 @@ def test_an_option_means_the_same_in_each_backend(option: str) -> None:
 )
 def test_two_names_of_one_arm(one: str, other: str, same: bool) -> None:
     """Arms of one backend whose options change no type are one arm; another engine or backend is another arm."""
-    assert Arm.parse(one).declares_the_same(Arm.parse(other)) is same
+    assert Arm.parse(one).declares_same_types(Arm.parse(other)) is same

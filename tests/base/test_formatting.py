@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ampcompare.base.errors import close_matches, suggestion_text
-from ampcompare.base.formatting import fold_to_terminal, ordinal
+from ampcompare.base.formatting import fold_line_to_terminal_width, format_ordinal
 
 
 @pytest.mark.parametrize(("is_terminal", "lines"), [(True, 3), (False, 1)])
@@ -14,7 +14,7 @@ def test_lines_are_folded_to_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, i
     """Between words, further to the right; elsewhere programs search whole lines."""
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: is_terminal, fileno=lambda: -1))
     monkeypatch.setenv("COLUMNS", "20")
-    folded = fold_to_terminal("  a long line of many words that go on")
+    folded = fold_line_to_terminal_width("  a long line of many words that go on")
     assert len(folded.splitlines()) == lines
     assert all(len(line) <= 20 for line in folded.splitlines()) == is_terminal
     assert folded.split() == ["a", "long", "line", "of", "many", "words", "that", "go", "on"]
@@ -37,4 +37,4 @@ def test_without_a_match_a_few_names_are_listed() -> None:
     [(1, "1st"), (2, "2nd"), (3, "3rd"), (6, "6th"), (11, "11th"), (12, "12th"), (22, "22nd"), (113, "113th")],
 )
 def test_an_ordinal(number: int, text: str) -> None:
-    assert ordinal(number) == text
+    assert format_ordinal(number) == text

@@ -84,7 +84,7 @@ def test_what_stands_in_place_is_the_innermost(subscribe) -> None:
     """`put` replaces what subscribers lie around, whether they come before or after, and alone needs no wrapper."""
     events, other = subscribe(Layer.STAND_IN), subscribe(Layer.RECORD)
     assert not has_stand_in(Owner, "method")
-    events.put(Owner, "method", stands := lambda self, value: ["put", value])
+    events.put_innermost(Owner, "method", stands := lambda self, value: ["put", value])
     assert vars(Owner)["method"] is stands
     assert has_stand_in(Owner, "method")
     other.wrap(Owner, "method", adds("record"))
@@ -159,16 +159,16 @@ def test_readers_of_gradients(subscribe) -> None:
     param.grad = torch.ones(2)
     seen: list[Any] = []
     first, second = SimpleNamespace(saw=seen.append), SimpleNamespace(saw=lambda one: seen.append(1))
-    GRADIENT_READS.want(first.saw, True)
-    GRADIENT_READS.want(second.saw, True)
+    GRADIENT_READS.call_before_reads(first.saw, True)
+    GRADIENT_READS.call_before_reads(second.saw, True)
     assert param.grad is not None
     assert seen[0] is param
     assert seen[1] == 1
-    with GRADIENT_READS.pause():
+    with GRADIENT_READS.pause_notices_of_reads():
         assert "grad" not in vars(torch.Tensor)
         assert param.grad is not None
     torch.optim.SGD([param], lr=0.1).zero_grad()
-    GRADIENT_READS.want(first.saw, False)
-    GRADIENT_READS.want(second.saw, False)
+    GRADIENT_READS.call_before_reads(first.saw, False)
+    GRADIENT_READS.call_before_reads(second.saw, False)
     assert len(seen) == 2
     assert "grad" not in vars(torch.Tensor)

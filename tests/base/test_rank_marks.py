@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ampcompare.base.environment.variables import CELL_FOLDER
-from ampcompare.base.rank_marks import MARKED, PIECE, mark_output
+from ampcompare.base.rank_marks import MARKED, PIECE, mark_output_with_rank
 
 
 @pytest.mark.parametrize("world", ["1", "2"])
@@ -20,8 +20,8 @@ def test_every_stream_of_python_is_marked(monkeypatch: pytest.MonkeyPatch, world
     for name, value in ((CELL_FOLDER, "cell"), ("RANK", "1"), ("WORLD_SIZE", world)):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "write", os.write)
-    mark_output()
-    mark_output()  # the second has no effect
+    mark_output_with_rank()
+    mark_output_with_rank()  # the second has no effect
     assert sys.__stdout__ is sys.stdout
     print("a", end="")
     assert sys.__stderr__ is not None

@@ -9,7 +9,14 @@ import pytest
 
 from ampcompare.base import secrets
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import StreamMask, hide_names, hide_words, is_secret_name, mask_secrets, reveal_secrets
+from ampcompare.base.secrets import (
+    StreamMask,
+    hide_secrets_in_words,
+    is_secret_name,
+    mask_secrets,
+    note_secret_names,
+    reveal_secrets,
+)
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -41,7 +48,7 @@ def nothing_known() -> Iterator[None]:
 )
 def test_secrets_are_hidden_and_come_back(words: list[str], shown: list[str]) -> None:
     """Each by its name or its form; the process that has seen them gets them again."""
-    assert hide_words(words) == shown
+    assert hide_secrets_in_words(words) == shown
     assert reveal_secrets(shown) == words
 
 
@@ -67,22 +74,22 @@ def test_secrets_are_hidden_and_come_back(words: list[str], shown: list[str]) ->
 )
 def test_what_changes_results_is_not_hidden(words: list[str]) -> None:
     """Two values of such an argument are two comparisons."""
-    assert hide_words(words) == words
+    assert hide_secrets_in_words(words) == words
 
 
 def test_names_can_be_added() -> None:
     """Patterns hold for arguments with dashes and for variables alike."""
     assert not is_secret_name("--pin-code")
-    hide_names(["--pin*", "MY_?"])
+    note_secret_names(["--pin*", "MY_?"])
     assert is_secret_name("--pin-code")
     assert is_secret_name("my_x")
-    assert hide_words(["--pin-code", "77"]) == ["--pin-code", "$PIN_CODE"]
+    assert hide_secrets_in_words(["--pin-code", "77"]) == ["--pin-code", "$PIN_CODE"]
 
 
 def test_every_form_of_a_known_secret_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As JSON, HTML and a shell write it; those of the environment too; ordinary words stay in files."""
     value = 'a"b<c>\u00e9&d1'
-    hide_words(["--token", value, "--password", "fp32"])
+    hide_secrets_in_words(["--token", value, "--password", "fp32"])
     monkeypatch.setenv("MY_SERVICE_TOKEN", "env-secret-1")
     text = f"{value} {json.dumps(value)} {html.escape(value)} env-secret-1"
     assert mask_secrets(text) == '$TOKEN "$TOKEN" $TOKEN $MY_SERVICE_TOKEN'
@@ -92,13 +99,13 @@ def test_every_form_of_a_known_secret_is_masked(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_stream_is_masked_across_its_blocks() -> None:
     """However it is cut, nothing else is lost, and bytes that are no text stay as they are."""
-    hide_words(["--token", "hunter2x"])
+    hide_secrets_in_words(["--token", "hunter2x"])
     data = b"\xff start hunter2x hunt hunter2xhunter2 end hunter"
     expected = b"\xff start $TOKEN hunt $TOKENhunter2 end hunter"
     for size in (1, 3, 7, 100):
         stream = StreamMask()
-        parts = [stream.feed(data[at : at + size]) for at in range(0, len(data), size)]
-        assert b"".join([*parts, stream.end()]) == expected
+        parts = [stream.mask_block(data[at : at + size]) for at in range(0, len(data), size)]
+        assert b"".join([*parts, stream.masked_rest()]) == expected
 
 
 def test_what_a_script_has_read_itself_is_masked_by_its_form() -> None:
@@ -108,8 +115,8 @@ def test_what_a_script_has_read_itself_is_masked_by_its_form() -> None:
     expected = data.replace("bob:pw12", "$CREDENTIALS").replace(token, "$SECRET")
     for size in (1, 3, 7, 200):
         stream = StreamMask()
-        parts = [stream.feed(data[at : at + size].encode()) for at in range(0, len(data), size)]
-        assert b"".join([*parts, stream.end()]).decode() == expected
+        parts = [stream.mask_block(data[at : at + size].encode()) for at in range(0, len(data), size)]
+        assert b"".join([*parts, stream.masked_rest()]).decode() == expected
     assert mask_secrets(f"cannot read {data}", of_script=True) == f"cannot read {expected}"
     assert mask_secrets(data) == data  # a file of ampcompare's own, such as a page
 
@@ -118,9 +125,9 @@ def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -
     """It is read from the environment, and refused where that has none."""
     monkeypatch.delenv("HUB_TOKEN", raising=False)
     with pytest.raises(ConfigError, match=r"\$HUB_TOKEN stands for a secret that is not stored"):
-        reveal_secrets(hide_words(["--hub-token", "$HUB_TOKEN"]))
+        reveal_secrets(hide_secrets_in_words(["--hub-token", "$HUB_TOKEN"]))
     monkeypatch.setenv("HUB_TOKEN", "abcdef")
-    assert reveal_secrets(hide_words(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
+    assert reveal_secrets(hide_secrets_in_words(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
     assert reveal_secrets(["--out", "$HOME/x"]) == ["--out", "$HOME/x"]
 
 

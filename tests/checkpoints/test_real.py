@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampcompare.checkpoints.convert.convert import convert_file, load_any_checkpoint
-from ampcompare.checkpoints.convert.detect import find_contents
+from ampcompare.checkpoints.convert.detect import contents_by_kind
 from ampcompare.checkpoints.inspect import inspect_file
 
 REAL = Path(__file__).parent / "real"
@@ -92,7 +92,7 @@ def test_a_real_file_converts_there_and_back(name: str, tmp_path: Path) -> None:
     if name == "timm.pth.tar":
         assert again.pop("amp") == again["amp_scaler"]
     if to == "native":  # back for a FusedAdam too, which this script does not have
-        for optimizer in find_contents(again).optimizers.values():
+        for optimizer in contents_by_kind(again).optimizers.values():
             for group in optimizer["param_groups"]:
                 del group["step"], group["bias_correction"]
     assert repr(again) == repr(source)

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ampcompare.base.processes.call import ChildAnswer
-from ampcompare.cli.group import run_group
+from ampcompare.cli.group import run_command_line
 from ampcompare.settings import examination
 from ampcompare.settings.config import RunConfig
 
@@ -79,7 +79,7 @@ def observe(words: list[str]) -> tuple[int, set[str], str]:
     written = io.StringIO()
     with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
         try:
-            code = run_group(words)
+            code = run_command_line(words)
         except SystemExit as ended:
             code = ended.code  # type: ignore[assignment]
     return code or 0, noted, written.getvalue()

@@ -9,7 +9,7 @@ import pytest
 
 import ampcompare
 from ampcompare.base.errors import ConfigError, GateFailed, LaunchError
-from ampcompare.cli.cell_magic import FIRST, compare_on_notebook_cell, script_of
+from ampcompare.cli.cell_magic import FIRST, compare_on_notebook_cell, script_of_cell
 
 CELL = """import torch
 import beside
@@ -27,13 +27,13 @@ print("score", beside.SCORE)
 
 def test_line_numbers_are_those_of_the_cell() -> None:
     """The line of the magic becomes the line that sets variables; the cell follows it as it is."""
-    script = script_of("a = 1\n\nb = 2\n", {"lr": "0.1", "name": "'x'"})
+    script = script_of_cell("a = 1\n\nb = 2\n", {"lr": "0.1", "name": "'x'"})
     assert script == f"{FIRST}; lr = 0.1; name = 'x'\na = 1\n\nb = 2\n"
 
 
 def test_imports_from_future_stay_first() -> None:
     """A cell that begins with such an import still compiles, and variables are set behind it."""
-    script = script_of('"""Text."""\nfrom __future__ import annotations\nprint(lr)\n', {"lr": "0.1"})
+    script = script_of_cell('"""Text."""\nfrom __future__ import annotations\nprint(lr)\n', {"lr": "0.1"})
     compile(script, "cell.py", "exec")
     assert script.index("__future__") < script.index("lr = 0.1") < script.index("print")
 

@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.cli import COMMANDS
 from ampcompare.cli.group import cli
-from ampcompare.cli.help import OLD_NAMES, variable_name
+from ampcompare.cli.help import OLD_NAMES, environment_variable_of_option
 from ampcompare.cli.list_command import run_row
 from ampcompare.experiment.run_directory import RunBrief
 from ampcompare.settings.config import RunConfig
@@ -201,8 +201,8 @@ def test_an_old_name_sets_the_same_option(flag: str, monkeypatch: pytest.MonkeyP
     assert _parse(name, old, *value) == expected != _parse(name)
     if flag.startswith("--no-"):
         return
-    monkeypatch.setenv(variable_name(name, old), *value or ["1"])
+    monkeypatch.setenv(environment_variable_of_option(name, old), *value or ["1"])
     assert _parse(name) == expected
     if value == ["2"]:
-        monkeypatch.setenv(variable_name(name, flag), "7")
+        monkeypatch.setenv(environment_variable_of_option(name, flag), "7")
         assert 7.0 in _parse(name).values()

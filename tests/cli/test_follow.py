@@ -19,7 +19,7 @@ class Keep(Exporter):
         self.given = given
         self.written: list[tuple[Comparison, Path]] = []
 
-    def write(self, comparison: Comparison, folder: Path) -> None:
+    def export_records(self, comparison: Comparison, folder: Path) -> None:
         self.written.append((comparison, folder))
 
 

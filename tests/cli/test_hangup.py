@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
-from ampcompare.cli.progress_display import Display
+from ampcompare.cli.progress_display import ProgressDisplay
 from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
@@ -31,7 +31,7 @@ class Idle(Launcher):
     def launch(self, *words: Any) -> RunRecord:
         raise AssertionError
 
-    def terminate(self) -> bool:
+    def ask_cell_to_stop(self) -> bool:
         self.asked += 1
         return self.has_cell
 
@@ -71,8 +71,8 @@ def test_a_display_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("click.echo", closed)
-    monkeypatch.setattr("ampcompare.cli.progress_display.leave_closed_terminal", lambda: None)
-    with Display(quiet=False, bar=False, notify_seconds=0.0) as display:
+    monkeypatch.setattr("ampcompare.cli.progress_display.discard_output_of_closed_terminal", lambda: None)
+    with ProgressDisplay(quiet=False, bar=False, notify_seconds=0.0) as display:
         display.begin(RunConfig(), 1, 2)
         display.progress(1, Progress(1, 2, 0))
         display.note("a note")

@@ -16,7 +16,7 @@ from click.shell_completion import ShellComplete
 from ampcompare import __version__
 from ampcompare.cli import COMMANDS, main
 from ampcompare.cli.group import cli
-from ampcompare.cli.help import GROUPS, OTHER, Command, group_of
+from ampcompare.cli.help import GROUPS, OTHER, Command, help_group_of
 from ampcompare.cli.values import WordChoice
 from ampcompare.tasks.catalog import BUILTIN_MODELS
 
@@ -65,7 +65,7 @@ def test_every_option_is_in_one_group(name: str) -> None:
         flag = max(option.opts, key=len).removeprefix("--")
         entry = re.compile(rf"^  (-\w, )?--{flag}\b(?!-)", re.MULTILINE)
         found = [title for title in titles if entry.search(sections[title])]
-        assert found == [group_of(option)], flag
+        assert found == [help_group_of(option)], flag
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -161,11 +161,11 @@ def test_the_shell_completes(words: list[str], begun: str, some: set[str]) -> No
 )
 def test_arms_of_a_comparison(words: list[str], arms: set[str], reference: str) -> None:
     """Every way to name arms gives the same rows, and the reference is added if it is none of them."""
-    from ampcompare.cli.compare_command import command, options_from
+    from ampcompare.cli.compare_command import command, compare_options_from_parameters
     from ampcompare.experiment.compare import plan_comparison
 
     with command.make_context("compare", [*words, "--device", "cpu"]) as context:
-        plan = plan_comparison(options_from(context.params)).plan
+        plan = plan_comparison(compare_options_from_parameters(context.params)).plan
     assert (set(plan.arms), plan.reference, plan.seeds) == (arms, reference, (0, 1, 2))
 
 

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from ampcompare.base.errors import Ended
-from ampcompare.cli.launching import leave_at_signals
+from ampcompare.cli.launching import leave_block_at_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -17,7 +17,7 @@ def test_a_signal_leaves_the_block_as_an_error(number: signal.Signals) -> None:
     ends: list[bool] = []
     cleanup.callback(ends.append, True)
     try:
-        with pytest.raises(Ended, match=f"ended by {number.name}"), leave_at_signals(), cleanup:
+        with pytest.raises(Ended, match=f"ended by {number.name}"), leave_block_at_signals(), cleanup:
             signal.raise_signal(number)
         assert ends == [True]
         assert signal.getsignal(number) == signal.SIG_DFL

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 import click
 import pytest
 
-from ampcompare.base.environment.gpus import torch_build
+from ampcompare.base.environment.gpus import platform_versions_of_torch
 from ampcompare.cli.compare_command import command
-from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
+from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_name_of_setting
 from ampcompare.settings.config import RunConfig
 
 # Calls the command line once per line of input, and tells whether torch was imported.
@@ -97,10 +97,10 @@ def test_the_build_of_torch(tmp_path: Path) -> None:
     """What `version.py` says is what torch says; without the file nothing is known."""
     import torch
 
-    assert torch_build() == {name: getattr(torch.version, name) for name in ("cuda", "hip", "xpu")}
-    assert torch_build(tmp_path) is None
+    assert platform_versions_of_torch() == {name: getattr(torch.version, name) for name in ("cuda", "hip", "xpu")}
+    assert platform_versions_of_torch(tmp_path) is None
     (tmp_path / "version.py").write_text("__version__ = '2.4.0'\ncuda: Optional[str] = '12.1'\nhip = None\n")
-    assert torch_build(tmp_path) == {"cuda": "12.1", "hip": None}
+    assert platform_versions_of_torch(tmp_path) == {"cuda": "12.1", "hip": None}
 
 
 OPTIONS = {param.name: param for param in command.params}
@@ -117,7 +117,7 @@ def _field(path: str) -> Any:
 @pytest.mark.parametrize("path", [path for _, path, _ in RECIPE_OPTIONS])
 def test_an_option_follows_its_field(path: str) -> None:
     """A field with fixed values gives a choice of exactly these, and help ends with the default unless it is none."""
-    option, field = OPTIONS[parameter_of(path)], _field(path)
+    option, field = OPTIONS[parameter_name_of_setting(path)], _field(path)
     assert isinstance(option, click.Option)
     if get_origin(field.annotation) is Literal:
         assert isinstance(option.type, click.Choice)

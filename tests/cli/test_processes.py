@@ -99,7 +99,7 @@ def test_results_and_messages_are_apart(ran: tuple[subprocess.CompletedProcess[s
     ]  # as a slow machine adds
     assert [line.partition(" ")[0] for line in lines] == [
         *("2", "preflight,", "[1/2]", "[2/2]", "report:"),
-        "no" if FORMATS["html"].missing else "page:",  # what the extra adds, or that it is missing
+        "no" if FORMATS["html"].missing_packages else "page:",  # what the extra adds, or that it is missing
     ]
     assert "\r" not in done.stderr
 

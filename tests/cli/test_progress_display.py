@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.cli.progress_display import Display
+from ampcompare.cli.progress_display import ProgressDisplay
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import PlanOutline
 from ampcompare.results.records.run import RunRecord
@@ -39,11 +39,11 @@ class Terminal:
         self.raw = ""
 
     @contextlib.contextmanager
-    def display(self, *, bar: bool = True, notify_seconds: float | None = None) -> Iterator[Display]:
+    def display(self, *, bar: bool = True, notify_seconds: float | None = None) -> Iterator[ProgressDisplay]:
         """A display that has this terminal as stderr."""
         with (
             contextlib.redirect_stderr(self.stream),
-            Display(quiet=False, bar=bar, notify_seconds=notify_seconds) as display,
+            ProgressDisplay(quiet=False, bar=bar, notify_seconds=notify_seconds) as display,
         ):
             yield display
 
@@ -92,7 +92,7 @@ def progress(steps: int, phase: str = "training") -> Progress:
 
 def test_time_left_follows_from_cells_that_ran(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Cells that ran and the present one so far give the time of the others; cached records do not count."""
-    with Display(quiet=False, bar=False, notify_seconds=1.0) as display:
+    with ProgressDisplay(quiet=False, bar=False, notify_seconds=1.0) as display:
         display.plan(outline(202))
         display.begin(CONFIG, 1, 202)
         display.end(record(), reused=True)
@@ -184,7 +184,7 @@ def test_a_terminal_without_bars(terminal: Terminal, monkeypatch: pytest.MonkeyP
 def test_a_plain_line_each_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal a line comes by itself each minute; --quiet has none, and no other line."""
     for quiet in (False, True):
-        with Display(quiet=quiet, bar=True) as display:
+        with ProgressDisplay(quiet=quiet, bar=True) as display:
             display.plan(outline(2))
             display.begin(CONFIG, 1, 2)
             for _ in range(120):

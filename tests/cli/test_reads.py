@@ -9,7 +9,7 @@ import click
 import pytest
 
 import ampcompare
-from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
+from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_name_of_setting
 from ampcompare.errors import ConfigError
 from ampcompare.settings.reads import (
     AHEAD,
@@ -71,10 +71,10 @@ def test_a_flag_stands_for_what_is_read(call: Call) -> None:
     """Each command has the flags of what it reads, and no flag of another setting."""
     flagged = {path for _, path, _ in RECIPE_OPTIONS}
     for name, reads in (("explain", [EXPLAIN]), ("diagnose", [DIAGNOSE, AHEAD]), ("profile", [PROFILE])):
-        _check_flags(name, flagged, frozenset().union(*(each.options for each in reads)))
-    _check_flags("find-batch", flagged, FIND_BATCH.options)
+        _check_flags(name, flagged, frozenset().union(*(each.accepted_paths for each in reads)))
+    _check_flags("find-batch", flagged, FIND_BATCH.accepted_paths)
     for name in ("run", "compare"):
-        _check_flags(name, flagged, TRAIN.options)
+        _check_flags(name, flagged, TRAIN.accepted_paths)
 
 
 def _check_flags(name: str, flagged: set[str], offered: frozenset[str]) -> None:
@@ -84,7 +84,7 @@ def _check_flags(name: str, flagged: set[str], offered: frozenset[str]) -> None:
     command = cli.get_command(context, name)
     assert command is not None
     names = {parameter.name for parameter in command.params}
-    assert {path for path in flagged if parameter_of(path) in names} == flagged & offered, name
+    assert {path for path in flagged if parameter_name_of_setting(path) in names} == flagged & offered, name
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_python_refuses_the_same(tmp_path: Path) -> None:
 
 def test_find_batch_chooses_what_it_does_not_read() -> None:
     """What `find-batch` does not read has a value of its own in each try, whatever a file says."""
-    from ampcompare.experiment.find_batch import configs_of
+    from ampcompare.experiment.find_batch import configs_of_arms
     from ampcompare.settings.config import RunConfig
     from ampcompare.settings.layers import set_path
 
@@ -149,6 +149,6 @@ def test_find_batch_chooses_what_it_does_not_read() -> None:
         set_path(given, path, value)
     only_with_rollback, of_older_records = {"rollback_every", "max_rollbacks"}, {"saving.format"}
     assert values.keys() | only_with_rollback | of_older_records == CHOSEN_BY_FIND_BATCH
-    (tried,) = configs_of(RunConfig.model_validate(given), ["fp32"])
-    (plain,) = configs_of(RunConfig(), ["fp32"])
+    (tried,) = configs_of_arms(RunConfig.model_validate(given), ["fp32"])
+    (plain,) = configs_of_arms(RunConfig(), ["fp32"])
     assert tried == plain

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.replay import read_facts
+from ampcompare.experiment.replay import read_capsule_facts
 from tests.cli.conftest import Call
 from tests.script.replay.steps import CONVOLUTIONS
 
@@ -65,7 +65,7 @@ def test_compare_keeps_a_step_with_its_first_seed(tmp_path: Path, forked_python:
     words = ["-m", "ampcompare", "compare", "--seeds", "3-4", "--capsule", "2", "--", "train.py", "--seed", "{seed}"]
     done = forked_python.run(words, tmp_path, dict(os.environ))
     assert (done.returncode, "ARGS ['--seed', '3']" in done.stdout) == (0, True), done.stderr
-    assert (facts := read_facts(tmp_path / "capsule.pt"))["step"] == 2
+    assert (facts := read_capsule_facts(tmp_path / "capsule.pt"))["step"] == 2
     assert facts["arguments"] == ["--seed", "3"]
     assert not (tmp_path / "runs").exists()
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import ampcompare
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.loops import Conditions
-from ampcompare.diagnosis.watched_loop import watch_loop
+from ampcompare.diagnosis.loops import LoopConditions
+from ampcompare.diagnosis.watched_loop import observe_loop
 from ampcompare.results.records.diagnosis import Diagnosis
 from tests.diagnosis.faults import NETWORKS, is_found
 from tests.diagnosis.loops import loop_of, sgd
@@ -293,7 +293,7 @@ def test_watching_changes_no_weight() -> None:
 
     loop = loop_of(lambda: nn.Linear(4, 2), keep, steps=3)
     arm = ampcompare.Arm.parse("half:masters=fp32,dynamic")
-    watch_loop(loop, arm, Conditions(steps=9))
+    observe_loop(loop, arm, LoopConditions(steps=9))
     torch.manual_seed(0)
     loop(ampcompare.make_precision(arm))
     watched, bare = ends

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.explain import bytes_per_parameter, observe_in_child, render_observation
+from ampcompare.diagnosis.explain import bytes_per_parameter, observation_text, step_observed_in_child
 from ampcompare.diagnosis.explain_step import explain_step
 from ampcompare.settings.config import RunConfig
 
@@ -75,7 +75,7 @@ def test_kept_modules_are_seen_and_named() -> None:
     assert _rows(seen, "BatchNorm2d") == {("fp32", "bf16", "bf16")}
     assert _rows(seen, "Conv2d") == {("bf16", "bf16", "bf16")}
     assert seen["kept_fp32"] == [row["module"] for row in seen["modules"] if row["type"] == "BatchNorm2d"]
-    text = " ".join(render_observation(seen, width=100).split())
+    text = " ".join(observation_text(seen, width=100).split())
     assert f"kept in fp32: {', '.join(seen['kept_fp32'])}" in text
 
 
@@ -109,11 +109,11 @@ def test_o1_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "        return self.used(x.flatten(1))\n"
     )
     monkeypatch.chdir(tmp_path)
-    seen = observe_in_child(_config("apex:O1", "mynet:Net", optimizer={"name": "adam"}))
+    seen = step_observed_in_child(_config("apex:O1", "mynet:Net", optimizer={"name": "adam"}))
     rows = {row["module"]: row for row in seen["modules"]}
     assert (rows["used"]["weights"], rows["used"]["outputs"], rows["unused"]["ran"]) == (["fp32"], ["fp16"], False)
     assert seen["modules"][-1]["module"] == "(model)"
-    assert "not called" in render_observation(seen, width=100)
+    assert "not called" in observation_text(seen, width=100)
     import torch
 
     assert torch.nn.functional.linear.__module__ in (None, "torch._C._nn")
@@ -125,13 +125,13 @@ def test_a_scale_that_begins_too_high() -> None:
     assert seen["loss_scale"]["skipped_steps"] > 0
     assert seen["loss_scale"]["after"][0] < 1e9
     assert seen["counts"]["optimizer_state"]["fp32"]["elements"] == seen["num_parameters"]
-    assert "skipped first" in render_observation(seen, width=100)
+    assert "skipped first" in observation_text(seen, width=100)
 
 
 def test_many_modules_share_rows() -> None:
     """Beyond what fits a screen, modules of like types share a row."""
     seen = _seen("half", "transformer", args={"width": 8, "depth": 8, "heads": 2})
-    short = render_observation(seen, width=100)
+    short = observation_text(seen, width=100)
     assert "modules" in short
     assert len(short.splitlines()) < len(seen["modules"])
     assert all(len(line) <= 100 for line in short.splitlines())

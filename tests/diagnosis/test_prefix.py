@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, lr_scheduler
 
-from ampcompare.diagnosis.prefix import PrefixWatch, update_mass_lost, zero_denominators
+from ampcompare.diagnosis.prefix import PrefixWatch, update_masses_lost, zero_denominator_share
 from ampcompare.results.records.outlook import Prefix
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
@@ -25,7 +25,7 @@ ULP = 2.0**-7  # of bf16 in [1, 2)
 )
 def test_half_an_ulp_is_the_border(dtype: torch.dtype, update: float, lost: int) -> None:
     """An update of half an ulp or less leaves a weight of 1 as it is, more moves it."""
-    ((mass, gone),) = update_mass_lost(torch.ones(1), torch.tensor([update]), dtype, [1.0]).tolist()
+    ((mass, gone),) = update_masses_lost(torch.ones(1), torch.tensor([update]), dtype, [1.0]).tolist()
     assert (mass, gone) == (pytest.approx(abs(update)), pytest.approx(lost * abs(update)))
 
 
@@ -44,7 +44,7 @@ def test_sgd_at_a_known_rate() -> None:
     param = torch.nn.Parameter(torch.tensor([1.0, 2.0**-10] * 8))
     watch = PrefixWatch(20)
     _train(watch, torch.optim.SGD([param], lr=2.0**-17))
-    found = watch.result()
+    found = watch.prefix_seen()
     assert found.steps == 20
     assert found.rates_known
     assert found.shares["bf16"].now == found.shares["bf16"].rest == pytest.approx(0.5)
@@ -68,7 +68,7 @@ def test_an_optimizer_without_a_learning_rate() -> None:
     """Its updates are taken to stay as they are."""
     watch = PrefixWatch(20)
     _train(watch, WithoutRate([torch.nn.Parameter(torch.tensor([1.0, 2.0**-10] * 8))]))
-    found = watch.result()
+    found = watch.prefix_seen()
     assert found.rates_known
     assert found.shares["bf16"].now == found.shares["bf16"].rest == pytest.approx(0.5)
 
@@ -101,7 +101,7 @@ def _watch(make: Any, schedule: Any, steps: int, probes: range | None = None) ->
         optimizer.step()
         scheduler.step()
     watch.close()
-    return watch.result()
+    return watch.prefix_seen()
 
 
 @pytest.mark.parametrize(("make", "schedule", "is_floor"), SCHEDULES.values(), ids=SCHEDULES)
@@ -120,7 +120,7 @@ def test_an_optimizer_divides_by_zero_in_fp16(make: Any) -> None:
     optimizer = make([param], lr=0.1, eps=1e-8)
     param.grad = torch.tensor([1e-6, 1e-6, 1.0, 0.0])
     optimizer.step()
-    assert float(zero_denominators(optimizer, torch.float16)) == 0.75
-    assert float(zero_denominators(optimizer, torch.bfloat16)) == 0.0
+    assert float(zero_denominator_share(optimizer, torch.float16)) == 0.75
+    assert float(zero_denominator_share(optimizer, torch.bfloat16)) == 0.0
     optimizer.param_groups[0]["eps"] = 1e-4
-    assert float(zero_denominators(optimizer, torch.float16)) == 0.0
+    assert float(zero_denominator_share(optimizer, torch.float16)) == 0.0

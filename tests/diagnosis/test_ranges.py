@@ -10,9 +10,15 @@ import torch
 from torch import distributed
 
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
-from ampcompare.diagnosis.operation_watch import OperationWatch, errors_of
-from ampcompare.diagnosis.ranges import _device_row, add_rows, counts_of, make_range, range_row
-from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.operation_watch import OperationWatch, error_norms_of
+from ampcompare.diagnosis.ranges import (
+    _range_row_on_device,
+    add_range_rows,
+    counts_of_row,
+    magnitude_range_of_row,
+    range_row_of,
+)
+from ampcompare.diagnosis.sites import ModuleSites
 from ampcompare.results.records.diagnosis import MagnitudeRange
 
 
@@ -27,7 +33,7 @@ def _values(dtype: torch.dtype) -> torch.Tensor:
 def test_a_range_equals_a_dump(dtype: torch.dtype) -> None:
     """Each count, the exponents and both magnitudes are those of a loop over Python floats."""
     tensor = _values(dtype)
-    _check(make_range(np.asarray(range_row(tensor))), tensor)
+    _check(magnitude_range_of_row(np.asarray(range_row_of(tensor))), tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -35,7 +41,7 @@ def test_the_row_of_a_device_is_that_of_the_host(dtype: torch.dtype) -> None:
     """The operations that need no read give the same counts, here on the host."""
     tensor = _values(dtype)
     exact = tensor.double() + 1e-30
-    assert _device_row(tensor, exact).tolist() == np.asarray(range_row(tensor, exact)).tolist()
+    assert _range_row_on_device(tensor, exact).tolist() == np.asarray(range_row_of(tensor, exact)).tolist()
 
 
 def _check(found: MagnitudeRange, tensor: torch.Tensor) -> None:
@@ -56,17 +62,17 @@ def _check(found: MagnitudeRange, tensor: torch.Tensor) -> None:
 
 def test_lost_counts_what_the_wide_tensor_has() -> None:
     wide = torch.tensor([[1e-9, 0.0], [1.0, 1e-30]])
-    assert make_range(np.asarray(range_row(wide.half(), wide))).lost == 2
+    assert magnitude_range_of_row(np.asarray(range_row_of(wide.half(), wide))).lost == 2
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])
 def test_a_tensor_without_elements(shape: tuple[int, ...]) -> None:
     """It has no magnitudes and changes nothing in a sum."""
-    row = np.asarray(range_row(torch.zeros(shape)))
-    assert make_range(row).largest is None
-    other = np.asarray(range_row(torch.tensor([2.0, 3.0])))
-    assert make_range(add_rows(row, other)) == make_range(other)
-    assert counts_of(other) == (2, 0, 0)
+    row = np.asarray(range_row_of(torch.zeros(shape)))
+    assert magnitude_range_of_row(row).largest is None
+    other = np.asarray(range_row_of(torch.tensor([2.0, 3.0])))
+    assert magnitude_range_of_row(add_range_rows(row, other)) == magnitude_range_of_row(other)
+    assert counts_of_row(other) == (2, 0, 0)
 
 
 @pytest.fixture
@@ -80,11 +86,11 @@ def group() -> Iterator[None]:
 def test_a_collective_runs_once_and_ends_the_wide_run() -> None:
     """Other ranks would wait for a second one, and the wide values of this rank are not those of all."""
     reference = Fp32Reference()
-    with OperationWatch(Sites(), reference) as watch:
+    with OperationWatch(ModuleSites(), reference) as watch:
         reduced = torch.ones(3).bfloat16() * 2
-        assert reference.of(reduced) is not None
+        assert reference.wide_tensor_of(reduced) is not None
         distributed.all_reduce(reduced)
-    assert reference.of(reduced) is None
+    assert reference.wide_tensor_of(reduced) is None
     names = [event.key[1] for event in watch.drain().events]
     assert names.count("allreduce") <= 1
 
@@ -92,7 +98,7 @@ def test_a_collective_runs_once_and_ends_the_wide_run() -> None:
 def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
     """An fp32 result whose elements do not lie in order keeps what was computed from rounded inputs."""
     exact = torch.tensor([[1 + 2.0**-12, 2.0], [3.0, 4.0]])
-    with OperationWatch(Sites(), Fp32Reference()) as watch:
+    with OperationWatch(ModuleSites(), Fp32Reference()) as watch:
         result = exact.bfloat16().float().t() * 2
     assert not result.is_contiguous()
     assert result[0, 0] == 2
@@ -103,7 +109,7 @@ def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
 
 def test_a_cast_of_integers_is_counted() -> None:
     """It has no floating input whose counts could be reused."""
-    with OperationWatch(Sites(), Fp32Reference()) as watch:
+    with OperationWatch(ModuleSites(), Fp32Reference()) as watch:
         torch.arange(4).half()
     (event,) = (one for one in watch.drain().events if one.key[1] == "_to_copy")
     assert event.row[:256].sum() == 4
@@ -118,11 +124,11 @@ def test_norms_are_those_of_float64(count: int, size: float) -> None:
     result = exact.bfloat16()
     wide = result.double()
     expected = [torch.linalg.vector_norm(one) for one in (wide - exact.double(), exact.double(), wide - own)]
-    assert errors_of(result, exact, own) == pytest.approx([float(one) for one in expected], rel=1e-5, abs=1e-44)
+    assert error_norms_of(result, exact, own) == pytest.approx([float(one) for one in expected], rel=1e-5, abs=1e-44)
 
 
 def test_what_is_not_finite_has_no_norm() -> None:
     """A result that overflowed has a difference that is not finite, and the wide one a norm."""
-    difference, wide, own = errors_of(torch.tensor([math.inf, 1.0]).half(), torch.tensor([7e4, 1.0]), None)
+    difference, wide, own = error_norms_of(torch.tensor([math.inf, 1.0]).half(), torch.tensor([7e4, 1.0]), None)
     assert not math.isfinite(difference)
     assert (wide, own) == (pytest.approx(7e4), 0.0)

@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from ampcompare.diagnosis.rates import RateHistory, Rates
+from ampcompare.diagnosis.rates import RateForecast, RateHistory
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
 
@@ -22,7 +22,7 @@ def optimizer_of_two_groups() -> Optimizer:
 
 def train(
     optimizer: Optimizer, schedulers: Any, steps: int, *, at: int, paces: tuple[int, ...] = (1,), **known: Any
-) -> tuple[list[list[float]], Rates, RateHistory]:
+) -> tuple[list[list[float]], RateForecast, RateHistory]:
     """Make some steps, and return the rates from step `at` on, what is said of them there, and the history.
 
     Args:
@@ -33,9 +33,9 @@ def train(
     rows = []
     for step in range(steps):
         rows.append([group["lr"] for group in optimizer.param_groups])
-        history.look()
+        history.note_rates()
         if step == at:
-            ahead = history.ahead(**known)
+            ahead = history.forecast_rates(**known)
         optimizer.step()
         for scheduler, every in zip(schedulers, paces, strict=True):
             if (step + 1) % every == 0:
@@ -43,7 +43,7 @@ def train(
     return rows[at:], ahead, history
 
 
-def is_as(rates: Rates, rows: list[list[float]]) -> bool:
+def is_as(rates: RateForecast, rows: list[list[float]]) -> bool:
     return [list(row) for row in rates.rows] == [pytest.approx(row, rel=1e-12) for row in rows]
 
 
@@ -105,11 +105,11 @@ def test_the_rates_of_each_scheduler(make: Callable[[Any], Any], says_end: bool)
     optimizer = optimizer_of_two_groups()
     rows, ahead, history = train(optimizer, [make(optimizer)], END, at=30, total=None if says_end else END)
     if not says_end:
-        untold = history.ahead()
+        untold = history.forecast_rates()
         assert (untold.known, untold.basis) == (False, "its scheduler does not say when it ends: give --steps")
     assert (ahead.known, ahead.total, ahead.basis) == (True, END, f"its scheduler, to step {END}")
     assert is_as(ahead, rows)
-    assert not history.departs(ahead)
+    assert not history.departs_from_forecast(ahead)
 
 
 @pytest.mark.parametrize(("total", "paces"), [(40, (1,)), (280, (7,)), (400, (10,)), (20, (1, 1))])
@@ -138,8 +138,8 @@ def test_rates_that_stay_or_that_the_script_sets() -> None:
     _, ahead, history = train(optimizer, [], 6, at=5, paces=())
     assert (ahead.known, ahead.basis) == (True, "")
     optimizer.param_groups[0]["lr"] = 0.01
-    history.look()
-    assert (history.ahead().known, history.ahead().basis) == (False, "the script sets them itself")
+    history.note_rates()
+    assert (history.forecast_rates().known, history.forecast_rates().basis) == (False, "the script sets them itself")
 
 
 def test_a_plateau_cannot_be_known() -> None:
@@ -147,16 +147,19 @@ def test_a_plateau_cannot_be_known() -> None:
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
     history = RateHistory(optimizer)
     for _ in range(5):
-        history.look()
+        history.note_rates()
         scheduler.step(1.0)
-    assert (history.ahead(END).known, history.ahead(END).basis) == (False, "a plateau of a metric decides them")
+    assert (history.forecast_rates(END).known, history.forecast_rates(END).basis) == (
+        False,
+        "a plateau of a metric decides them",
+    )
 
 
 def test_a_script_that_also_sets_the_rate_leaves_the_forecast() -> None:
     """What follows in the first steps is compared with what was said of it."""
     optimizer = optimizer_of_two_groups()
     _, ahead, history = train(optimizer, [lr_scheduler.CosineAnnealingLR(optimizer, END)], 12, at=9)
-    assert not history.departs(ahead)
+    assert not history.departs_from_forecast(ahead)
     optimizer.param_groups[1]["lr"] = 1e-5
-    history.look()
-    assert history.departs(ahead)
+    history.note_rates()
+    assert history.departs_from_forecast(ahead)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.diagnosis.findings import reason_of
+from ampcompare.diagnosis.findings import nonfinite_reason_of
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
-from ampcompare.diagnosis.operation_watch import OperationWatch, Step
-from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.operation_watch import OperationWatch, WatchedStep
+from ampcompare.diagnosis.sites import ModuleSites
 from ampcompare.diagnosis.step_watch import UpdateCounter
 
 TINY = 1e-6
@@ -35,8 +35,8 @@ def by_size(x: Tensor) -> Tensor:
     return torch.exp(x * 20)
 
 
-def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Step:
-    watch = OperationWatch(Sites(), Fp32Reference())
+def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> WatchedStep:
+    watch = OperationWatch(ModuleSites(), Fp32Reference())
     with watch:
         function(torch.ones(4, dtype=dtype))
     return watch.drain()
@@ -57,7 +57,7 @@ def test_reasons_in_fp16(function: Callable[[Tensor], Tensor], text: str | None)
     """A number that fp16 lacks comes before zeros that were made; a value that grew has no other reason."""
     events = seen(function, torch.float16).events
     (first,) = [at for at, event in enumerate(events) if event.row[255]][:1]
-    reason = reason_of(events, first)
+    reason = nonfinite_reason_of(events, first)
     assert (reason is None) == (text is None)
     if reason is not None and text is not None:
         assert text in reason.text
@@ -77,7 +77,7 @@ def test_a_reason_on_another_line_says_where() -> None:
         return torch.log(p)
 
     events = seen(function, torch.float16).events
-    reason = reason_of(events, len(events) - 1)
+    reason = nonfinite_reason_of(events, len(events) - 1)
     assert reason.at is not None
     assert events[reason.at].key[1] == "_softmax"
     assert "test_reasons.py:" in reason.text
@@ -101,6 +101,6 @@ def test_the_eps_of_an_optimizer(dtype: torch.dtype, eps: float, found: float | 
     optimizer.register_step_post_hook(counter.after_step)
     param.grad = torch.full_like(param, 1e-6)
     optimizer.step()
-    (update,) = counter.take()
+    (update,) = counter.take_lost_updates()
     assert update.eps == found
     assert (update.nonfinite > 0) == (found is not None)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop
 
-from ampcompare.diagnosis.state_rounding import StateProbe, StateRule, step_errors
+from ampcompare.diagnosis.state_rounding import OptimizerStateRule, StateProbe, mean_step_errors
 
-MEAN = StateRule("mean", 0.999)
+MEAN = OptimizerStateRule("mean", 0.999)
 
 
 class LiteralAdam(Optimizer):
@@ -43,7 +43,7 @@ class Belief(LiteralAdam):
 
 
 def step_error(rule: Any, state: Any, gradients: Any, dtype: torch.dtype, steps: int) -> tuple[float, float]:
-    (error,) = step_errors(rule, state, gradients, [dtype], steps)
+    (error,) = mean_step_errors(rule, state, gradients, [dtype], steps)
     return error
 
 
@@ -79,17 +79,17 @@ def test_a_rule_is_recognized_by_its_values(make: Callable[[Any], Optimizer], de
     probe = _probe_of(make)
     assert not probe.has_unknown
     for dtype in (torch.bfloat16, torch.float32):
-        error = probe.errors([dtype], 100)[0]
+        error = probe.largest_step_errors([dtype], 100)[0]
         assert error is not None
         assert error.decay == decay
-        assert (error.largest == 0) == (dtype is torch.float32)
+        assert (error.largest_error == 0) == (dtype is torch.float32)
 
 
 def test_what_is_not_recognized() -> None:
     """A state that is nowhere negative may divide steps; a momentum does not."""
     assert _probe_of(Belief).has_unknown
     probe = _probe_of(lambda p: SGD(p, 0.1, momentum=0.9))
-    assert (probe.has_unknown, probe.errors([torch.bfloat16], 100)[0]) == (False, None)
+    assert (probe.has_unknown, probe.largest_step_errors([torch.bfloat16], 100)[0]) == (False, None)
 
 
 @pytest.mark.parametrize("steps", [100, 600, 3000])
@@ -105,14 +105,16 @@ def test_a_mean_that_cannot_fall(steps: int) -> None:
 def test_a_mean_that_forgets_faster_falls() -> None:
     """A decay of 5 % is far above half an ulp."""
     state = torch.linspace(1.0, 2.0, 50)
-    steady, falling = step_error(StateRule("mean", 0.95), state, [state.sqrt()], torch.bfloat16, 2000)
+    steady, falling = step_error(OptimizerStateRule("mean", 0.95), state, [state.sqrt()], torch.bfloat16, 2000)
     assert max(steady, falling) < 0.04  # it stops where a twentieth of what is left is half an ulp
 
 
 def test_a_sum_stops_to_grow() -> None:
     """256 + 1 is 256 in bf16: steps are too large from there on."""
     steps = 2000
-    steady, falling = step_error(StateRule("sum", 1.0), torch.full((3,), 256.0), [torch.ones(3)], torch.bfloat16, steps)
+    steady, falling = step_error(
+        OptimizerStateRule("sum", 1.0), torch.full((3,), 256.0), [torch.ones(3)], torch.bfloat16, steps
+    )
     exact = sum(0.5 * math.log((257 + step) / 256) for step in range(steps)) / steps
     assert steady == pytest.approx(exact, rel=0.05)
     assert falling == 0
@@ -127,6 +129,6 @@ def test_types_of_one_call_have_the_errors_of_their_own() -> None:
     """The path without rounding is shared; each type keeps a state of its own."""
     state = torch.rand(64, generator=torch.Generator().manual_seed(0)) * 1e-4
     dtypes = [torch.bfloat16, torch.float16]
-    assert step_errors(MEAN, state, [state.sqrt()], dtypes, 300) == [
+    assert mean_step_errors(MEAN, state, [state.sqrt()], dtypes, 300) == [
         step_error(MEAN, state, [state.sqrt()], dtype, 300) for dtype in dtypes
     ]

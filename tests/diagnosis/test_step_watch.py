@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.diagnosis.findings import find_faults, reason_of
+from ampcompare.diagnosis.findings import find_faults, nonfinite_reason_of
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.operation_watch import OperationWatch
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
-from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, Sites, calling_line
+from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, ModuleSites, calling_user_line
 from ampcompare.diagnosis.step_watch import StepWatch
 
 
@@ -41,7 +41,7 @@ def watch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[StepWa
 def backward(watch: StepWatch, model: nn.Module, size: float) -> None:
     loss: Tensor = model(torch.ones(2, 4, dtype=torch.float16)).sum() * size
     loss.backward()
-    watch.add_gradients()
+    watch.count_gradients()
 
 
 def end(watch: StepWatch, optimizer: torch.optim.Optimizer) -> list[str]:
@@ -75,7 +75,7 @@ def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
     for param in model.parameters():
         param.grad = torch.full_like(param, torch.inf)
     watch.operations.drain()
-    watch.add_gradients()
+    watch.count_gradients()
     with watch.operations.pause():
         optimizer.step()
     events = watch.operations.drain().events
@@ -86,7 +86,7 @@ def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
 def test_a_kept_line_casts_nothing_to_16_bits() -> None:
     x = torch.full((2,), 300.0)
     called: set[str] = set()
-    file, _, number = calling_line(sys._getframe()).rpartition(":")
+    file, _, number = calling_user_line(sys._getframe()).rpartition(":")
     with run_lines_in_fp32([f"{file}:{int(number) + 2}"], called):
         kept = x.half() * x.to(torch.float16)
         cast = x.half() * x.to(torch.float16)
@@ -99,12 +99,12 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
 def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
     """So that a pattern of `keep_fp32` finds them; a profile leaves out the wrapper of DistributedDataParallel."""
     outer = nn.ModuleDict({"module": model})
-    sites, marks = Sites(), PhaseMarks()
-    sites.name(outer)
-    marks.name_new_models([outer])
+    sites, marks = ModuleSites(), PhaseMarks()
+    sites.name_modules(outer)
+    marks.name_modules_of_new_models([outer])
     for known, name in ((sites, "module"), (marks, "")):
-        known.enter(model)
-        assert known.module == name
+        known.note_module_entered(model)
+        assert known.running_module == name
 
 
 def test_what_is_hidden_is_there() -> None:
@@ -117,7 +117,7 @@ def test_what_is_hidden_is_there() -> None:
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_table_that_is_cast_before_the_first_step_is_known_in_fp32(follows: bool) -> None:
     """What its rounding has made zero is zero in the arm alone, as of a noise schedule that begins near 1."""
-    operations = OperationWatch(Sites(), Fp32Reference())
+    operations = OperationWatch(ModuleSites(), Fp32Reference())
     schedule = torch.tensor([1 - 1e-4, 0.5])
     with operations:
         operations.is_paused, operations.follows_unseen = True, follows
@@ -126,6 +126,6 @@ def test_a_table_that_is_cast_before_the_first_step_is_known_in_fp32(follows: bo
         torch.ones(2) / (1 - table)
     events = operations.drain().events
     (division,) = [at for at, event in enumerate(events) if event.key[1] == "div"]
-    reason = reason_of(events, division)
+    reason = nonfinite_reason_of(events, division)
     assert ("50 % of the results of rsub" in reason.text) if follows and reason else reason is None
     assert math.isfinite(events[division].errors[1]) == follows

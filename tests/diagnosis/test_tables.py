@@ -12,7 +12,7 @@ from ampcompare.apex.amp.frontend import Properties, opt_levels
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.remedies import Tested as Outcome
+from ampcompare.diagnosis.remedies import TestedCandidate as Outcome
 from ampcompare.diagnosis.remedies import search_for_cure
 from ampcompare.results.records.diagnosis import Fault, OperationPlace
 

@@ -6,9 +6,9 @@ import torch
 
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.checkpoint.resume import find_checkpoint, validate_resume
-from ampcompare.training.checkpoint.saver import Saver
+from ampcompare.training.assemble import assemble_run, make_parallel
+from ampcompare.training.checkpoint.resume import find_checkpoint, state_to_resume_from
+from ampcompare.training.checkpoint.saver import CheckpointSaver
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.run_summary import RunMetrics
@@ -26,10 +26,10 @@ def make_session(config: RunConfig, folder: str | None = None, stop: int | None 
     parallel = make_parallel(config.parallel, CPU, precision.engine.name if precision.engine else None)
     state = None if found is None else found.state
     task = make_task(config.recipe)
-    assembly = assemble(config.recipe, task, precision, CPU, parallel=parallel, ranks=ranks, state=state)
-    saver = None if folder is None else Saver(Path(folder), config.saving)
+    assembly = assemble_run(config.recipe, task, precision, CPU, parallel=parallel, ranks=ranks, state=state)
+    saver = None if folder is None else CheckpointSaver(Path(folder), config.saving)
     session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
     session.stateful["tally"] = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
     if found is not None:
-        session.load_state_dict(*validate_resume(found, config, ranks.size))
+        session.load_state_dict(*state_to_resume_from(found, config, ranks.size))
     return session

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.loop import MAX_PAIRS, allreduce_share
+from ampcompare.training.loop import MAX_PAIRS, measure_allreduce_share
 from ampcompare.training.parallel.ranks import ProcessGroup
 from tests.distributed.sessions import CPU, make_session
 
@@ -48,7 +48,7 @@ def share(kind: str, arm: str, accumulation: int, wait: float = 0.0) -> tuple[fl
 
     dist.all_reduce = slow
     try:
-        return allreduce_share(session.loop, batch, ranks, STEP_SECONDS), reductions
+        return measure_allreduce_share(session.loop, batch, ranks, STEP_SECONDS), reductions
     finally:
         dist.all_reduce = all_reduce
 

@@ -17,15 +17,15 @@ from torch import nn
 
 from ampcompare.backends import fp8
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.base.tensors.tree import first_difference
+from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.checkpoints.store.file import read_checkpoint
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.hashes import weights_sha256
-from ampcompare.training.other_precisions import evaluate_in_others
+from ampcompare.training.other_precisions import evaluate_in_other_precisions
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.run_summary import RunMetrics
 from tests.distributed.sessions import CPU, make_session
 
@@ -82,7 +82,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     loaded = copy.deepcopy(session.state_dict()) if session.resumed else None
     steps: list[StepRecord] = []
     epochs: list[EpochResult] = []
-    with cpu_half(config.cpu_half, session.precision.half_dtype, CPU)[1]:
+    with choose_cpu_half(config.cpu_half, session.precision.half_dtype, CPU)[1]:
         for event in session.events():
             if isinstance(event, EpochResult):
                 tally.add_epoch(event)
@@ -90,7 +90,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
             else:
                 tally.add_steps(event)
                 steps += event
-        others = evaluate_in_others(session, nullcontext())
+        others = evaluate_in_other_precisions(session, nullcontext())
     params = list(assembly.replicas[0].parameters())
     return {
         "losses": [step.loss for step in steps],
@@ -202,7 +202,7 @@ def test_two_ranks_resume_to_the_last_bit(
     for rank in range(2):
         assert len(second[rank]["losses"]) == 2
         assert second[rank]["losses"] == whole.ranks[rank]["losses"][4:]
-    assert first_difference(whole.ranks[0]["state"], second[0]["state"], apart=APART) == ""
+    assert first_difference_text(whole.ranks[0]["state"], second[0]["state"], apart=APART) == ""
 
 
 @pytest.mark.parametrize("arm", TOLERANCE)
@@ -223,7 +223,7 @@ def test_fp32_in_shards_is_fp32(ranks: Run, unbroken: Callable[[str], Unbroken])
     plain, sharded = (alone(ranks, arm="fp32", kind=kind, arch="convnet") for kind in ("none", "fsdp"))
     assert sharded["hash"] == plain["hash"]
     assert sharded["losses"] == plain["losses"]
-    assert first_difference(sharded["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
+    assert first_difference_text(sharded["state"]["optimizer"], plain["state"]["optimizer"], apart=()) == ""
     two = unbroken("fp32").ranks[0]
     ddp = ranks(2, on_ranks, arm="fp32", kind="ddp", **SIX_UPDATES)[0]
     assert distance(two, ddp) <= 1e-6
@@ -244,7 +244,7 @@ def assert_resumed(whole: dict[str, Any], second: dict[str, Any]) -> None:
     """Check that the last update of four, and the state after it, are those of the unbroken run."""
     assert second["losses"] == whole["losses"][3:]
     assert len(second["losses"]) == 1
-    assert first_difference(whole["state"], second["state"], apart=APART) == ""
+    assert first_difference_text(whole["state"], second["state"], apart=APART) == ""
 
 
 def test_one_rank_resumes_to_the_last_bit(ranks: Run, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
     whole, second = whole_and_rest(train, tmp_path, arm=BF16)
     saved = read_checkpoint(tmp_path / "rest" / "step-00000003.pt")
     for part in ("model", "optimizer", "scaler"):
-        assert first_difference({part: saved[part]}, {part: second["loaded"][part]}, apart=()) == ""
+        assert first_difference_text({part: saved[part]}, {part: second["loaded"][part]}, apart=()) == ""
     assert second["losses"] == pytest.approx(whole["losses"][3:], rel=1e-2)
 
 

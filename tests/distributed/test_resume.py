@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from ampcompare.apex.amp import _amp_state
 from ampcompare.backends import fp8
 from ampcompare.base.errors import CheckpointError
-from ampcompare.base.tensors.tree import first_difference
+from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.run_summary import RunMetrics
 from tests.distributed.sessions import CPU, make_session
 
@@ -62,12 +62,12 @@ def trained(config: RunConfig, folder: str, stop: int | None) -> tuple[list[Any]
                 scaler._scale_seq_len = 2
                 if is_first and scaler.dynamic:
                     scaler._loss_scale = 2.0**24
-            session.loop.reload_scales()
+            session.loop.reload_loss_scales()
         session.assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
         if is_first:
             torch.manual_seed(session.assembly.ranks.rank)  # ranks whose generators are not alike
         events = []
-        _, context = cpu_half(config.cpu_half, precision.half_dtype, CPU)
+        _, context = choose_cpu_half(config.cpu_half, precision.half_dtype, CPU)
         with context:
             for event in session.events():
                 if isinstance(event, EpochResult):
@@ -118,7 +118,7 @@ def test_two_ranks_go_on_to_the_last_bit(ranks: Run, arm: str, kind: str, tmp_pa
         assert len(rest) == STEPS - stop
         assert repr(rest) == repr(steps[stop:])
         assert whole[rank][0][-1] == second[rank][0][-1]
-    assert first_difference(whole[0][1], second[0][1], apart=APART) == ""
+    assert first_difference_text(whole[0][1], second[0][1], apart=APART) == ""
     assert second[0][2] == []
 
 

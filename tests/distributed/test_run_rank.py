@@ -82,12 +82,12 @@ def cell(
     number, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     last = number == size - 1
-    facts = {**rank_module.fingerprint(), **({"torch": torch_of_last} if last and torch_of_last else {})}
+    facts = {**rank_module.environment_fingerprint(), **({"torch": torch_of_last} if last and torch_of_last else {})}
     world = DistributedEnv(number, size, number, size, url or f"file://{folder}/rendezvous", 0, "test")
     config = configuration(size, seed_of_last if last else 0, arch, backend)
     os.chdir(folder)
     with (
-        mock.patch.object(rank_module, "fingerprint", return_value=facts),
+        mock.patch.object(rank_module, "environment_fingerprint", return_value=facts),
         mock.patch.object(rank_module, "GRACE_SECONDS", 0.1),
     ):
         record, is_main = run_rank(config, Path(folder), world, log=Path(folder) / f"{number}.log")

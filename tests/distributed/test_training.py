@@ -18,10 +18,10 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.training.evaluate import evaluate
-from ampcompare.training.parallel.ranks import ProcessGroup, weights_digest
+from ampcompare.training.evaluate import evaluate_models
+from ampcompare.training.parallel.ranks import ProcessGroup, digest_of_weights
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.session import Session
 from tests.distributed.sessions import CPU, make_session
 
@@ -45,7 +45,7 @@ def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **o
 
 def outcome(session: Session) -> dict[str, Any]:
     """Train to the end, as a cell does, and return what can be compared."""
-    _, arithmetic = cpu_half(session.config.cpu_half, session.assembly.precision.half_dtype, CPU)
+    _, arithmetic = choose_cpu_half(session.config.cpu_half, session.assembly.precision.half_dtype, CPU)
     with arithmetic:
         events = list(session.events())
     steps = [step for event in events if not isinstance(event, EpochResult) for step in event]
@@ -56,7 +56,7 @@ def outcome(session: Session) -> dict[str, Any]:
         "scales": [step.loss_scales for step in steps],
         "epochs": [event for event in events if isinstance(event, EpochResult)],
         "weights": torch.cat(params),
-        "digest": weights_digest(session.assembly.replicas),
+        "digest": digest_of_weights(session.assembly.replicas),
         "diverged": session.divergence.diverged_step,
         "wrapper": type(session.assembly.models[0]).__module__,
     }
@@ -160,7 +160,9 @@ def evaluated(kind: str) -> tuple[Any, Any]:
     together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
     assembly = session.assembly
     batches = assembly.task.data.val_batches(8, device=CPU)
-    return together, evaluate(assembly.task, assembly.replicas, assembly.precision, batches, CPU, indices=range(33))
+    return together, evaluate_models(
+        assembly.task, assembly.replicas, assembly.precision, batches, CPU, indices=range(33)
+    )
 
 
 def test_evaluation_counts_each_sample_once(ranks: Run) -> None:
@@ -181,7 +183,7 @@ def evaluated_with_padding() -> Any:
     indices = range(group.rank, 33, group.size)
     part = (torch.zeros(11, 11), torch.arange(11))
     data = memory_data("eleven", part, part, SampleOptions(0), num_classes=11, moved_share=0.0, background=0.0)
-    return evaluate(
+    return evaluate_models(
         Classification(data), [nn.Identity()], make_precision("fp32"), batches, CPU, group.sum, indices=indices
     )
 

@@ -137,7 +137,7 @@ def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout, train
 
 
 def test_a_new_rule_of_lint_is_listed_and_reports(checkout: Checkout) -> None:
-    """A function under `@rule` with its mistake is a line of `lint`, and has a remedy in JSON."""
+    """A function under `@register_rule` with its mistake is a line of `lint`, and has a remedy in JSON."""
     assert "script.py:3:1: AMP299" in checkout.said("lint script.py", code=1)
     assert "remove the call" in checkout.said("lint --format json script.py", code=1)
 
@@ -207,7 +207,7 @@ class Dummy(Precision):
 """
 RULE = """
 
-@rule(
+@register_rule(
     Mistake(
         "AMP299",
         "amp-dummy",
@@ -219,7 +219,7 @@ RULE = """
 )
 def dummy(module: LintModule) -> Iterator[Finding]:
     for call in module.calls:
-        if name_of(call.func) == "amp_dummy":
+        if dotted_text_of(call.func) == "amp_dummy":
             yield module.finding("AMP299", call, "a dummy is called")
 """
 TASK = '''

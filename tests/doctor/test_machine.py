@@ -16,7 +16,7 @@ from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor import machine
 from ampcompare.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
 from ampcompare.doctor.finding import Check, ask
-from ampcompare.doctor.machine import examine_machine, examine_processor, examine_vision, fitting_torchvision
+from ampcompare.doctor.machine import examine_machine, examine_processor, examine_vision, version_of_fitting_torchvision
 from ampcompare.doctor.probes import accelerators
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def test_the_probe_asks_each_device_for_a_product(monkeypatch: pytest.MonkeyPatc
 )
 def test_pairs(torch: str | None, vision: str | None) -> None:
     """The torchvision of a torch is known from 1.4 on, and no guess is made beyond."""
-    assert fitting_torchvision(torch) == vision
+    assert version_of_fitting_torchvision(torch) == vision
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def examined(site: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str],
 
     def examine(torch: str, vision: str) -> Check:
         monkeypatch.setattr(machine, "installed_version", {"torchvision": vision}.get)
-        return examine_vision(ask("vision", path=site.path), torch)
+        return examine_vision(ask("torchvision_import", path=site.path), torch)
 
     return examine
 

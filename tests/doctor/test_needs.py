@@ -26,9 +26,9 @@ def _facts(
 def test_ordinary_arms_need_torch_alone(arm: str) -> None:
     """Without Apex and without a GPU all of them run, and without torch none does."""
     needs = examine_arm(Arm.parse(arm), _facts())
-    assert (needs.fits, needs.device) == (True, "cpu")
+    assert (needs.can_run, needs.device) == (True, "cpu")
     broken = examine_arm(Arm.parse(arm), _facts(torch="problem"))
-    assert (broken.fits, broken.remedy) == (False, ("fix torch",))
+    assert (broken.can_run, broken.remedy) == (False, ("fix torch",))
 
 
 @pytest.mark.parametrize(
@@ -45,23 +45,23 @@ def test_the_real_apex_needs_itself_and_a_gpu(facts: MachineFacts, missing: int)
     """engine=nvidia fits where `apex.amp` imports and there is a GPU; else each lack is named, and our engine too."""
     needs = examine_arm(Arm.parse("apex:O2,engine=nvidia"), facts)
     assert len(needs.missing) == missing
-    assert needs.fits is (missing == 0)
+    assert needs.can_run is (missing == 0)
     if missing:
         assert needs.remedy[-1].startswith("ampcompare run --arm apex:O2,engine=compat")
 
 
 def test_o1_of_the_real_apex_is_noted() -> None:
     needs = examine_arm(Arm.parse("apex:O1,engine=nvidia"), _facts("full", usable=True, devices=(GPU,)))
-    assert needs.fits
+    assert needs.can_run
     assert "O1 of the real Apex raises" in needs.notes[0]
 
 
 def test_auto_meets_a_broken_apex() -> None:
     """On CUDA `auto` takes an Apex that is there by its files, so a broken one stops the arm; O1 is not taken there."""
     facts = _facts("broken", devices=(GPU,))
-    assert not examine_arm(Arm.parse("apex:O2"), facts).fits
-    assert examine_arm(Arm.parse("apex:O1"), facts).fits
-    assert examine_arm(Arm.parse("apex:O2"), _facts("broken")).fits
+    assert not examine_arm(Arm.parse("apex:O2"), facts).can_run
+    assert examine_arm(Arm.parse("apex:O1"), facts).can_run
+    assert examine_arm(Arm.parse("apex:O2"), _facts("broken")).can_run
 
 
 def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
@@ -90,6 +90,6 @@ def test_libraries_that_cannot_run_or_are_not_there(monkeypatch: pytest.MonkeyPa
 def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     registered = {"good": "json:loads", "bad": "no_such_module_here:Class"}
     monkeypatch.setattr("ampcompare.backends.catalog.third_party_backends", lambda: registered)
-    assert examine_arm(Arm.parse("good"), _facts()).fits
+    assert examine_arm(Arm.parse("good"), _facts()).can_run
     needs = examine_arm(Arm.parse("bad"), _facts())
     assert "No module named 'no_such_module_here'" in needs.missing[0]

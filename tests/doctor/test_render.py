@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.doctor.examine import Examination, render
+from ampcompare.doctor.examine import Examination, render_examination
 from ampcompare.doctor.finding import Check, ask
 from ampcompare.doctor.needs import ArmNeeds
 
@@ -21,7 +21,7 @@ ARMS = (
 
 
 def _rendered(*arms: ArmNeeds, findings: tuple[Check, ...] = FINDINGS, width: int = 80) -> list[str]:
-    text = render(Examination(findings, arms), width=width, style=lambda word, verdict: word)
+    text = render_examination(Examination(findings, arms), width=width, style=lambda word, verdict: word)
     assert text.endswith("\n")
     return text.splitlines()
 
@@ -58,15 +58,15 @@ def test_what_is_wrong_comes_last() -> None:
 def test_each_way_to_end(site: Any, body: str, how: str, failure: str) -> None:
     """However an import ends, the question has an answer, and the sentence says how."""
     site.write("amp_C.py", body)
-    answer = ask("kernels", path=site.path, seconds=1 if how == "hung" else 30)
+    answer = ask("apex_kernels", path=site.path, seconds=1 if how == "hung" else 30)
     assert answer.how == how
-    assert answer.done == (how == "done")
+    assert answer.has_returned == (how == "done")
     assert answer.failure.endswith(failure)
 
 
 def test_warnings_come_with_the_answer(site: Any) -> None:
     """What is warned of on the way, as by an old driver, is kept."""
     site.write("amp_C.py", "import warnings; warnings.warn('the driver is too old')")
-    answer = ask("kernels", path=site.path)
+    answer = ask("apex_kernels", path=site.path)
     assert answer.warnings == ["the driver is too old"]
     assert answer.value["file"] == str(site.folder / "amp_C.py")

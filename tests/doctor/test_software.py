@@ -25,7 +25,7 @@ def test_a_cpu_build_beside_a_gpu() -> None:
 def test_no_torch(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is none, it is said how to get it, with and without a GPU."""
     monkeypatch.setattr(machine, "installed_version", {}.get)
-    monkeypatch.setattr(machine, "torch_on_path", str)
+    monkeypatch.setattr(machine, "version_of_torch_on_path", str)
     finding = examine_torch(ask("torch_build", path=site.path), has_gpu=False)
     assert (finding.value, finding.verdict) == ("not installed", "problem")
     assert len(finding.remedy) == 2

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.matrix import Vary, cross_arms_with_settings
@@ -58,7 +58,7 @@ class Pretend(Launcher):
         )  # fmt: skip
         record = RunRecord(
             cell=config.digest(), arm=config.arm, status="failed" if config.recipe.seed in self.fail else "completed",
-            config=config, environment=fingerprint(), summary=summary,
+            config=config, environment=environment_fingerprint(), summary=summary,
         )  # fmt: skip
         write_record(record, folder)
         with self._lock:

@@ -128,6 +128,6 @@ def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "SECONDS_TO_END", 0.2)
     (tmp_path / "ended.txt").write_text("4")
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
-    assert module._exit_code_of_watched(process, tmp_path / "ended.txt") == 4
+    assert module._exit_code_of_watched_run(process, tmp_path / "ended.txt") == 4
     module._stop_process(process)
     assert process.wait(timeout=20) == -signal.SIGTERM

@@ -40,20 +40,20 @@ def outline(arms: list[str], seeds: int, cached: Mapping[int, float] | None = No
 
 def following(plan: PlanOutline) -> RunningCells:
     cells = RunningCells(0.0)
-    cells.plan(plan)
+    cells.note_plan(plan)
     return cells
 
 
 def begin(cells: RunningCells, number: int, now: float) -> None:
     assert cells.outline is not None
-    cells.begin(cells.outline.cells[number - 1], number, cells.total, now)
+    cells.note_begun_cell(cells.outline.cells[number - 1], number, cells.total, now)
 
 
 def end(cells: RunningCells, number: int, now: float, *, reused: bool = False) -> None:
     assert cells.outline is not None
     config = cells.outline.cells[number - 1]
     record = RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config)
-    cells.end(record, now, reused=reused)
+    cells.note_ended_cell(record, now, reused=reused)
 
 
 def left(cells: RunningCells, now: float) -> float | None:
@@ -88,10 +88,10 @@ class Simulation:
             if record is None:
                 self.now += 0.1
                 work = self.costs[label] * generator.uniform(1 - self.spread, 1 + self.spread)
-                cells.report(number, Progress(0, 0, 0, "loading data"), self.now)
+                cells.note_progress(number, Progress(0, 0, 0, "loading data"), self.now)
                 self.now += 0.2 * work  # not in proportion to the steps
                 for step in range(STEPS + 1):
-                    cells.report(number, Progress(step, STEPS, 0), self.now)
+                    cells.note_progress(number, Progress(step, STEPS, 0), self.now)
                     self.said.append((self.now, number - 1, left(cells, self.now)))
                     self.now += 0.8 * work / STEPS if step < STEPS else 0.0
             end(cells, number, self.now, reused=record is not None)
@@ -137,6 +137,6 @@ def test_steps_of_another_process_do_not_count(reports: list[tuple[int, float]],
     cells = following(outline(["fp32"], 1))
     begin(cells, 1, 0.0)
     for steps, now in reports:
-        cells.report(1, Progress(steps, 100, 0), now)
+        cells.note_progress(1, Progress(steps, 100, 0), now)
 
     assert left_of(cells, 0, reports[-1][1]) == pytest.approx(expected)

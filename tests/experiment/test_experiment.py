@@ -10,13 +10,13 @@ import pytest
 from scipy import stats
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.base.files.loaded_code import digest_of
+from ampcompare.base.files.loaded_code import digest_of_file
 from ampcompare.experiment.compare import pilot_seeds, run_with_estimated_seeds, seeds_needed
-from ampcompare.experiment.eta import estimate_cost
+from ampcompare.experiment.eta import estimate_remaining_cost
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import Plan, parse_vary
+from ampcompare.experiment.plan import Plan, parse_varied_setting
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
@@ -69,14 +69,14 @@ def test_a_report_follows_each_cell(tmp_path: Path) -> None:
 )
 def test_varied_settings_are_found(text: str, place: str, values: list[Any]) -> None:
     """A setting is named by its place or by its last word."""
-    assert parse_vary(text) == (place, values)
+    assert parse_varied_setting(text) == (place, values)
 
 
 @pytest.mark.parametrize("text", ["workers", "workers=", "name=a,b", "wrkers=1", "arm=fp32", "seed=1,2", "lr={"])
 def test_what_cannot_be_varied_is_refused(text: str) -> None:
     """Unknown and ambiguous settings, and those with options of their own, are answered by name."""
     with pytest.raises(ConfigError, match="--sweep"):
-        parse_vary(text)
+        parse_varied_setting(text)
 
 
 def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> N
         ("workers=0,2", "equivalent"),
     ):
         folder = tmp_path / name
-        plan = make_plan(RunConfig(), ["fp32"], range(3), [parse_vary(name)])
+        plan = make_plan(RunConfig(), ["fp32"], range(3), [parse_varied_setting(name)])
         comparison = run_plan(plan, folder, Pretend())
         assert str(comparison.arms[1].quality).startswith(verdict)
         assert {record.arm for record in comparison.records} == set(plan.arms)
@@ -97,7 +97,7 @@ def test_several_at_once(tmp_path: Path) -> None:
     """Two jobs run two cells of a seed at a time, all cells once, and their times are not compared, then or later."""
     inner = Pretend()
     notes = Notes()
-    plan = make_plan(RunConfig(), ARMS, range(3), [parse_vary("workers=0,2")])
+    plan = make_plan(RunConfig(), ARMS, range(3), [parse_varied_setting("workers=0,2")])
     comparison = run_plan(plan, tmp_path, LauncherPool([inner, inner]), jobs=2, observer=notes)
     assert inner.most_at_once == 2
     assert sorted(cell.digest() for cell in inner.asked) == sorted(cell.digest() for cell in plan.cells)
@@ -210,20 +210,20 @@ def test_a_pilot_grows_with_the_number_of_arms() -> None:
 def test_estimate_by_what_is_there(tmp_path: Path) -> None:
     """Cells without a record take what their arm took with other seeds; with none to go by it is unknown."""
     folder = tmp_path / "here"  # the estimate looks at what lies next to it
-    assert estimate_cost(_make([0]), tmp_path / "none").unknown == ARMS
+    assert estimate_remaining_cost(_make([0]), tmp_path / "none").unknown == ARMS
     run_plan(_make([0, 1]), folder, Pretend(seconds=10))
-    left = estimate_cost(_make(range(4)), folder)
+    left = estimate_remaining_cost(_make(range(4)), folder)
     assert (left.cells, left.seconds, left.peak_bytes, left.unknown) == (4, 40.0, 2**20, ())
     other = make_plan(RunConfig(workers=2), ARMS, [0])
-    assert estimate_cost(other, folder).seconds is None
-    assert estimate_cost(_make([0, 1]), folder).cells == 0
+    assert estimate_remaining_cost(other, folder).seconds is None
+    assert estimate_remaining_cost(_make([0, 1]), folder).cells == 0
 
 
 class Edits(Pretend):
     """Loads `helper.py`, which changes while the second cell runs."""
 
     def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
-        code = {"helper.py": str(digest_of("helper.py"))}
+        code = {"helper.py": str(digest_of_file("helper.py"))}
         if len(self.asked) == 1:
             Path("helper.py").write_text("2\n")
         record = super().launch(config, folder).model_copy(update={"code": code})

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearchTerms, configs_of, find_batches, largest_passing
+from ampcompare.experiment.find_batch import (
+    GIB,
+    STEPS,
+    BatchSearchTerms,
+    configs_of_arms,
+    find_largest_batches,
+    largest_passing_multiple,
+)
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.worker.cell import record_of_failure
 from ampcompare.results.records.run import RunRecord, RunSummary
@@ -51,7 +58,7 @@ def test_an_arm_that_cannot_train_is_named_before_the_search() -> None:
         lambda config: record_of_failure(config, KeyError("layer")) if config.arm == "half" else _on_cpu(config)
     )
     with pytest.raises(LaunchError, match=r"half: KeyError: 'layer' \(nothing else was started"):
-        find_batches(BatchSearchTerms(configs_of(BASE, ["fp32", "half"]), 1.0), launcher)
+        find_largest_batches(BatchSearchTerms(configs_of_arms(BASE, ["fp32", "half"]), 1.0), launcher)
     assert [config.arm for config in launcher.asked] == ["fp32", "half"]
 
 
@@ -59,8 +66,8 @@ def test_each_arm_has_its_batch_within_the_margin() -> None:
     """On a CPU the limit less its margin decides; half of the memory for a sample is twice the batch."""
     launcher = Pretend(_on_cpu)
     notes: list[str] = []
-    fp32, half = find_batches(
-        BatchSearchTerms(configs_of(BASE, ["fp32", "half"]), 1.0, 0.1, notes.append, False), launcher
+    fp32, half = find_largest_batches(
+        BatchSearchTerms(configs_of_arms(BASE, ["fp32", "half"]), 1.0, 0.1, notes.append, False), launcher
     )
     assert fp32.fits is not None
     assert half.fits is not None
@@ -75,10 +82,10 @@ def test_each_arm_has_its_batch_within_the_margin() -> None:
 
 def test_an_arm_in_shards_is_searched_next_to_others() -> None:
     """`fsdp` brings its own kind of parallelism, and the others keep theirs."""
-    plain, sharded = configs_of(BASE, ["fp32", "fsdp"])
+    plain, sharded = configs_of_arms(BASE, ["fp32", "fsdp"])
     assert (plain.parallel.kind, sharded.parallel.kind) == ("none", "fsdp")
     launcher = Pretend(lambda config: _record(config, "cpu", peak_bytes=GIB // 100 * config.recipe.batch_size))
-    for limit in find_batches(BatchSearchTerms([plain, sharded], 1.0), launcher):
+    for limit in find_largest_batches(BatchSearchTerms([plain, sharded], 1.0), launcher):
         assert limit.fits is not None
     assert {config.parallel.kind for config in launcher.asked if config.arm != "fp32"} == {"fsdp"}
 
@@ -93,7 +100,7 @@ def test_a_gpu_needs_no_limit() -> None:
         return _record(config, "cuda:0", peak_bytes=taken // 2, peak_reserved_bytes=taken)
 
     on_gpu = BASE.model_copy(update={"device": "auto"})
-    (limit,) = find_batches(BatchSearchTerms(configs_of(on_gpu, ["fp32"])), Pretend(answer))
+    (limit,) = find_largest_batches(BatchSearchTerms(configs_of_arms(on_gpu, ["fp32"])), Pretend(answer))
     assert limit.fits is not None
     assert limit.fails is not None
     assert 90 <= limit.fits.batch <= 95
@@ -112,7 +119,7 @@ def test_the_data_bound_the_batch() -> None:
             return record_of_failure(config, error)
         return _record(config, "cpu", peak_bytes=1)
 
-    (limit,) = find_batches(BatchSearchTerms(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
+    (limit,) = find_largest_batches(BatchSearchTerms(configs_of_arms(BASE, ["fp32"]), 1.0), Pretend(answer))
     assert limit.fits is not None
     assert limit.fails is not None
     assert limit.fits.batch in (48, 49, 50)
@@ -126,7 +133,7 @@ def test_micro_batches_and_rates_follow() -> None:
         {"recipe": {"batch_size": 8, "grad_accum_steps": 4, "optimizer": optimizer}, "device": "cpu"}
     )
     launcher = Pretend(_on_cpu)
-    find_batches(BatchSearchTerms(configs_of(config, ["fp32"]), 1.0), launcher)
+    find_largest_batches(BatchSearchTerms(configs_of_arms(config, ["fp32"]), 1.0), launcher)
     assert all(tried.recipe.batch_size % 4 == 0 for tried in launcher.asked)
     assert all(
         tried.recipe.optimizer.lr == pytest.approx(0.1 * tried.recipe.batch_size / 8) for tried in launcher.asked
@@ -146,17 +153,17 @@ def test_micro_batches_and_rates_follow() -> None:
 def test_another_failure_ends_the_search(answer: Callable[[RunConfig], RunRecord], message: str) -> None:
     """A bug or an optimizer without state says nothing about memory."""
     with pytest.raises(LaunchError, match=message):
-        find_batches(BatchSearchTerms(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
+        find_largest_batches(BatchSearchTerms(configs_of_arms(BASE, ["fp32"]), 1.0), Pretend(answer))
 
 
 def test_a_cpu_needs_a_limit() -> None:
     """At once where the device is named, and after the first try where it was found."""
     with pytest.raises(ConfigError, match="find-batch on a CPU needs the GiB"):
-        find_batches(BatchSearchTerms(configs_of(BASE, ["fp32"])), Pretend(_on_cpu))
+        find_largest_batches(BatchSearchTerms(configs_of_arms(BASE, ["fp32"])), Pretend(_on_cpu))
     launcher = Pretend(_on_cpu)
     found = BASE.model_copy(update={"device": "auto"})
     with pytest.raises(ConfigError, match="find-batch on a CPU needs the GiB"):
-        find_batches(BatchSearchTerms(configs_of(found, ["fp32"])), launcher)
+        find_largest_batches(BatchSearchTerms(configs_of_arms(found, ["fp32"])), launcher)
     assert len(launcher.asked) == 1
 
 
@@ -168,7 +175,7 @@ def test_bad_values_are_refused() -> None:
         BatchSearchTerms([BASE], memory_gib=0.0)
     total = RunConfig.model_validate({"recipe": {"global_batch_size": 8}})
     with pytest.raises(ConfigError, match="leave out --global-batch-size"):
-        configs_of(total, ["fp32"])
+        configs_of_arms(total, ["fp32"])
 
 
 @pytest.mark.parametrize("start", [1, 7, 64, 1000])
@@ -182,7 +189,7 @@ def test_it_is_the_largest_within_its_precision(start: int, multiple: int) -> No
             tested.append(number)
             return number <= bound
 
-        found = largest_passing(passes, start, multiple=multiple)
+        found = largest_passing_multiple(passes, start, multiple=multiple)
         assert found % multiple == 0
         assert found <= bound
         assert bound - found < max(multiple, found / 16 + multiple)

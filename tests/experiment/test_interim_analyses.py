@@ -92,14 +92,14 @@ def test_more_seeds_are_a_second_look(tmp_path: Path) -> None:
     assert second.error_rate == pytest.approx(0.005)
     assert [look.number for look in RunDirectory(tmp_path).looks()] == [1, 2]
     for form in ("md", "html", "json"):
-        if not FORMATS[form].missing:
+        if not FORMATS[form].missing_packages:
             assert "Look 2 at these arms, tested at an error rate of 0.5 %" in _shown(second, form)
     assert "look 2 at these runs, error rate 0.5 % over all arms" in _shown(second, "table")
 
 
 def _shown(comparison: Comparison, form: str) -> str:
     """Return a report on one line, as it is without options."""
-    return " ".join(FORMATS[form].reporter().render(comparison).split())
+    return " ".join(FORMATS[form].make_reporter().render(comparison).split())
 
 
 def test_a_first_look_at_fewer_seeds_again(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError, RecordError
-from ampcompare.cli.group import run_group
+from ampcompare.cli.group import run_command_line
 from ampcompare.experiment.join_runs import join_comparison
 from ampcompare.experiment.matrix import cross_arms_with_settings
 from ampcompare.experiment.plan import plan_rows
@@ -110,7 +110,7 @@ def test_a_folder_in_use_and_one_without_a_plan(machines: list[Path], tmp_path: 
 
 def test_the_command(machines: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     """`report DIR DIR` prints the table of all seeds, and refuses the same folder twice."""
-    assert run_group(["report", *map(str, machines), "--format", "md"]) == 0
+    assert run_command_line(["report", *map(str, machines), "--format", "md"]) == 0
     assert "Look 2 at these arms" in capsys.readouterr().out
-    assert run_group(["report", str(machines[0]), str(machines[0])]) == 2
+    assert run_command_line(["report", str(machines[0]), str(machines[0])]) == 2
     assert "one run would count twice" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.notebook_progress import NotebookProgress, default_observer
+from ampcompare.experiment.notebook_progress import NotebookProgress, observer_or_notebook_progress
 from ampcompare.experiment.observer import PlanOutline
 from ampcompare.results.records.comparison import read_comparison
 
@@ -50,7 +50,7 @@ def test_progress_is_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _kernel(monkeypatch, object())
     records = read_comparison(STORED).records[:2]
     cells = [record.config for record in records]
-    progress = default_observer(None)
+    progress = observer_or_notebook_progress(None)
     assert isinstance(progress, NotebookProgress)
     progress.plan(PlanOutline(cells, ["fp32 <b>", "bf16"], [None, None], Path("runs/first")))
     monkeypatch.setattr("ampcompare.experiment.notebook_progress.SECONDS_BETWEEN", -1.0)

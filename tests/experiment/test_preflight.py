@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import Advice, UnsupportedCombination
+from ampcompare.base.errors import ArmAdvice, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.contract import BY_HAND, Launcher, failed_record
+from ampcompare.experiment.launch.contract import BY_HAND, Launcher, record_of_failed_cell
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.experiment.preflight import try_arms
+from ampcompare.experiment.preflight import run_trials_of_rows
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -22,7 +22,7 @@ END = {"kind": "end", "exit_code": 2, "error": "with all its arms"}
 class ByArm(Launcher):
     """Trains some arms; others fail with advice."""
 
-    def __init__(self, able: set[str], advice: Advice) -> None:
+    def __init__(self, able: set[str], advice: ArmAdvice) -> None:
         self.able, self.advice, self.asked = able, advice, list[str]()
 
     def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
@@ -38,7 +38,7 @@ class ByArm(Launcher):
         (folder / CellFile.SCRIPT).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         steps = read_rows(folder / CellFile.SCRIPT).steps
         (folder / CellFile.STEPS).write_text("".join(f"{dump_json(step, indent=None)}\n" for step in steps))
-        record = failed_record(config, "with all its arms", exit_code=2)
+        record = record_of_failed_cell(config, "with all its arms", exit_code=2)
         return record.model_copy(update={"status": "completed", "error": None}) if config.arm in self.able else record
 
 
@@ -56,8 +56,8 @@ def test_advice_names_arms_that_were_seen_to_train(
     tmp_path: Path, able: set[str], arms: tuple[str, ...], tried: list[str], said: str
 ) -> None:
     rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "native:bf16", "apex:O2")}
-    launcher = ByArm(able, Advice(arms, "cast it"))
-    found = try_arms(rows, launcher, (0, 1), tmp_path)
+    launcher = ByArm(able, ArmAdvice(arms, "cast it"))
+    found = run_trials_of_rows(rows, launcher, (0, 1), tmp_path)
     assert launcher.asked == [*rows, *tried]
     assert found.arms["apex:O2"].error == SEEN + said
     assert found.arms.keys() == rows.keys()
@@ -65,7 +65,7 @@ def test_advice_names_arms_that_were_seen_to_train(
 
 def test_an_error_without_advice_stays_as_it_is(tmp_path: Path) -> None:
     rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "half")}
-    found = try_arms(rows, ByArm({"fp32"}, Advice()), (0, 1), tmp_path)
+    found = run_trials_of_rows(rows, ByArm({"fp32"}, ArmAdvice()), (0, 1), tmp_path)
     assert found.arms["half"].error == "with all its arms"
 
 
@@ -78,18 +78,18 @@ def test_a_stack_that_cannot_be_started_is_left_to_its_cells(tmp_path: Path) -> 
             return (
                 record
                 if config.arm in self.able
-                else failed_record(config, "no python", exit_code=3, **{BY_HAND: True})
+                else record_of_failed_cell(config, "no python", exit_code=3, **{BY_HAND: True})
             )
 
     rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("script", "fp32")}
-    found = try_arms(rows, ByHand({"fp32"}, Advice()), (0, 1), tmp_path)
+    found = run_trials_of_rows(rows, ByHand({"fp32"}, ArmAdvice()), (0, 1), tmp_path)
     assert found.arms.keys() == {"fp32"}
     assert not found.untried
 
 
 def test_advice_in_words() -> None:
-    error = UnsupportedCombination.advising("no", "fp32", "script", "apex:O1", remedy="cast it")
+    error = UnsupportedCombination.with_advice("no", "fp32", "script", "apex:O1", remedy="cast it")
     assert str(error) == "no; compare fp32, script or apex:O1, or cast it"
     assert str(error.advice.without_other_arms(["script"])) == "compare script, or cast it"
-    assert str(UnsupportedCombination.advising("no", remedy="cast it")) == "no; cast it"
-    assert (str(Advice()), str(UnsupportedCombination.advising("no", "fp32"))) == ("", "no; compare fp32")
+    assert str(UnsupportedCombination.with_advice("no", remedy="cast it")) == "no; cast it"
+    assert (str(ArmAdvice()), str(UnsupportedCombination.with_advice("no", "fp32"))) == ("", "no; compare fp32")

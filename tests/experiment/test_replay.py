@@ -3,11 +3,11 @@
 import pytest
 
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.experiment.replay import sides_of
+from ampcompare.experiment.replay import replay_sides_of_changes
 
 
 def test_an_arm_is_a_change_in_its_one_spelling() -> None:
-    (side, other) = sides_of(["arm=bf16", "arm=O1"], {}, None, ["train.py"])
+    (side, other) = replay_sides_of_changes(["arm=bf16", "arm=O1"], {}, None, ["train.py"])
     assert (side.name, side.changes) == ("arm=native:bf16", {"arm": "native:bf16"})
     assert other.name == "arm=apex:O1"
 
@@ -27,4 +27,4 @@ def test_an_arm_is_a_change_in_its_one_spelling() -> None:
 )
 def test_other_arms_are_refused_with_the_reason(arm: str, why: str) -> None:
     with pytest.raises(AmpCompareError, match=why):
-        sides_of([f"arm={arm}"], {}, None, ["train.py"])
+        replay_sides_of_changes([f"arm={arm}"], {}, None, ["train.py"])

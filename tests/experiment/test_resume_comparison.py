@@ -11,13 +11,18 @@ from ampcompare.experiment.resume_comparison import (
     ResumeTrace,
     ResumptionAnswer,
     compare_traces,
-    losses_apart,
+    distance_of_last_losses,
     read_trace,
 )
-from ampcompare.settings.resume_trace import RowKind
+from ampcompare.settings.resume_trace import TraceRowKind
 
-SAVE = {"kind": RowKind.SAVE, "path": "/f/last.pt", "line": "train.py:9", "holds": ["model", "optimizer", "scaler"]}
-LOAD = {"kind": RowKind.LOAD, "path": "/f/last.pt", "line": "train.py:3"}
+SAVE = {
+    "kind": TraceRowKind.SAVE,
+    "path": "/f/last.pt",
+    "line": "train.py:9",
+    "holds": ["model", "optimizer", "scaler"],
+}
+LOAD = {"kind": TraceRowKind.LOAD, "path": "/f/last.pt", "line": "train.py:3"}
 
 
 def digests(text: str) -> dict[str, str]:
@@ -40,10 +45,10 @@ def rows(steps: range, *others: dict[str, Any]) -> list[dict[str, Any]]:
     found = [*others]
     for step in steps:
         found += [
-            {"kind": RowKind.START, "state": start(step), "made": {"optimizer": [0, 1], "scaler": [0]}},
-            {"kind": RowKind.BATCH, "batch": f"x{step}"},
-            {"kind": RowKind.LOSS, "loss": 1.0 / (1 + step)},
-            {"kind": RowKind.STEP},
+            {"kind": TraceRowKind.START, "state": start(step), "made": {"optimizer": [0, 1], "scaler": [0]}},
+            {"kind": TraceRowKind.BATCH, "batch": f"x{step}"},
+            {"kind": TraceRowKind.LOSS, "loss": 1.0 / (1 + step)},
+            {"kind": TraceRowKind.STEP},
         ]
     return [{"step": 0, **row} for row in found]
 
@@ -58,7 +63,7 @@ def trace(folder: Path, *given: list[dict[str, Any]]) -> ResumeTrace:
 def traces(tmp_path: Path) -> tuple[ResumeTrace, ResumeTrace, ResumeTrace]:
     """The run without a break, the one that is stopped, and one that resumes exactly."""
     whole = trace(tmp_path, rows(range(5), SAVE))
-    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": RowKind.STOP, "step": 2}])
+    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": TraceRowKind.STOP, "step": 2}])
     return whole, broken, trace(tmp_path, rows(range(2, 5), LOAD))
 
 
@@ -123,7 +128,7 @@ def test_steps_that_are_left_are_counted(traces: tuple[ResumeTrace, ResumeTrace,
     found = compare_traces(whole, broken, resumed)
     assert found.answer is ResumptionAnswer.DIFFERS
     assert (found.differences[0].role, found.differences[0].what) == ("steps", "2 steps where 3 were left")
-    assert losses_apart(whole, ResumeTrace()) is None
+    assert distance_of_last_losses(whole, ResumeTrace()) is None
 
 
 def test_tensors_of_an_earlier_step_tell_why(
@@ -308,7 +313,7 @@ def test_statistics_are_in_the_file_or_not(traces: tuple[ResumeTrace, ResumeTrac
 
 
 def test_a_count_is_known_by_the_first_batches_or_the_learning_rates(tmp_path: Path) -> None:
-    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": RowKind.STOP, "step": 2}])
+    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": TraceRowKind.STOP, "step": 2}])
     for rates in (False, True):
         whole, resumed = trace(tmp_path, rows(range(5), SAVE)), trace(tmp_path, rows(range(2, 6), LOAD))
         for at, step in enumerate(whole.steps):
@@ -383,7 +388,7 @@ def test_a_script_that_fails_in_its_first_step(
     whole, broken, _ = traces
     resumed = trace(tmp_path, rows(range(2, 3), LOAD)[:-2])
     assert (resumed.steps, resumed.last is not None) == ([], True)
-    resumed.fail("RuntimeError")
+    resumed.note_error("RuntimeError")
     assert compare_traces(whole, broken, resumed).answer is ResumptionAnswer.EXACT  # as far as it came
     resumed.steps[0].state["moments"]["a"]["exp_avg"] = digests("m2 in bf16")
     found = compare_traces(whole, broken, resumed).differences

@@ -30,17 +30,17 @@ def running(plan: Plan, tmp_path: Path) -> RunningPlan:
 
 
 def _finish(running: RunningPlan, index: int, started: str, status: str = "completed") -> None:
-    record = Pretend().launch(*running.cell(index)).model_copy(update={"started": started, "status": status})
-    running.keep(FinishedCell(index, record, started))
+    record = Pretend().launch(*running.cell_and_folder(index)).model_copy(update={"started": started, "status": status})
+    running.keep_finished_cell(FinishedCell(index, record, started))
 
 
 def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
     """Terms, cells and order come back, and what another version has added is still there after a look."""
     run = RunDirectory(tmp_path)
-    assert run.plan() is None
-    stored = StoredPlan.of(plan, command="the command", terms=Terms(0.5, tag="night"), pilot=[1, 0])
+    assert run.read_plan() is None
+    stored = StoredPlan.from_plan(plan, command="the command", terms=Terms(0.5, tag="night"), pilot=[1, 0])
     run.write_plan(stored)
-    assert run.plan() == stored
+    assert run.read_plan() == stored
     assert (stored.pilot, stored.cells["half@1"]) == ([0, 1], plan.cells[plan.order.index("half@1")].digest())
     values = json.loads(run.plan_file.read_text())
     del values["order_seed"]

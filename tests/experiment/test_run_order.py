@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, parse_seeds, position_sums
+from ampcompare.experiment.plan import Plan, balanced_arm_orders, devices_of_cells, parse_seeds, position_sums_of_arms
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.settings.config import RunConfig
@@ -24,7 +24,7 @@ def _names(count: int) -> list[str]:
 
 
 def _range(arms: list[str], rows: list[list[str]]) -> int:
-    sums = position_sums(arms, rows).values()
+    sums = position_sums_of_arms(arms, rows).values()
     return max(sums) - min(sums)
 
 
@@ -40,7 +40,7 @@ def test_mean_positions_are_as_equal_as_possible(arms: int) -> None:
     """For any numbers of arms and seeds the sums of positions differ by the least that whole numbers allow."""
     names = _names(arms)
     for blocks in (*range(1, 7), 11):
-        rows = balanced_rows(names, [], blocks, seed=blocks)
+        rows = balanced_arm_orders(names, [], blocks, seed=blocks)
         assert [sorted(row) for row in rows] == [sorted(names)] * blocks
         assert _range(names, rows) == _least_range(arms, blocks), blocks
 
@@ -50,9 +50,9 @@ def test_further_blocks_restore_the_balance(arms: int) -> None:
     """Blocks that are added are chosen for the balance of all, so that two or more equalize what was recorded."""
     names = _names(arms)
     for recorded in range(1, 6):
-        before = balanced_rows(names, [], recorded, seed=recorded)
+        before = balanced_arm_orders(names, [], recorded, seed=recorded)
         for count in (2, 3, 4):
-            rows = [*before, *balanced_rows(names, before, count, seed=recorded)]
+            rows = [*before, *balanced_arm_orders(names, before, count, seed=recorded)]
             assert _range(names, rows) <= 1, (arms, recorded, count)
 
 
@@ -60,26 +60,26 @@ def test_three_arms_of_three_seeds_are_a_latin_square() -> None:
     """With three arms and seeds each arm runs first, second and last once: no effect of the position is left."""
     names = _names(3)
     for seed in range(20):
-        columns = zip(*balanced_rows(names, [], 3, seed), strict=True)
+        columns = zip(*balanced_arm_orders(names, [], 3, seed), strict=True)
         assert all(sorted(column) == names for column in columns)
 
 
 def _write(folder: Path, plan: Plan) -> None:
-    stored = StoredPlan.of(plan, command="", terms=Terms(), pilot=())
+    stored = StoredPlan.from_plan(plan, command="", terms=Terms(), pilot=())
     RunDirectory(folder).write_plan(stored)
 
 
 def test_a_folder_keeps_its_order(tmp_path: Path) -> None:
     """The order that a run directory records holds for the next call, and its seed draws the same extension."""
     first = make_plan(RunConfig(), ARMS, range(3))
-    assert RunDirectory(tmp_path).in_recorded_order(first) is first
+    assert RunDirectory(tmp_path).plan_in_recorded_order(first) is first
     _write(tmp_path, first)
     again, more = (
-        RunDirectory(tmp_path).in_recorded_order(make_plan(RunConfig(), ARMS, range(count))) for count in (3, 5)
+        RunDirectory(tmp_path).plan_in_recorded_order(make_plan(RunConfig(), ARMS, range(count))) for count in (3, 5)
     )
     assert (again.order, again.order_seed, again.cells) == (first.order, first.order_seed, first.cells)
     assert more.order[: len(first.order)] == first.order
-    assert more.order == RunDirectory(tmp_path).in_recorded_order(make_plan(RunConfig(), ARMS, range(5))).order
+    assert more.order == RunDirectory(tmp_path).plan_in_recorded_order(make_plan(RunConfig(), ARMS, range(5))).order
     rows = [list(more.labels[start : start + 5]) for start in range(0, 25, 5)]
     assert _range(list(ARMS), rows) == 0
 
@@ -88,8 +88,8 @@ def test_arms_and_seeds_that_the_record_lacks(tmp_path: Path) -> None:
     """Added arms follow those of a recorded block, and removed cells are left out."""
     first = make_plan(RunConfig(), ARMS[:3], [1, 2])
     _write(tmp_path, first)
-    plan = RunDirectory(tmp_path).in_recorded_order(make_plan(RunConfig(), [*ARMS[:2], ARMS[4]], [0, 2]))
-    blocks = [plan.order[place] for place in plan.blocks()[1]]
+    plan = RunDirectory(tmp_path).plan_in_recorded_order(make_plan(RunConfig(), [*ARMS[:2], ARMS[4]], [0, 2]))
+    blocks = [plan.order[place] for place in plan.cell_ranges_by_seed()[1]]
     kept = [name for name in first.order if name.endswith("@2") and not name.startswith(ARMS[2])]
     assert blocks == [*kept, f"{ARMS[4]}@2"]
     assert sorted(plan.order[:3]) == sorted(f"{arm}@0" for arm in [*ARMS[:2], ARMS[4]])
@@ -102,7 +102,7 @@ def test_a_damaged_plan_is_no_order(tmp_path: Path, text: str) -> None:
     """A plan.json that holds no order changes nothing; the run writes it again."""
     plan = make_plan(RunConfig(), ARMS, range(2))
     (tmp_path / "plan.json").write_text(text)
-    assert RunDirectory(tmp_path).in_recorded_order(plan) is plan
+    assert RunDirectory(tmp_path).plan_in_recorded_order(plan) is plan
 
 
 def test_a_plan_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_plan_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
     _write(tmp_path, first)
     path = RunDirectory(tmp_path).plan_file
     path.write_text(json.dumps({**json.loads(path.read_text()), "order_seed": None}))
-    kept = RunDirectory(tmp_path).in_recorded_order(plan)
+    kept = RunDirectory(tmp_path).plan_in_recorded_order(plan)
     assert (kept.order[:10], kept.order_seed) == (first.order, plan.order_seed)
 
 
@@ -120,21 +120,21 @@ def test_arms_visit_devices_equally_often(arms: int, devices: int) -> None:
     """In a full round of seeds, together or spread, an arm is on each device once, and devices have equal work."""
     names = [str(arm) for arm in range(arms)]
     for by_seed in (True, False):
-        rows = device_of_cells(names, 2 * devices, devices, 7, by_seed=by_seed)
+        rows = devices_of_cells(names, 2 * devices, devices, 7, by_seed=by_seed)
         for name in names:
             assert sorted(row[name] for row in rows[:devices]) == list(range(devices))
         work = Counter(device for row in rows for device in row.values())
         assert set(work.values()) == {2 * arms}
-    assert all(len(set(row.values())) == 1 for row in device_of_cells(names, devices, devices, 7))
+    assert all(len(set(row.values())) == 1 for row in devices_of_cells(names, devices, devices, 7))
 
 
 def test_few_seeds_use_all_devices() -> None:
     """Seeds that do not fill the devices are spread evenly; the draw follows its seed, and a full round stays."""
-    rows = device_of_cells(ARMS_8, 2, 16, 3)
+    rows = devices_of_cells(ARMS_8, 2, 16, 3)
     assert max(Counter(device for row in rows for device in row.values()).values()) == 1
-    assert rows == device_of_cells(ARMS_8, 2, 16, 3)
-    assert rows != device_of_cells(ARMS_8, 2, 16, 4)
-    assert device_of_cells(ARMS_8, 4, 4, 3) == device_of_cells(ARMS_8, 9, 4, 3)[:4]
+    assert rows == devices_of_cells(ARMS_8, 2, 16, 3)
+    assert rows != devices_of_cells(ARMS_8, 2, 16, 4)
+    assert devices_of_cells(ARMS_8, 4, 4, 3) == devices_of_cells(ARMS_8, 9, 4, 3)[:4]
 
 
 @pytest.mark.parametrize(

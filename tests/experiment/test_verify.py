@@ -140,7 +140,7 @@ def test_weights_that_roundings_take_as_far_are_within_rounding() -> None:
     for bias, verdict in (([0.25, -0.3], WITHIN), ([0.2001, -0.3], DIFFERENT)):
         twin = dataclasses.replace(original, weights={**weights, "0.1": np.array(bias)})
         runs = verify._Verification("train.py", [], functools.partial(_return, twin), print, how="", stack=None)
-        assert runs._compare(original, rewritten)[0] == verdict
+        assert runs._compare_beside_twin(original, rewritten)[0] == verdict
 
 
 def grown(factor: float, *, bias: float = 0.0) -> ScriptRun:
@@ -638,7 +638,7 @@ def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pyt
         return run_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
     monkeypatch.setattr(verify, "run_script_in_child", run)
-    monkeypatch.setattr(verify, "migrate_whole", lambda paths, how: verify.Moved([], False, []))
+    monkeypatch.setattr(verify, "migrate_whole_files", lambda paths, how: verify.MigratedFiles([], False, []))
     said: list[str] = []
     assert verify_script(str(script), [], steps=4, say=said.append, how="rewrite") == 1
     assert "scaled no loss in 4 steps and 4 backward passes: its switch for fp16 did not act" in said[-2]

@@ -17,7 +17,7 @@ from ampcompare.experiment.rewrite_comparison import (
     WITHIN,
     compare_runs,
     compare_starts,
-    cut_to_common_steps,
+    cut_runs_to_common_steps,
     differences_beyond_twin,
 )
 from ampcompare.experiment.script_run import ScriptRun
@@ -194,11 +194,11 @@ def test_two_optimizers_are_compared_as_far_as_both_runs_went() -> None:
     weights = {"0.0": np.ones(2), "1.0": np.ones(2)}
     there = ScriptRun([1.0] * 3, [1.0] * 3, [(0, True), (1, True), (0, True)], {}, weights, is_cut=True, place="there")
     here = dataclasses.replace(there, applied=[*there.applied, (1, True)], is_cut=True, place="")
-    first, second = cut_to_common_steps(there, here)
+    first, second = cut_runs_to_common_steps(there, here)
     assert first.applied == second.applied
     assert set(first.weights) == {"0.0"}
     ended = dataclasses.replace(there, is_cut=False)
-    assert compare_runs(*cut_to_common_steps(ended, here))[0] == DIFFERENT  # it made fewer steps by itself
+    assert compare_runs(*cut_runs_to_common_steps(ended, here))[0] == DIFFERENT  # it made fewer steps by itself
 
 
 def test_a_twin_of_the_rewritten_script_shows_what_roundings_make() -> None:

@@ -115,7 +115,7 @@ def test_torch_may_come_later(script, marked, forked_python, tmp_path: Path) -> 
 
 def test_a_guard_that_fails_is_switched_off(script, monkeypatch) -> None:
     """An error inside a guard leaves the training alone, is said once, and silences that guard only."""
-    monkeypatch.setattr(AmpStateUnsaved, "attempt", lambda *args: 1 / 0)
+    monkeypatch.setattr(AmpStateUnsaved, "at_step_attempt", lambda *args: 1 / 0)
     path = script(TWICE)
     with ampcompare.guards.install(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -134,7 +134,7 @@ def test_the_engine_still_leaves_overflows_on_the_device(monkeypatch: pytest.Mon
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
-        assert device_skip.common_device(model(torch.ones(1, 2)).sum(), [optimizer]) == torch.device("cpu")
+        assert device_skip.find_flag_device(model(torch.ones(1, 2)).sum(), [optimizer]) == torch.device("cpu")
 
 
 def test_two_hooks_await_one_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def trained(tmp_path: Path, module: Module, **options: Any) -> Any:
         **{"enable_progress_bar": False, "enable_model_summary": False, "gradient_clip_val": 1.0},
         **{"default_root_dir": tmp_path, **options},
     )
-    trainer.fit(module, DataLoader(data(), batch_size=4))
+    trainer.inputs_in_weight_type(module, DataLoader(data(), batch_size=4))
     return trainer
 
 

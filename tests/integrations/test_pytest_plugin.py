@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.integrations.pytest_plugin import _arms_in
+from ampcompare.integrations.pytest_plugin import _split_arms_of_text
 
 PLUGIN = ("-p", "no:ampcompare", "-p", "ampcompare.integrations.pytest_plugin", "-p", "no:cacheprovider")
 SUITE = """
@@ -78,7 +78,7 @@ def test_a_suite_is_run_for_each_arm(forked_python: Any, tmp_path: Path) -> None
 
 def test_arms_of_a_setting() -> None:
     """Arms are divided by spaces and commas, except where a comma belongs to an option."""
-    assert _arms_in("bf16, fp16 apex:O2,loss_scale=128,keep_fp32=head O1 half:bf16,kahan") == [
+    assert _split_arms_of_text("bf16, fp16 apex:O2,loss_scale=128,keep_fp32=head O1 half:bf16,kahan") == [
         *("bf16", "fp16", "apex:O2,loss_scale=128,keep_fp32=head", "O1", "half:bf16,kahan")
     ]
 

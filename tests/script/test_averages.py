@@ -39,7 +39,7 @@ def _notes(behind: Any, arm: str, average: Average, decay: float, dtype: torch.d
     torch.manual_seed(0)
     recorder = Recorder(None, {})
     recorded: list[dict[str, Any]] = []
-    recorder.after_row(recorded.append)
+    recorder.call_after_each_row(recorded.append)
     behind(arm, Rows(recorder))
     model = nn.Linear(32, 8).to(dtype)
     optimizer, averaged = SGD(model.parameters(), 0.05), None

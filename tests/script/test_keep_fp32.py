@@ -8,8 +8,8 @@ from torch import nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.keep_fp32 import KeptAtFirstCall, bare_model
-from ampcompare.training.precision.keep_fp32 import autocast_off_factory
+from ampcompare.script.keep_fp32 import KeptFp32AtFirstCall, model_inside_wrappers
+from ampcompare.training.precision.keep_fp32 import make_autocast_off_factory
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def events() -> Iterator[Subscriptions]:
 
 def test_modules_are_kept_at_the_first_call(events: Subscriptions) -> None:
     """The first forward pass already runs them without autocast, and the others with it."""
-    KeptAtFirstCall("1|2", autocast_off_factory("cpu"), lambda: True).install(events)
+    KeptFp32AtFirstCall("1|2", make_autocast_off_factory("cpu"), lambda: True).install(events)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     types = []
     for layer in model:
@@ -37,14 +37,14 @@ def test_names_are_those_inside_of_what_casts_a_model() -> None:
     from ampcompare.apex.fp16_utils import FP16Model, network_to_half
 
     model = nn.Sequential(nn.Linear(4, 4))
-    assert bare_model(network_to_half(model)) is model
-    assert bare_model(nn.DataParallel(FP16Model(model))) is model
-    assert bare_model(nn.Sequential(nn.Identity(), model))[1] is model
+    assert model_inside_wrappers(network_to_half(model)) is model
+    assert model_inside_wrappers(nn.DataParallel(FP16Model(model))) is model
+    assert model_inside_wrappers(nn.Sequential(nn.Identity(), model))[1] is model
 
 
 def test_a_pattern_without_a_module(events: Subscriptions) -> None:
     """It is refused at the first step, when the models have been called."""
-    KeptAtFirstCall("nothing", autocast_off_factory("cpu"), lambda: True).install(events)
+    KeptFp32AtFirstCall("nothing", make_autocast_off_factory("cpu"), lambda: True).install(events)
     layer = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     layer(torch.zeros(1, 2)).sum().backward()

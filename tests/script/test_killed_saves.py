@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ampcompare.script.killed_saves import (
-    Change,
     ChangeWatch,
+    FileChange,
     KilledSaves,
-    Point,
-    choose_points,
+    KillPoint,
+    choose_kill_points,
     lay_out_remains,
     put_back_originals,
 )
@@ -27,7 +27,7 @@ def kill(folder: Path, save: Callable[[ChangeWatch], None]) -> list[dict[str, An
     """Let copies of this process save, and return what came of each."""
     found: list[dict[str, Any]] = []
     watches: list[ChangeWatch] = []
-    if KilledSaves(20, folder, ["/dev"]).run(watches.append, found.append):
+    if KilledSaves(20, folder, ["/dev"]).kill_copies(watches.append, found.append):
         try:
             save(watches[0])
         finally:
@@ -93,11 +93,11 @@ def test_a_file_that_is_replaced_is_whole_after_every_kill(tmp_path: Path) -> No
 
 
 def test_points_lie_before_changes_and_within_what_is_written() -> None:
-    changes = [Change("makes", ("/f",)), Change("writes", ("/f/a",)), Change("renames", ("/f/a", "/f/b"))]
-    points = choose_points(changes, [0, 100, 0], 10)
-    assert [point for point in points if point.size is None] == [Point(0), Point(1), Point(2)]
+    changes = [FileChange("makes", ("/f",)), FileChange("writes", ("/f/a",)), FileChange("renames", ("/f/a", "/f/b"))]
+    points = choose_kill_points(changes, [0, 100, 0], 10)
+    assert [point for point in points if point.size is None] == [KillPoint(0), KillPoint(1), KillPoint(2)]
     assert [point.size for point in points if point.size is not None] == [0, 14, 28, 42, 57, 71, 85]
-    many = choose_points([Change("writes", (f"/{number}",)) for number in range(30)], [10] * 30, 20)
+    many = choose_kill_points([FileChange("writes", (f"/{number}",)) for number in range(30)], [10] * 30, 20)
     assert sum(point.size is None for point in many) == 8
     assert len(many) == 20
-    assert choose_points(changes, [0, 0, 0], 2) == [Point(0), Point(2)]
+    assert choose_kill_points(changes, [0, 0, 0], 2) == [KillPoint(0), KillPoint(2)]

@@ -102,7 +102,7 @@ def run(tmp_path: Path, forked_python: Any) -> Run:
 
 
 def types_of(ledger: Ledger) -> dict[str, Any]:
-    parts = {name: list(ledger.of_groups(name)) for name in ("weights", "masters", "gradients", "state")}
+    parts = {name: list(ledger.types_of_groups(name)) for name in ("weights", "masters", "gradients", "state")}
     return {**parts, "forward": list(ledger.forward), "backward": list(ledger.backward)}
 
 
@@ -142,7 +142,7 @@ def test_what_no_optimizer_trains_is_frozen(run: Run) -> None:
     apart = ADAPTER.replace("requires_grad_(False).", "").replace("if p.requires_grad", "if p.dtype is torch.float32")
     for text in (ADAPTER.replace("[p for p in model.parameters() if p.requires_grad]", "model.parameters()"), apart):
         ledger = run(text)[0]
-        assert (ledger.frozen, ledger.of_groups("weights"), ledger.of_groups("masters")) == (
+        assert (ledger.frozen, ledger.types_of_groups("weights"), ledger.types_of_groups("masters")) == (
             {"bf16": 1.0},
             {"fp32": 1.0},
             {},
@@ -242,7 +242,7 @@ def test_gradients_of_micro_batches_and_lost_updates(run: Run) -> None:
 def test_an_arm_that_stops_acting_is_seen(run: Run) -> None:
     """A script that switches its autocast off after some steps trains these under another arm."""
     ledger, _ = run(OFF_LATER, "native:bf16")
-    differing = [role.difference for role in compare_roles(Arm.parse("native:bf16").roles, ledger) if role.differs]
+    differing = [role.difference_text for role in compare_roles(Arm.parse("native:bf16").roles, ledger) if role.differs]
     assert len(differing) == 1
     assert "(none in bf16 in step 20), bf16 was asked" in differing[0]
 
@@ -341,8 +341,8 @@ REVERSED_MASTERS = MASTERS.replace("optim.SGD(masters", "optim.SGD(masters[::-1]
 def test_a_master_belongs_to_the_weight_it_is_copied_to(run: Run, text: str, arm: str, weights: str) -> None:
     """Not to another one of its shape; a net that another one's step freezes is trained all the same."""
     ledger = run(text, arm)[0]
-    assert ledger.of_groups("weights") == {weights: 1.0}
-    assert ledger.of_groups("masters") == ({} if weights == "fp32" else {"fp32": 1.0})
+    assert ledger.types_of_groups("weights") == {weights: 1.0}
+    assert ledger.types_of_groups("masters") == ({} if weights == "fp32" else {"fp32": 1.0})
     assert ledger.frozen == ({weights: 1.0} if text is SKIPS else {})
     assert sum(group.parameters for group in ledger.groups) == {SKIPS: 10, GAN: 80, IN_BACKWARD: 40}.get(text, 60)
 

@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.tensors.tree import map_tree
+from ampcompare.base.tensors.tree import map_tensors_in_tree
 from tests.script.small_script import batch, network
 from tests.script.test_stand_in import Rows
 from tests.script.trainings import has_bits
@@ -144,7 +144,7 @@ def test_what_the_script_casts_outside_of_modules_is_explained(behind: Any, arm:
     model(x)
     with pytest.raises(RuntimeError) as raised:
         nn.functional.linear(x, model.weight)
-    assert "casts tensors to bfloat16 itself" in str(stand_in.explain(raised.value))
+    assert "casts tensors to bfloat16 itself" in str(stand_in.find_refusal_of_error(raised.value))
     del optimizer
 
 
@@ -204,7 +204,7 @@ def test_a_mapping_keeps_its_type() -> None:
         def __getattr__(self, name: str) -> Tensor:
             return self[name]
 
-    output = map_tree(Output(loss=torch.ones(1, dtype=torch.float16)), lambda tensor: tensor.float())
+    output = map_tensors_in_tree(Output(loss=torch.ones(1, dtype=torch.float16)), lambda tensor: tensor.float())
     assert output.loss.dtype is torch.float32
 
 
@@ -297,4 +297,4 @@ def test_masters_of_apex_for_sparse_gradients_are_refused(behind: Any) -> None:
     model(torch.arange(4)).square().mean().backward()
     with pytest.raises(RuntimeError, match="dense gradients") as caught:
         optimizer.step()
-    assert "half:masters=fp32" in str(stand_in.explain(caught.value))
+    assert "half:masters=fp32" in str(stand_in.find_refusal_of_error(caught.value))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.script.arm_process import _add_lost_statistics
+from ampcompare.script.arm_process import _record_lost_statistics
 from ampcompare.script.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
@@ -31,8 +31,8 @@ def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
     assert lost.running_var is not None
     lost.running_var.fill_(torch.inf)
     recorder = Recorder(str(path), {"format": FORMAT, "schema": SCHEMA})
-    recorder.add({"kind": "step", "optimizer": 0, "step": 0, "applied": False, "seconds": None})
-    _add_lost_statistics(recorder)
+    recorder.add_row({"kind": "step", "optimizer": 0, "step": 0, "applied": False, "seconds": None})
+    _record_lost_statistics(recorder)
     recorder.close(0, None)
     assert read_rows(path).facts().lost_statistics == ["BatchNorm1d"]
     assert read_exec_record(path).ended is not None

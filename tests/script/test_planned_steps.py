@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.script.planned_steps import planned_steps
+from ampcompare.script.planned_steps import find_planned_steps
 
 
 def planned(tmp_path: Path, lines: str, **names: Any) -> int | None:
@@ -17,7 +17,7 @@ def planned(tmp_path: Path, lines: str, **names: Any) -> int | None:
 
     def step() -> None:
         if not seen:
-            seen.append(planned_steps())
+            seen.append(find_planned_steps())
 
     exec(compile(lines, str(path), "exec"), {"step": step, **names})
     return seen[0]

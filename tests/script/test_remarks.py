@@ -24,7 +24,7 @@ def _remarks(
     torch.manual_seed(0)
     recorder = Recorder(None, {})
     recorded: list[dict[str, Any]] = []
-    recorder.after_row(recorded.append)
+    recorder.call_after_each_row(recorded.append)
     behind(arm, Rows(recorder))
     stepped = optimizer(model.parameters(), 0.01)
     for step in range(steps):
@@ -249,7 +249,7 @@ def test_whole_numbers_that_an_arm_rounds_are_named(behind: Any, arm: str, time:
     """Those that the type has, integers, and other numbers are not."""
     recorder = Recorder(None, {})
     recorded: list[dict[str, Any]] = []
-    recorder.after_row(recorded.append)
+    recorder.call_after_each_row(recorded.append)
     behind(arm, Rows(recorder))
     _train_by_time(time)
     found = [row["text"] for row in recorded if row["kind"] == "remark"]
@@ -262,10 +262,10 @@ def test_an_index_out_of_bounds_has_its_reason(behind: Any) -> None:
     stand_in = behind("half:bf16,masters=fp32")
     with pytest.raises(IndexError) as raised:
         _train_by_time(torch.tensor([3.0, 999.0]), 1000)
-    explained = str(stand_in.explain(raised.value))
+    explained = str(stand_in.find_refusal_of_error(raised.value))
     assert "rounds the whole numbers of time of _Table: 999 becomes 1000 (IndexError: index 1000 is out of" in explained
     assert "native:bf16" in explained
-    assert behind("half:bf16,masters=fp32").explain(raised.value) is None
+    assert behind("half:bf16,masters=fp32").find_refusal_of_error(raised.value) is None
 
 
 def test_a_cast_of_the_script_to_the_other_16_bits_is_named(behind: Any) -> None:
@@ -277,5 +277,5 @@ def test_a_cast_of_the_script_to_the_other_16_bits_is_named(behind: Any) -> None
     optimizer.step()
     with pytest.raises(RuntimeError) as raised:
         model.bfloat16()(torch.ones(2, 8).bfloat16())
-    explained = str(stand_in.explain(raised.value))
+    explained = str(stand_in.find_refusal_of_error(raised.value))
     assert "the arm casts the model to fp16 and the script casts tensors itself to bf16" in explained

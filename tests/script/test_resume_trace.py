@@ -35,7 +35,7 @@ class LazyObject:
 def test_only_objects_of_the_script_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 1)
     shadow = Shadow(model)
-    found = resume_trace._own_objects()
+    found = resume_trace._objects_of_script_classes()
     assert any(each is shadow for each in found)
     assert not {type(each) for each in found} & {types.FunctionType, types.ModuleType, types.MethodType}
     owners = [each for each in found if each is shadow]
@@ -44,9 +44,9 @@ def test_only_objects_of_the_script_are_looked_at(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_held_is_read_without_code_of_its_owner() -> None:
     tensor = torch.ones(2)
-    assert resume_trace._tensors_held(LazyMapping(a=tensor))[0] is tensor
-    assert resume_trace._tensors_held(LazyObject()) == []
-    assert resume_trace._tensors_held([tensor])[0] is resume_trace._tensors_held((tensor,))[0] is tensor
-    assert all(isinstance(each, Tensor) for each in resume_trace._tensors_held(nn.Linear(2, 1)))
+    assert resume_trace._tensors_held_by(LazyMapping(a=tensor))[0] is tensor
+    assert resume_trace._tensors_held_by(LazyObject()) == []
+    assert resume_trace._tensors_held_by([tensor])[0] is resume_trace._tensors_held_by((tensor,))[0] is tensor
+    assert all(isinstance(each, Tensor) for each in resume_trace._tensors_held_by(nn.Linear(2, 1)))
     owner = types.SimpleNamespace(held=[LazyObject(), LazyObject()])
     assert not any("held" in name for name in resume_trace._digests_of_averages([nn.Linear(2, 1)], set(), [owner]))

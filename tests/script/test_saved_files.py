@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.saved_files import SavedFiles, describe_parts
-from ampcompare.settings.resume_trace import RowKind, saved_files
+from ampcompare.script.saved_files import SavedFilesWatch, parts_of_saved_object
+from ampcompare.settings.resume_trace import TraceRowKind, rows_of_saved_files
 
 Rows = list[dict[str, Any]]
 
@@ -24,13 +24,13 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
     monkeypatch.chdir(tmp_path)
     found: Rows = []
     events = Subscriptions(Layer.WATCH)
-    SavedFiles(lambda kind, **values: found.append({"kind": kind, "step": 0, **values})).install(events)
+    SavedFilesWatch(lambda kind, **values: found.append({"kind": kind, "step": 0, **values})).install(events)
     yield found
     events.end()
 
 
 def saves(rows: Rows) -> list[tuple[str, list[str]]]:
-    return [(os.path.basename(row["path"]), row["holds"]) for row in saved_files(rows)]
+    return [(os.path.basename(row["path"]), row["holds"]) for row in rows_of_saved_files(rows)]
 
 
 def state() -> dict[str, Any]:
@@ -54,11 +54,11 @@ def test_files_of_torch_and_pickle_and_buffers(rows: Rows) -> None:
     Path("c.pt").write_bytes(buffer.getvalue())
     Path("other.txt").write_text("not saved")
     assert saves(rows) == [("a.pt", holds), ("b.pkl", holds), ("c.pt", holds)]
-    assert all(row["line"].startswith("test_saved_files.py:") for row in saved_files(rows))
+    assert all(row["line"].startswith("test_saved_files.py:") for row in rows_of_saved_files(rows))
     torch.load("a.pt")
     with open("b.pkl", "rb") as file:
         pickle.load(file)
-    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == RowKind.LOAD] == ["a.pt", "b.pkl"]
+    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == TraceRowKind.LOAD] == ["a.pt", "b.pkl"]
 
 
 def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
@@ -75,12 +75,15 @@ def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
         folders.load(given, checkpoint_id=tmp_path / "folder")
     of_a_norm = ("of_a_norm.safetensors", ["buffers", "model"])
     assert saves(rows) == [("m.safetensors", ["model"]), of_a_norm, ("folder", ["model"])]
-    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == RowKind.LOAD] == ["m.safetensors", "folder"]
+    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == TraceRowKind.LOAD] == [
+        "m.safetensors",
+        "folder",
+    ]
 
 
 def test_parts_are_known_by_their_form() -> None:
-    assert set(describe_parts({"x": [state()]})) == {"model", "optimizer", "generator"}
-    assert list(describe_parts({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})) == [
+    assert set(parts_of_saved_object({"x": [state()]})) == {"model", "optimizer", "generator"}
+    assert list(parts_of_saved_object({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})) == [
         "scheduler",
         "scaler",
     ]

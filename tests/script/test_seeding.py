@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ampcompare.script.seed_shift import shift_numpy_seed, shift_python_seed, shift_torch_seed
-from ampcompare.script.seeding import Seeding
+from ampcompare.script.seed_shift import shifted_numpy_seed, shifted_python_seed, shifted_torch_seed
+from ampcompare.script.seeding import SeedWatch
 from ampcompare.settings.script import SEED_STRIDE
 
 LOADER = """
@@ -84,10 +84,10 @@ def kept_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_rng_state(states[2])
 
 
-def run(source: str, seed: int | None, shifts: Literal["global", "all"] | None = "global") -> tuple[Any, Seeding]:
+def run(source: str, seed: int | None, shifts: Literal["global", "all"] | None = "global") -> tuple[Any, SeedWatch]:
     """Return what a script leaves in `drawn`, under the seed of a cell; without one as plain Python runs it."""
     world = {"random": random, "np": np, "torch": torch, "os": os}
-    seeding = Seeding(SEED_STRIDE * (seed or 0), shifts)
+    seeding = SeedWatch(SEED_STRIDE * (seed or 0), shifts)
     if seed is not None:
         seeding.install()
     try:
@@ -117,13 +117,13 @@ def test_generators_of_its_own_stay_as_written(how: str) -> None:
     written = run(OWN[how], None)[0]
     kept, seeding = run(OWN[how], 3)
     assert kept == written
-    (call,) = seeding.calls
+    (call,) = seeding.seed_calls
     assert (call["kind"], call["seed"], "used" in call) == ("own", "3", False)
     assert call["place"].startswith("train.py:")
     assert run(OWN[how], 0, "all")[0] == written
     shifted, seeding = run(OWN[how], 3, "all")
     assert shifted != written
-    assert seeding.calls[0]["used"] == str(3 + 3 * SEED_STRIDE)
+    assert seeding.seed_calls[0]["used"] == str(3 + 3 * SEED_STRIDE)
 
 
 def test_a_seed_that_is_read_back_is_not_shifted_twice() -> None:
@@ -135,7 +135,7 @@ def test_a_seed_that_is_read_back_is_not_shifted_twice() -> None:
     )
     (first, again), seeding = run(source, 2)
     assert first == again
-    assert {call.get("used", call["seed"]) for call in seeding.calls} == {str(5 + 2 * SEED_STRIDE)}
+    assert {call.get("used", call["seed"]) for call in seeding.seed_calls} == {str(5 + 2 * SEED_STRIDE)}
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_a_seed_that_is_refused_is_refused_alike(source: str) -> None:
 
 
 def test_seeds_beyond_a_range_begin_again() -> None:
-    assert shift_numpy_seed(2**32 - 1, 3) == 2
-    assert shift_numpy_seed([2**32 - 1, 7], 3) == [2, 7]
-    assert shift_torch_seed(2**64 - 1, 3) == 2
-    assert shift_python_seed(True, 3) == 4
-    torch.manual_seed(shift_torch_seed(-(2**63), 3))
+    assert shifted_numpy_seed(2**32 - 1, 3) == 2
+    assert shifted_numpy_seed([2**32 - 1, 7], 3) == [2, 7]
+    assert shifted_torch_seed(2**64 - 1, 3) == 2
+    assert shifted_python_seed(True, 3) == 4
+    torch.manual_seed(shifted_torch_seed(-(2**63), 3))
 
 
 def test_without_a_seed_nothing_is_shifted() -> None:
     """The system's entropy has no number to add to, and the line is named."""
     source = "torch.seed(); np.random.seed(); random.seed(None); drawn = 0"
-    calls = run(source, 1)[1].calls
+    calls = run(source, 1)[1].seed_calls
     assert [call["function"] for call in calls] == ["torch.seed", "numpy.random.seed", "random.seed"]
     assert not any("seed" in call or "used" in call for call in calls)
 
@@ -174,7 +174,7 @@ def test_what_is_restored_or_loaded_is_noted(tmp_path: Path) -> None:
         "with torch.random.fork_rng(): drawn = torch.rand(1).item()"
     )
     found, seeding = run(source, 1)
-    assert [(call["kind"], call["function"]) for call in seeding.calls] == [
+    assert [(call["kind"], call["function"]) for call in seeding.seed_calls] == [
         ("load", "torch.load"), ("state", "torch.set_rng_state"),
     ]  # fmt: skip
     assert found == run(source, 0)[0]
@@ -189,7 +189,7 @@ def test_a_seed_that_cannot_be_shifted_is_noted(after: str) -> None:
         torch.manual_seed(3)
         found, seeding = run(source + after, 1, shifts)
         assert found == written
-        noted = [call for call in seeding.calls if call["kind"] == "state"]
+        noted = [call for call in seeding.seed_calls if call["kind"] == "state"]
         assert [(call["function"], call["place"]) for call in noted] == [("torch.default_generator.manual_seed", "")]
 
 
@@ -214,7 +214,7 @@ def test_replaced_names_are_as_torch_has_them() -> None:
     """Types stay what they are, for pickles, copies and checks of types; at the end all is torch's own again."""
     before = torch.manual_seed, torch.Generator, np.random.RandomState, random.seed
     are_one = torch.manual_seed is torch.random.manual_seed  # until torch's compiler is imported
-    seeding = Seeding(SEED_STRIDE, "all")
+    seeding = SeedWatch(SEED_STRIDE, "all")
     seeding.install()
     try:
         assert pickle.loads(pickle.dumps(torch.random.manual_seed)) is torch.random.manual_seed

@@ -27,7 +27,7 @@ class Rows(recorder.Rows):
     def __init__(self) -> None:
         super().__init__(recorder.Recorder(None, {}))
         self.rows: list[dict[str, Any]] = []
-        self.recorder.after_row(self.rows.append)
+        self.recorder.call_after_each_row(self.rows.append)
 
     def _of(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["kind"] == kind]
@@ -548,7 +548,7 @@ def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: Callab
 
     with pytest.raises((RuntimeError, ValueError, KeyError)) as raised:
         train()
-    assert re.search(why, str(stand_in.explain(raised.value)))
-    assert stand_in.explain(RuntimeError("out of memory")) is None
+    assert re.search(why, str(stand_in.find_refusal_of_error(raised.value)))
+    assert stand_in.find_refusal_of_error(RuntimeError("out of memory")) is None
     behind.end()
-    assert behind("fp32").explain(raised.value) is None
+    assert behind("fp32").find_refusal_of_error(raised.value) is None

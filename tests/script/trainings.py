@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_
 
 from ampcompare.apex.optimizers import FusedAdam
-from ampcompare.base.tensors.cuda_casts import TwoContexts, cuda_casts
+from ampcompare.base.tensors.cuda_casts import NestedContexts, cuda_casts
 from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import batch, gan_loss, network, two_networks
 
@@ -105,7 +105,9 @@ class TorchAmp(Plain):
 
     def cast(self) -> AbstractContextManager[Any]:
         return (
-            nullcontext() if self.dtype is None else TwoContexts(cuda_casts(), torch.autocast("cpu", dtype=self.dtype))
+            nullcontext()
+            if self.dtype is None
+            else NestedContexts(cuda_casts(), torch.autocast("cpu", dtype=self.dtype))
         )
 
     def forward(self) -> AbstractContextManager[Any]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig, settings_digest
 from ampcompare.settings.recipe import OptimizerConfig, Recipe
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 
 def _nested(place: str, value: Any) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
 def test_a_bad_value_is_named_and_shown(place: str, value: Any, message: str) -> None:
     """A value out of range is refused in one short line with its place, what was seen, and what is taken."""
     with pytest.raises(ConfigError) as caught:
-        validate(RunConfig, _nested(place, value))
+        build_validated_model(RunConfig, _nested(place, value))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
@@ -55,14 +55,14 @@ def test_a_bad_value_is_named_and_shown(place: str, value: Any, message: str) ->
 def test_a_batch_that_cannot_be_cut() -> None:
     """Micro-batches are equal, so their number must divide the batch."""
     with pytest.raises(ConfigError, match="batch size 10 cannot be cut into 4 equal micro-batches"):
-        validate(Recipe, {"batch_size": 10, "grad_accum_steps": 4})
+        build_validated_model(Recipe, {"batch_size": 10, "grad_accum_steps": 4})
 
 
 @pytest.mark.parametrize("values", [{"momentum": 0.0}, {"name": "adam"}])
 def test_nesterov_needs_momentum(values: dict[str, Any]) -> None:
     """Nesterov without momentum, or with another optimizer, is refused as torch would refuse it later."""
     with pytest.raises(ConfigError, match="nesterov needs an optimizer such as sgd, with a momentum above 0"):
-        validate(OptimizerConfig, {"nesterov": True, **values})
+        build_validated_model(OptimizerConfig, {"nesterov": True, **values})
 
 
 def test_the_arm_is_canonical() -> None:
@@ -114,7 +114,7 @@ CHANGES = dict(_changes(RunConfig()))
 @cache
 def _name_of_kind(kind: str) -> str:
     """Return the name of the cell that has every default, but for the kind of its parallelism."""
-    return validate(RunConfig, _nested("parallel.kind", kind) if kind else {}).digest()
+    return build_validated_model(RunConfig, _nested("parallel.kind", kind) if kind else {}).digest()
 
 
 @pytest.mark.parametrize("place", CHANGES)
@@ -123,7 +123,7 @@ def test_any_setting_makes_another_cell(place: str) -> None:
     values = _nested(place, CHANGES[place])
     if place in KINDS:
         values.setdefault("parallel", {})["kind"] = KINDS[place]
-    changed = validate(RunConfig, values).digest() != _name_of_kind(KINDS.get(place, ""))
+    changed = build_validated_model(RunConfig, values).digest() != _name_of_kind(KINDS.get(place, ""))
     assert changed != (place.partition(".")[0] in NON_NUMERIC_SETTINGS)
 
 
@@ -136,10 +136,10 @@ def test_the_name_of_a_cell_is_stable() -> None:
 
 def test_precisions_to_evaluate_in_have_one_name() -> None:
     """Text with synonyms gives canonical names in order, which a record holds; none leave the name of the cell."""
-    config = validate(RunConfig, {"eval_precision": "half,bfloat16,,double,autocast:float16"})
+    config = build_validated_model(RunConfig, {"eval_precision": "half,bfloat16,,double,autocast:float16"})
     assert config.eval_precision == ("fp16", "bf16", "float64", "autocast:fp16")
-    assert validate(RunConfig, config.model_dump(mode="json")) == config
-    assert validate(RunConfig, {"eval_precision": ""}).digest() == RunConfig().digest() != config.digest()
+    assert build_validated_model(RunConfig, config.model_dump(mode="json")) == config
+    assert build_validated_model(RunConfig, {"eval_precision": ""}).digest() == RunConfig().digest() != config.digest()
 
 
 def test_an_older_name_of_a_setting_names_the_same_cell() -> None:
@@ -155,12 +155,14 @@ def _with(processes: int, **recipe: Any) -> dict[str, Any]:
 
 def test_several_processes_share_gradients() -> None:
     """Several processes train by ddp unless told otherwise, and not as replicas that know nothing of each other."""
-    assert validate(RunConfig, {"processes": 2}).parallel.kind == "ddp"
-    assert validate(RunConfig, {"processes": 2, "parallel": {"kind": "apex-ddp"}}).parallel.kind == "apex-ddp"
-    assert validate(RunConfig, {}).parallel.kind == "none"
+    assert build_validated_model(RunConfig, {"processes": 2}).parallel.kind == "ddp"
+    assert (
+        build_validated_model(RunConfig, {"processes": 2, "parallel": {"kind": "apex-ddp"}}).parallel.kind == "apex-ddp"
+    )
+    assert build_validated_model(RunConfig, {}).parallel.kind == "none"
     for kind in ("none", "dp"):
         with pytest.raises(ConfigError, match=f"2 processes with parallel kind {kind} would not share"):
-            validate(RunConfig, {"processes": 2, "parallel": {"kind": kind}})
+            build_validated_model(RunConfig, {"processes": 2, "parallel": {"kind": kind}})
 
 
 @pytest.mark.parametrize(
@@ -176,25 +178,25 @@ def test_several_processes_share_gradients() -> None:
 def test_options_of_another_kind(values: dict[str, Any], message: str) -> None:
     """An option that the kind of replicas does not take is refused."""
     with pytest.raises(ConfigError, match=message):
-        validate(RunConfig, {"parallel": values})
+        build_validated_model(RunConfig, {"parallel": values})
 
 
 def test_the_total_batch() -> None:
     """The total batch gives that of each process; both may stand together where they agree, as in a record."""
-    config = validate(RunConfig, _with(4, global_batch_size=32))
+    config = build_validated_model(RunConfig, _with(4, global_batch_size=32))
     assert (config.recipe.batch_size, config.total_batch_size) == (8, 32)
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(ConfigError, match="a total batch of 33 cannot be split over 4 processes"):
-        validate(RunConfig, _with(4, global_batch_size=33))
+        build_validated_model(RunConfig, _with(4, global_batch_size=33))
     with pytest.raises(ConfigError, match="is 8 for each, but batch_size is 16; give only one of them"):
-        validate(RunConfig, _with(4, global_batch_size=32, batch_size=16))
+        build_validated_model(RunConfig, _with(4, global_batch_size=32, batch_size=16))
 
 
 @pytest.mark.parametrize(("rule", "lr"), [("linear", 0.2), ("sqrt", 0.1 * 2**0.5)])
 def test_the_learning_rate_follows_the_total_batch(rule: str, lr: float) -> None:
     """The rate at a base batch gives that of the total batch, by the rule; both may stand together in a record."""
     optimizer = {"lr_base": 0.1, "lr_base_batch": 64, "lr_rule": rule}
-    config = validate(RunConfig, _with(2, batch_size=64, optimizer=optimizer))
+    config = build_validated_model(RunConfig, _with(2, batch_size=64, optimizer=optimizer))
     assert config.recipe.optimizer.lr == pytest.approx(lr)
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     with pytest.raises(
@@ -202,18 +204,18 @@ def test_the_learning_rate_follows_the_total_batch(rule: str, lr: float) -> None
         match=r"lr_base 0.1 gives lr .* for a total batch of 128, but lr is 3; give only "
         r"one",
     ):
-        validate(RunConfig, _with(2, batch_size=64, optimizer={**optimizer, "lr": 3}))
+        build_validated_model(RunConfig, _with(2, batch_size=64, optimizer={**optimizer, "lr": 3}))
 
 
 def test_an_arm_in_shards_is_its_own_kind() -> None:
     """Whatever the number of processes; another kind is refused."""
     for processes in (1, 2):
-        config = validate(RunConfig, {"arm": "fsdp:bf16", "processes": processes})
+        config = build_validated_model(RunConfig, {"arm": "fsdp:bf16", "processes": processes})
         assert (config.arm, config.parallel.kind) == ("fsdp:bf16", "fsdp")
     with pytest.raises(
         ConfigError, match="fsdp:bf16 uses parallel kind fsdp, but the kind given is ddp; leave the kind"
     ):
-        validate(RunConfig, {"arm": "fsdp:bf16", "parallel": {"kind": "ddp"}})
+        build_validated_model(RunConfig, {"arm": "fsdp:bf16", "parallel": {"kind": "ddp"}})
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_an_arm_in_shards_is_its_own_kind() -> None:
 def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
     """Arms that hold or check whole tensors are refused with the reason."""
     with pytest.raises(ConfigError, match=f"cannot be combined with parallel kind fsdp: .*{message}"):
-        validate(RunConfig, {"arm": arm, "parallel": {"kind": "fsdp"}})
+        build_validated_model(RunConfig, {"arm": arm, "parallel": {"kind": "fsdp"}})
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_arms_that_need_whole_weights(arm: str, message: str) -> None:
 )
 def test_settings_that_need_whole_weights(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="whole weights, but fsdp shards them"):
-        validate(RunConfig, {**values, "parallel": {"kind": "fsdp"}})
+        build_validated_model(RunConfig, {**values, "parallel": {"kind": "fsdp"}})
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_an_unknown_setting_gives_the_nearest(place: str, hint: str) -> None:
     for above in filter(None, reversed(group.split("."))):
         values = {above: values}
     with pytest.raises(ConfigError) as caught:
-        validate(RunConfig, values)
+        build_validated_model(RunConfig, values)
     assert "there is no setting" in str(caught.value)
     assert hint in str(caught.value)
 
@@ -294,7 +296,7 @@ def test_an_unknown_setting_gives_the_nearest(place: str, hint: str) -> None:
 def test_all_mistakes_are_told_at_once() -> None:
     """Two mistakes are two parts of one message."""
     with pytest.raises(ConfigError) as caught:
-        validate(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
+        build_validated_model(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
     assert "recipe.epochs" in str(caught.value)
     assert "'devcie'" in str(caught.value)
 

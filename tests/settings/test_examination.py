@@ -9,7 +9,7 @@ import torch
 import ampcompare
 from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.processes.call import ChildAnswer
-from ampcompare.settings.examination import answering_errors, result_of
+from ampcompare.settings.examination import result_of_answer, return_user_errors
 
 
 def _ask_torch() -> None:
@@ -18,7 +18,7 @@ def _ask_torch() -> None:
     exec(code, {"torch": torch})
 
 
-@answering_errors
+@return_user_errors
 def _examine(error: Exception | None) -> dict[str, Any]:
     if error is None:
         _ask_torch()
@@ -40,11 +40,11 @@ def _examine(error: Exception | None) -> dict[str, Any]:
 def test_an_error_that_is_meant_for_users(error: Exception | None, kind: type[Exception], says: str) -> None:
     """Its class is that of its exit code, and a name that torch lacks is one of them."""
     with pytest.raises(kind, match=says):
-        result_of(ChildAnswer(_examine(error), "done"), "it failed")
+        result_of_answer(ChildAnswer(_examine(error), "done"), "it failed")
 
 
 def test_any_other_error() -> None:
     with pytest.raises(ZeroDivisionError):
         _examine(ZeroDivisionError())
     with pytest.raises(LaunchError, match="it failed: killed"):
-        result_of(ChildAnswer({}, "died", "killed"), "it failed")
+        result_of_answer(ChildAnswer({}, "died", "killed"), "it failed")

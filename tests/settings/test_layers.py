@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.file import Matrix, join_settings, read_settings, schema
+from ampcompare.settings.file import Matrix, join_matrices, settings_file_from_values, settings_file_schema
 from ampcompare.settings.layers import Layer, resolve_settings
 
 
@@ -93,7 +93,7 @@ def test_a_group_is_not_a_value() -> None:
 def test_what_a_file_may_not_hold(values: dict[str, Any], message: str) -> None:
     """A mistyped key or a wrong kind of value is one line with the file's name."""
     with pytest.raises(ConfigError) as caught:
-        read_settings(values, "mine")
+        settings_file_from_values(values, "mine")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -101,14 +101,14 @@ def test_what_a_file_may_not_hold(values: dict[str, Any], message: str) -> None:
 def test_arms_take_the_place_of_rows() -> None:
     """A file that names arms is not crossed with the rows of the recipe below it."""
     rows = Matrix(rows=[{"arm": "fp32", "lr": 0.1}], seeds="0-4")
-    both = join_settings(rows, Matrix(arms=["half"]))
+    both = join_matrices(rows, Matrix(arms=["half"]))
     assert (both.rows, both.arms, both.seeds) == (None, ["half"], "0-4")
-    assert join_settings(rows, Matrix(seeds=3)).rows == rows.rows
+    assert join_matrices(rows, Matrix(seeds=3)).rows == rows.rows
 
 
 def test_the_schema_knows_every_key() -> None:
     """Editors are offered the settings of a run and the keys of a comparison, and told of others."""
-    found = schema()
+    found = settings_file_schema()
     assert {"recipe", "device", "arms", "rows", "vary", "reference"} <= set(found["properties"])
     assert set(found["properties"]) == set(RunConfig.model_fields) | set(Matrix.model_fields)
     assert found["additionalProperties"] is False

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ampcompare.settings.metric_direction import known_direction
+from ampcompare.settings.metric_direction import known_metric_direction
 
 LOWER = [
     "loss",
@@ -113,4 +113,4 @@ UNKNOWN = [
 )
 def test_a_name_tells_the_direction_where_it_is_known(name: str, direction: str) -> None:
     """Words count, not letters: `answer` holds no word error rate. What turns a name round leaves it open."""
-    assert known_direction(name) == direction
+    assert known_metric_direction(name) == direction

@@ -7,19 +7,19 @@ import pytest
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
-from ampcompare.experiment.sources import SettingsRequest, collect_settings, matrix_rows, published_beside
+from ampcompare.experiment.sources import SettingsRequest, collect_settings, matrix_rows, published_table_beside_rows
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.file import join_settings, list_recipes, load_recipe
+from ampcompare.settings.file import join_matrices, list_recipes, load_recipe
 from ampcompare.settings.layers import Layer, resolve_settings
 from ampcompare.settings.optimizers import (
     BUILT_IN,
-    canonical_name,
+    canonical_optimizer_name,
     list_optimizers,
     require_optimizer,
 )
 from ampcompare.settings.reads import TRAIN
 from ampcompare.settings.recipe import OptimizerConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 NAMES = [
     "cifar10-r18", "digits", "articles/loader-study", "articles/r18-leaves", "articles/r50-imagenet-amp",
@@ -42,9 +42,9 @@ def test_a_recipe_can_be_planned(name: str) -> None:
     plan = plan_rows(full, rows, parse_seeds(str(recipe.matrix.seeds)))
     assert len(plan.arms) == len(rows)
     for scale in recipe.matrix.scales:
-        smaller = recipe.smaller(scale, name)
+        smaller = recipe.settings_at_scale(scale, name)
         config = resolve_settings([Layer("recipe", recipe.settings), Layer(scale, smaller.settings)]).config
-        there = expand_matrix(join_settings(recipe.matrix, smaller.matrix))
+        there = expand_matrix(join_matrices(recipe.matrix, smaller.matrix))
         assert [row.arm for row in there] == [row.arm for row in rows]
         assert [list(row.varied) for row in there] == [list(row.varied) for row in rows]
         plan_rows(config, there, [0])
@@ -56,14 +56,14 @@ def test_published_figures_have_their_rows(name: str) -> None:
     """At each scale every published figure stands beside the same row of the recipe."""
     sources = collect_settings(SettingsRequest(recipe=name), TRAIN)
     rows = matrix_rows(sources)
-    published = published_beside(sources, rows)
+    published = published_table_beside_rows(sources, rows)
     assert published is not None
     assert published.differs == []
     assert all(line.row for line in published.rows)
     for scale in load_recipe(name).matrix.scales:
         small = collect_settings(SettingsRequest(recipe=name, size=scale), TRAIN)
         there = matrix_rows(small)
-        again = published_beside(small, there)
+        again = published_table_beside_rows(small, there)
         assert again is not None
         places = {row.label: place for place, row in enumerate(rows)}
         found = {row.label: place for place, row in enumerate(there)}
@@ -97,7 +97,7 @@ def test_a_mistyped_name_has_its_nearest() -> None:
 )
 def test_one_optimizer_has_one_name(text: str, name: str) -> None:
     """Whatever way it is written, its cell has one digest."""
-    assert canonical_name(text) == name
+    assert canonical_optimizer_name(text) == name
     assert OptimizerConfig(name=text).name == name
 
 
@@ -111,20 +111,20 @@ def test_one_optimizer_has_one_name(text: str, name: str) -> None:
 )
 def test_arguments_that_are_settings_are_refused(args: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        validate(OptimizerConfig, {"args": args})
+        build_validated_model(OptimizerConfig, {"args": args})
 
 
 def test_rates_by_layer_are_not_adapted_twice() -> None:
     with pytest.raises(ConfigError, match="fused_lamb already does"):
-        validate(OptimizerConfig, {"name": "fused_lamb", "layer_lr": "larc"})
+        build_validated_model(OptimizerConfig, {"name": "fused_lamb", "layer_lr": "larc"})
 
 
 def test_gradients_that_stay_scaled_are_not_clipped() -> None:
     """FusedSGD without master gradients leaves nothing to clip at its size."""
     optimizer = {"name": "fused_sgd", "args": {"materialize_master_grads": False}}
     with pytest.raises(ConfigError, match="clip_grad reads unscaled gradients"):
-        validate(RunConfig, {"recipe": {"optimizer": optimizer, "clip_grad": 1.0}})
-    validate(RunConfig, {"recipe": {"optimizer": optimizer}})
+        build_validated_model(RunConfig, {"recipe": {"optimizer": optimizer, "clip_grad": 1.0}})
+    build_validated_model(RunConfig, {"recipe": {"optimizer": optimizer}})
 
 
 def test_what_is_not_installed_is_refused_with_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,16 @@ from textwrap import dedent
 
 import pytest
 
-from ampcompare.source.index import Answer, Event, Function, Imported, Index, Several, Unknown, choices_of
+from ampcompare.source.index import (
+    Answer,
+    Function,
+    ImportedObject,
+    Index,
+    SeveralFunctions,
+    SoughtEvent,
+    UnknownFunction,
+    functions_of_callee,
+)
 from ampcompare.source.module import Module
 from ampcompare.source.project import Project
 
@@ -24,8 +33,8 @@ def _callee(path: Path, text: str, project: Project | None) -> str:
 
 
 def _words(answer: object) -> str:
-    names = [each.name if isinstance(each, Imported) else _lines(each) for each in choices_of(answer)]  # type: ignore[arg-type]
-    return " or ".join(sorted(names)) + ("?" if isinstance(answer, Unknown) else "")
+    names = [each.name if isinstance(each, ImportedObject) else _lines(each) for each in functions_of_callee(answer)]  # type: ignore[arg-type]
+    return " or ".join(sorted(names)) + ("?" if isinstance(answer, UnknownFunction) else "")
 
 
 def _lines(function: Function) -> str:
@@ -154,7 +163,7 @@ def test_the_callers_of_a_function_in_other_files(tmp_path: Path) -> None:
         path.write_text(text)
         module = Module(text)
         index = Index(module, Project(path, module))
-        calls, known = index.callers(module.scope_from[module.tree.body[0]])
+        calls, known = index.calls_of_function(module.scope_from[module.tree.body[0]])
         assert sorted(map(ast.unparse, calls)) == ["step()", "steps.step()"]
         assert known is complete
 
@@ -172,18 +181,18 @@ def test_the_callers_of_a_function_in_other_files(tmp_path: Path) -> None:
 def test_what_a_function_reaches(body: str, expected: Answer) -> None:
     """Through what it calls; what nobody knows may do anything."""
     module = Module(f"def helper():\n    y.grad\ndef f():\n    {body}\n")
-    reads = Event("grad", lambda module, node: isinstance(node, ast.Attribute) and node.attr == "grad")
+    reads = SoughtEvent("grad", lambda module, node: isinstance(node, ast.Attribute) and node.attr == "grad")
     function = Function(module.scope_from[module.tree.body[1]])
-    assert Index(module).reaches(function, reads) is expected
+    assert Index(module).reaches_event(function, reads) is expected
 
 
 def test_several_and_unknown_are_apart() -> None:
     module = Module("def g(): 1\ndef h(): 2\nf = g if x else h\nf()\nf = g if x else unknown\nf()\n")
     first, second = module.calls
     index = Index(module)
-    assert isinstance(index.callee(first, module.top), Several)
+    assert isinstance(index.callee(first, module.top), SeveralFunctions)
     found = index.callee(second, module.top)
-    assert isinstance(found, Unknown)
+    assert isinstance(found, UnknownFunction)
     assert len(found.candidates) == 1
 
 
@@ -193,5 +202,5 @@ def test_a_decorated_class_is_no_function() -> None:
     module = Module(text)
     index = Index(module)
     call = next(each for each in module.calls if getattr(each.func, "id", "") == "item")
-    assert isinstance(index.callee(call, module.scope_of[call]), Imported | Unknown)
-    index.values(module.scopes[1].node.body[0].value, module.scopes[1])  # type: ignore[union-attr]
+    assert isinstance(index.callee(call, module.scope_of[call]), ImportedObject | UnknownFunction)
+    index.values_of_expression(module.scopes[1].node.body[0].value, module.scopes[1])  # type: ignore[union-attr]

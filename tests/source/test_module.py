@@ -5,8 +5,8 @@ from textwrap import dedent
 
 import pytest
 
-from ampcompare.source.branches import is_exclusive
-from ampcompare.source.call_order import CallFollower, Frame
+from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.call_order import CallFollower, CallFrame
 from ampcompare.source.index import Index
 from ampcompare.source.module import Module, SourceText
 from ampcompare.source.syntax import SourceInvalid, arguments, parse_tree
@@ -56,7 +56,7 @@ def test_places_that_never_run_together(one: str, other: str, never: bool) -> No
     """Tests that cannot both hold are known, whatever their form."""
     module = Module(f"if {one}:\n    f()\nif {other}:\n    g()\n")
     first, second = module.calls
-    assert is_exclusive(module, first, second) is never
+    assert exclude_each_other(module, first, second) is never
 
 
 class _Names(CallFollower):
@@ -66,9 +66,9 @@ class _Names(CallFollower):
         super().__init__(Index(module))
         self.found: list[tuple[str, int]] = []
 
-    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+    def handle_node(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         assert isinstance(node, ast.Call)
-        if not self.inline(node.func, frame, node):
+        if not self.follow_named_function(node.func, frame, node):
             self.found.append((ast.unparse(node.func), len(frame.facts)))
 
 

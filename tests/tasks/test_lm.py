@@ -13,7 +13,7 @@ from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import BITS_PER_BYTE, PERPLEXITY
 from ampcompare.tasks.lm import Gpt, LanguageModeling, lm
 from ampcompare.tasks.task import make_task
-from ampcompare.training.evaluate import Evaluation, evaluate
+from ampcompare.training.evaluate import EvaluationResult, evaluate_models
 from ampcompare.training.precision.base import make_precision
 
 CPU = torch.device("cpu")
@@ -42,9 +42,9 @@ def batch(made: LanguageModeling, size: int = 12) -> dict[str, Tensor]:
     return found
 
 
-def measured(made: LanguageModeling, net: nn.Module, batch_size: int = 10) -> Evaluation:
+def measured(made: LanguageModeling, net: nn.Module, batch_size: int = 10) -> EvaluationResult:
     batches = made.data.val_batches(batch_size, device="cpu")
-    return evaluate(made, [net], make_precision("fp32"), batches, CPU)
+    return evaluate_models(made, [net], make_precision("fp32"), batches, CPU)
 
 
 def single_losses(net: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, int]:

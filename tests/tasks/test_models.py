@@ -45,7 +45,7 @@ def test_patches_keep_every_pixel() -> None:
     """Patches hold the image row by row, filled up with zeros where its sides are no multiples."""
     model = build_model("transformer", num_classes=2, sample_shape=(2, 3, 5), model_args={"patch_size": 2})
     image = torch.arange(1.0, 31.0).reshape(1, 2, 3, 5)
-    patches = model._patches(image)
+    patches = model._cut_into_patches(image)
     assert patches.shape == (1, 6, 8)
     assert patches[0, 0].tolist() == [1, 2, 6, 7, 16, 17, 21, 22]
     assert patches[0, 5].tolist() == [15, 0, 0, 0, 30, 0, 0, 0]

@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.regression import Regression, diabetes, regression
-from ampcompare.training.evaluate import Evaluation, evaluate
+from ampcompare.training.evaluate import EvaluationResult, evaluate_models
 from ampcompare.training.precision.base import make_precision
 
 CPU = torch.device("cpu")
 
 
-def measured(task: Regression, model: nn.Module) -> Evaluation:
-    return evaluate(task, [model], make_precision("fp32"), task.data.val_batches(50, device="cpu"), CPU)
+def measured(task: Regression, model: nn.Module) -> EvaluationResult:
+    return evaluate_models(task, [model], make_precision("fp32"), task.data.val_batches(50, device="cpu"), CPU)
 
 
 class Guess(nn.Module):
@@ -46,7 +46,7 @@ def test_every_sample_counts_once() -> None:
     expected = float((outputs - part[1]).square().mean().sqrt())
     for size in (4, 13):
         batches = task.data.val_batches(size, device="cpu")
-        found = evaluate(task, [model], make_precision("fp32"), batches, CPU)
+        found = evaluate_models(task, [model], make_precision("fp32"), batches, CPU)
         assert found.values["RMSE"] == pytest.approx(expected, rel=1e-5)
 
 

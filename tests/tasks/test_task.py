@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.tasks import classification_loss, load_data
-from ampcompare.tasks.classification import Classification, make_views
+from ampcompare.tasks.classification import Classification, make_image_views
 from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.training.evaluate import evaluate
+from ampcompare.training.evaluate import evaluate_models
 from ampcompare.training.precision.base import make_precision
 
 
@@ -47,10 +47,10 @@ IMAGE = torch.arange(6.0).reshape(1, 1, 2, 3)
 
 def test_views_of_an_image() -> None:
     """A flip exchanges left and right; a shift repeats the edge that it uncovers."""
-    assert make_views("none", (1, 2, 3)) == ()
-    (flip,) = make_views("flips", (1, 2, 3))
+    assert make_image_views("none", (1, 2, 3)) == ()
+    (flip,) = make_image_views("flips", (1, 2, 3))
     assert flip(IMAGE).tolist() == [[[[2, 1, 0], [5, 4, 3]]]]
-    down, up, right, left = (view(IMAGE)[0, 0].tolist() for view in make_views("shifts", (1, 2, 3)))
+    down, up, right, left = (view(IMAGE)[0, 0].tolist() for view in make_image_views("shifts", (1, 2, 3)))
     assert down == [[0, 1, 2], [0, 1, 2]]
     assert up == [[3, 4, 5], [3, 4, 5]]
     assert right == [[0, 0, 1], [3, 3, 4]]
@@ -60,7 +60,7 @@ def test_views_of_an_image() -> None:
 def test_samples_that_are_no_images_are_refused() -> None:
     """Rows of features cannot be flipped, and the message says what to choose."""
     with pytest.raises(UnsupportedCombination, match=r"shape \(8, 4\); use --tta none"):
-        make_views("flips", (8, 4))
+        make_image_views("flips", (8, 4))
 
 
 class Columns(nn.Module):
@@ -81,10 +81,10 @@ def test_logits_of_all_views_are_averaged(arm: str) -> None:
     batches = [(images[:10], labels[:10]), (images[10:], labels[10:])]
     part = (images, labels)
     data = memory_data("three", part, part, SampleOptions(0), num_classes=3, moved_share=0.0, background=0.0)
-    found = evaluate(Classification(data, tta="flips"), [model], precision, batches, cpu)
+    found = evaluate_models(Classification(data, tta="flips"), [model], precision, batches, cpu)
     logits = (Columns()(images) + Columns()(images).flip(-1)) / 2
     assert found.samples == 16
     assert found.counts["top-1"] == int((logits.argmax(1) == labels).sum())
     assert found.loss == pytest.approx(nn.functional.cross_entropy(logits, labels).item(), rel=0.02)
-    alone = evaluate(Classification(data), [model], precision, batches, cpu)
+    alone = evaluate_models(Classification(data), [model], precision, batches, cpu)
     assert alone.loss != pytest.approx(found.loss, rel=0.02)

@@ -9,9 +9,9 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble
+from ampcompare.training.assemble import assemble_run
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
@@ -20,13 +20,15 @@ CPU = torch.device("cpu")
 def make_session(settings: RunConfig, state: Any = None) -> Session:
     """Return the session that a worker would make."""
     precision = make_precision(settings.arm)
-    assembly = assemble(settings.recipe, make_task(settings.recipe), precision, CPU, state=state)
+    assembly = assemble_run(settings.recipe, make_task(settings.recipe), precision, CPU, state=state)
     return Session(settings, assembly)
 
 
 def events_of(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
     """Yield the events of a session as a worker sees them."""
-    _, context = cpu_half(session.config.cpu_half, session.precision.half_dtype, CPU, session.config.autocast_lists)
+    _, context = choose_cpu_half(
+        session.config.cpu_half, session.precision.half_dtype, CPU, session.config.autocast_lists
+    )
     with context:
         yield from session.events()
 

@@ -11,10 +11,10 @@ from torch.optim import SGD
 
 from ampcompare.results.records.run import StepRecord
 from ampcompare.tasks.classification import classification_loss
-from ampcompare.training.assemble import compile_model, prepare_compiler
+from ampcompare.training.assemble import compile_model, prepare_torch_compile
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
-from ampcompare.training.parallel.replication import Single
+from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.precision.base import make_precision
 
 ARMS = [
@@ -84,14 +84,14 @@ class Run:
         if method == "channels_last":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = SGD(model.parameters(), lr=LR)
-        prepare_compiler("eager" if method == "compiled" else "none")
+        prepare_torch_compile("eager" if method == "compiled" else "none")
         self.precision = make_precision(arm)
         (self.model,), (self.optimizer,) = self.precision.prepare([model], [optimizer])
         self.loop = Loop(
             [compile_model(self.model, "aot_eager" if method == "compiled" else "none")],
             [self.optimizer],
             self.precision,
-            Single(),
+            SingleProcess(),
             loss_of,
             HostClock(),
             channels_last=method == "channels_last",
@@ -197,7 +197,7 @@ def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
     """A model whose patched functions get numbers compiles under O1, and gives what it gives without."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    prepare_compiler("eager")
+    prepare_torch_compile("eager")
     model = Scalars()
     precision = make_precision("apex:O1")
     (model,), _ = precision.prepare([model], [SGD(model.parameters(), lr=LR)])  # type: ignore[assignment]
@@ -214,7 +214,7 @@ def test_a_weight_that_is_cast_twice_does_not_stop_the_compiler() -> None:
     """In one graph where two layers share it, and in a second graph while the first one's loss awaits its backward."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    prepare_compiler("eager")
+    prepare_torch_compile("eager")
     linear = nn.Linear(4, 4)
     precision = make_precision("apex:O1")
     (model,), _ = precision.prepare([nn.Sequential(linear, nn.ReLU(), linear)], [SGD(linear.parameters(), lr=LR)])

@@ -15,7 +15,7 @@ from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.build_loop import WARM_UP, StepGraph, move_rates_to_device, refuse_cuda_graph
 from ampcompare.training.loop import update
-from ampcompare.training.parallel.replication import Single
+from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.precision.base import make_precision
 
 CPU = torch.device("cpu")
@@ -36,16 +36,16 @@ class Tape(TorchDispatchMode):
         self.entries.append((func, args, kwargs or {}, result))
         return result
 
-    def warm_up(self, code: Callable[[], Any]) -> Any:
+    def warm_up_code(self, code: Callable[[], Any]) -> Any:
         return code()
 
-    def record(self, code: Callable[[], Any]) -> Any:
+    def record_kernels(self, code: Callable[[], Any]) -> Any:
         self.entries = []
         self.recorded += 1
         with self:
             return code()
 
-    def replay(self) -> None:
+    def replay_kernels(self) -> None:
         self.replays += 1
         if self.replays == 1:  # recording ran the code once, which a graph does not
             return
@@ -103,7 +103,7 @@ def train(arm: str, kind: str, *, graph: bool, growth: int = 4) -> tuple[Any, An
     outcomes = []
     for step, batch in enumerate(batches(14)):
         optimizer.param_groups[0]["lr"].fill_(0.05 / (1 + step))
-        losses, norm, outcome = make([model], [optimizer], precision, Single(), loss_of, [batch], 10.0)
+        losses, norm, outcome = make([model], [optimizer], precision, SingleProcess(), loss_of, [batch], 10.0)
         outcomes.append(outcome)
         weights = [param.detach().clone() for param in model.parameters()]
         seen.append([losses[0].item(), norm.item(), *[w.float().view(torch.int32).tolist() for w in weights]])
@@ -146,7 +146,7 @@ def test_the_scale_can_be_read_between_repetitions() -> None:
     precision.why_no_cuda_graph([optimizer])
     graph = StepGraph(update, Tape())
     for step, batch in enumerate(batches(10)[:9]):
-        graph([model], [optimizer], precision, Single(), loss_of, [batch])
+        graph([model], [optimizer], precision, SingleProcess(), loss_of, [batch])
         overflowed = step >= 7
         assert precision.loss_scales() == (32768.0 if overflowed else 65536.0,)
         assert precision.state_dict()["loss_scaler0"]["unskipped"] == (step - 7 if overflowed else step + 1)
@@ -165,9 +165,9 @@ def test_a_step_that_reads_the_device() -> None:
     graph = StepGraph(update, Tape())
     made = batches(10)
     for batch in made[:WARM_UP]:
-        graph([model], [optimizer], precision, Single(), reading, [batch])
+        graph([model], [optimizer], precision, SingleProcess(), reading, [batch])
     with pytest.raises(UnsupportedCombination, match=r"waits for the device: .* capturing; leave out --cuda-graph"):
-        graph([model], [optimizer], precision, Single(), reading, [made[WARM_UP]])
+        graph([model], [optimizer], precision, SingleProcess(), reading, [made[WARM_UP]])
 
 
 def test_what_cannot_be_recorded() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.training.device import has_float64, random_state, set_random_state, synchronize
+from ampcompare.training.device import generator_state_of, has_float64, set_generator_state, synchronize_device
 
 
 @pytest.mark.parametrize(("kind", "given"), [("mps", 0), ("xpu", 1)])
@@ -27,7 +27,7 @@ def test_the_generator_of_an_accelerator_is_saved_and_set(
     waits = SimpleNamespace(get_rng_state=get, set_rng_state=put, synchronize=lambda: calls.append(("waited",)))
     monkeypatch.setattr(torch, kind, waits)
     device = torch.device(kind, 0)
-    set_random_state(random_state(device), device)
-    synchronize(device)
+    set_generator_state(generator_state_of(device), device)
+    synchronize_device(device)
     assert calls == [(device,) * given, (16, *(device,) * given), ("waited",)]
     assert [has_float64(torch.device(name)) for name in (kind, "cpu", "cuda")] == [False, True, True]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import TOP1, Metric
 from ampcompare.results.records.run import StepRecord
-from ampcompare.training.policies import DivergenceDetector, EarlyStop, Rollback, Snapshot, weights_finite
+from ampcompare.training.policies import DivergenceDetector, EarlyStop, Rollback, StepStateSnapshot, are_weights_finite
 from ampcompare.training.precision.base import make_precision, owned_params
 
 NAN, INF = math.nan, math.inf
@@ -39,18 +39,18 @@ def test_large_finite_weights_are_finite(dtype: torch.dtype) -> None:
     """A norm that would overflow in fp16 is not taken for an infinity, and real ones are found."""
     layer = nn.Linear(64, 64).to(dtype)
     nn.init.constant_(layer.weight, 60000.0)
-    assert weights_finite([layer])
+    assert are_weights_finite([layer])
     for bad in (INF, -INF, NAN):
         with torch.no_grad():
             layer.weight[3, 5] = bad
-        assert not weights_finite([layer])
+        assert not are_weights_finite([layer])
 
 
 def detect(patience: int, *blocks: list[StepRecord], weight: float = 1.0, stops: bool = True) -> DivergenceDetector:
     """A detector that has seen some blocks, with a model of this weight."""
     divergence = DivergenceDetector(patience, [model(weight)], stops=stops)
     for block in blocks:
-        assert not divergence.after_steps(block[-1].step + 1, block)
+        assert not divergence.apply_to_steps(block[-1].step + 1, block)
     return divergence
 
 
@@ -91,7 +91,7 @@ def test_divergence_is_recorded_without_ending_the_run_if_it_continues() -> None
     divergence = detect(1, steps([NAN]), stops=False)
     assert divergence.diverged_step == 0
     assert not divergence.ends_run
-    divergence.end(3, "a limit")
+    divergence.end_run_as_diverged(3, "a limit")
     assert divergence.ends_run
 
 
@@ -108,8 +108,8 @@ def test_lower_may_be_better() -> None:
     for number, value in enumerate([90, 70, 50, 60]):
         assert patient.end_reason is None
         assert aimed.end_reason is None or number > 2
-        patient.after_epoch(epoch(number, value))
-        aimed.after_epoch(epoch(number, value))
+        patient.apply_to_epoch(epoch(number, value))
+        aimed.apply_to_epoch(epoch(number, value))
     assert patient.end_reason == "no better bits for 1 epochs, after epoch 3"
     assert aimed.end_reason is not None
     assert aimed.end_reason.startswith("bits of 0.50 reached 0.5")
@@ -118,7 +118,7 @@ def test_lower_may_be_better() -> None:
 @pytest.mark.parametrize(("correct", "ends"), [(89, False), (90, True), (91, True)])
 def test_a_target_is_enough_when_it_is_reached(correct: int, ends: bool) -> None:
     stop = EarlyStop(None, 90.0, TOP1)
-    stop.after_epoch(epoch(0, correct))
+    stop.apply_to_epoch(epoch(0, correct))
     assert (stop.end_reason is not None) == ends
 
 
@@ -141,8 +141,8 @@ def everything(run: Any) -> list[Any]:
     return [[tensor.tolist() for tensor in tensors], run.precision.state_dict()]
 
 
-def snapshot(run: Any) -> Snapshot:
-    return Snapshot([run.model], [run.optimizer], run.precision, run.average)
+def snapshot(run: Any) -> StepStateSnapshot:
+    return StepStateSnapshot([run.model], [run.optimizer], run.precision, run.average)
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -162,7 +162,7 @@ def test_everything_comes_back_and_goes_on_alike(averaged_run: Any, arm: str) ->
         with torch.no_grad():
             for param in (*run.model.parameters(), *owned_params(run.optimizer)):
                 param.fill_(float("nan"))
-        kept.restore()
+        kept.restore_state()
         assert everything(run) == before
         run.step()
         run.step()
@@ -174,7 +174,7 @@ def test_a_skip_on_the_device_is_settled_before_a_snapshot(late: str) -> None:
     """Adam's counts in a snapshot, and after its return, are those of the steps that were taken."""
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    skip_on_device(optimizer)
+    make_step_skippable(optimizer)
     precision = make_precision("native:fp16")
 
     def step(factor: float = 1.0) -> None:
@@ -182,15 +182,15 @@ def test_a_skip_on_the_device_is_settled_before_a_snapshot(late: str) -> None:
         precision.step(optimizer)
         optimizer.zero_grad()
 
-    at_the_start = Snapshot([model], [optimizer], precision)
+    at_the_start = StepStateSnapshot([model], [optimizer], precision)
     step()
     if late == "taken":
         step(float("inf"))
-    kept = Snapshot([model], [optimizer], precision)
+    kept = StepStateSnapshot([model], [optimizer], precision)
     if late == "restored":
-        at_the_start.restore()
+        at_the_start.restore_state()
         step(float("inf"))  # creates a state, which is not to be taken away from what is restored
-    kept.restore()
+    kept.restore_state()
     step()
     assert {state["step"].item() for state in optimizer.state_dict()["state"].values()} == {2.0}
 
@@ -204,7 +204,7 @@ def test_a_snapshot_from_before_the_first_step_starts_anew(averaged_run: Any, ar
     run.step()
     after = everything(run)
     run.step(run.X * float("nan"))
-    kept.restore()
+    kept.restore_state()
     run.step()
     run.step()
     assert everything(run) == after
@@ -213,7 +213,7 @@ def test_a_snapshot_from_before_the_first_step_starts_anew(averaged_run: Any, ar
 def rollback(run: Any, *, max_rollbacks: int = 2) -> tuple[Rollback, DivergenceDetector]:
     """The policy on a run, with a snapshot every two steps, and the divergence that it answers to."""
     divergence = DivergenceDetector(1, [run.model])
-    take = functools.partial(Snapshot, [run.model], [run.optimizer], run.precision)
+    take = functools.partial(StepStateSnapshot, [run.model], [run.optimizer], run.precision)
     policy = Rollback(take, divergence, every=2, max_rollbacks=max_rollbacks)
     return policy, divergence
 
@@ -226,7 +226,7 @@ def good(step: int) -> list[StepRecord]:
 def diverge(policy: Rollback, divergence: DivergenceDetector, step: int) -> bool:
     """Let the run diverge after `step` updates; return whether it went back."""
     divergence.diverged_step, divergence.reason = step - 1, "non-finite weights"
-    return policy.after_steps(step, good(step))
+    return policy.apply_to_steps(step, good(step))
 
 
 def test_it_goes_back_this_often_and_no_more(averaged_run: Any) -> None:
@@ -237,7 +237,7 @@ def test_it_goes_back_this_often_and_no_more(averaged_run: Any) -> None:
     weights = []
     for step in range(1, 4):
         run.step()
-        assert not policy.after_steps(step, good(step))
+        assert not policy.apply_to_steps(step, good(step))
         weights.append(run.model[0].weight.tolist())
     assert diverge(policy, divergence, 3)
     assert run.model[0].weight.tolist() == weights[1]
@@ -256,6 +256,6 @@ def test_a_limit_is_not_rolled_back(averaged_run: Any) -> None:
     """A run that a limit has ended stays ended, although a snapshot could be restored."""
     policy, divergence = rollback(averaged_run("fp32"))
     policy.begin(0)
-    divergence.end(4, "loss scale 0.5 is below --stop-loss-scale 1")
-    assert not policy.after_steps(5, good(5))
+    divergence.end_run_as_diverged(4, "loss scale 0.5 is below --stop-loss-scale 1")
+    assert not policy.apply_to_steps(5, good(5))
     assert divergence.ends_run

@@ -87,7 +87,7 @@ def test_applied_evaluates_the_average_and_puts_the_weights_back(averaged_run: A
     raw = answer()
     reference = run.net().eval()
     reference.load_state_dict(run.averaged())
-    with run.average.put_in_place(run.precision):
+    with run.average.average_in_place(run.precision):
         inside = answer()
     torch.testing.assert_close(inside, reference(run.X).float(), rtol=0.02, atol=0.01)
     assert not torch.equal(inside, raw)

@@ -14,10 +14,10 @@ from ampcompare.results.analysis.pairing.declared import compare_roles
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.loop import update
-from ampcompare.training.parallel.replication import Single
+from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.precision import linear_products
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from tests.covering import covering
 
 CPU = torch.device("cpu")
@@ -48,20 +48,20 @@ def train(
     precision = make_precision(arm)
     (model,), (made,) = precision.prepare([model], [OPTIMIZERS[optimizer](model.parameters())])
     keeper = LedgerKeeper([model], 20)
-    make = keeper.watch(update) if watched else update
-    _, emulation = cpu_half("auto", precision.half_dtype, CPU)
+    make = keeper.with_looks_at_updates(update) if watched else update
+    _, emulation = choose_cpu_half("auto", precision.half_dtype, CPU)
     scales: tuple[float, ...] = ()
     with emulation:
         for step in range(steps):
             batches = [scale * torch.linspace(-1, 1, 24).reshape(6, 4) * (step + part + 1) for part in range(passes)]
-            _, _, outcome = make([model], [made], precision, Single(), loss_of, batches, None)
+            _, _, outcome = make([model], [made], precision, SingleProcess(), loss_of, batches, None)
             scales = outcome.loss_scales
-    ledger = keeper.look.result(loss_scale=scales[0] if scales else None)
+    ledger = keeper.look.ledger_of_looks(loss_scale=scales[0] if scales else None)
     return ledger, [param.detach().clone() for param in model.parameters()]
 
 
 def differences(arm: str, ledger: Ledger) -> list[str]:
-    return [role.difference for role in compare_roles(Arm.parse(arm).roles, ledger) if role.differs]
+    return [role.difference_text for role in compare_roles(Arm.parse(arm).roles, ledger) if role.differs]
 
 
 @covering({"arm": ARMS, "optimizer": list(OPTIMIZERS), "passes": [1, 2]})
@@ -72,7 +72,7 @@ def test_what_runs_is_what_is_declared(arm: str, optimizer: str, passes: int) ->
     assert ledger.forward
     assert ledger.backward
     assert bool(ledger.accumulated) == (passes == 2)
-    assert bool(ledger.of_groups("state")) == (optimizer != "sgd")
+    assert bool(ledger.types_of_groups("state")) == (optimizer != "sgd")
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -101,7 +101,7 @@ def test_an_arm_that_ran_as_another_is_seen(arm: str, ran: str, role: str, text:
     """The part that differs is named, with both types."""
     ledger, _ = train(ran, passes=2)
     found = {part.name: part for part in compare_roles(Arm.parse(arm).roles, ledger) if part.differs}
-    assert text in found[role].difference
+    assert text in found[role].difference_text
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,12 @@ def test_zero_denominators_are_counted(arm: str, eps: float, zero: float) -> Non
     (model,), (made,) = precision.prepare([model], [AdamW(model.parameters(), eps=eps)])
     keeper = LedgerKeeper([model], 20)
     batches = [1e-2 * torch.randn(16, 8)]
-    _, emulation = cpu_half("auto", precision.half_dtype, CPU)
+    _, emulation = choose_cpu_half("auto", precision.half_dtype, CPU)
     with emulation:
-        keeper.watch(update)([model], [made], precision, Single(), lambda m, x: 1e-2 * loss_of(m, x), batches, None)
-    found = keeper.look.result()
+        keeper.with_looks_at_updates(update)(
+            [model], [made], precision, SingleProcess(), lambda m, x: 1e-2 * loss_of(m, x), batches, None
+        )
+    found = keeper.look.ledger_of_looks()
     assert found.zero_denominators == zero
     assert 0 < (found.largest_gradient or 0) < 1e-2
 
@@ -190,17 +192,17 @@ def test_later_looks_take_little_time() -> None:
     precision = make_precision("fp32")
     optimizer = SGD(model.parameters(), lr=0.1)
     keeper = LedgerKeeper([model], 20)
-    make = keeper.watch(update)
+    make = keeper.with_looks_at_updates(update)
     for _ in range(19):
-        make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
+        make([model], [optimizer], precision, SingleProcess(), loss_of, [torch.ones(2, 4)], None)
     assert keeper.look.steps == [0, 1]
     keeper._since -= 1000.0  # as if the steps had taken long
     for _ in range(2):
-        make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
+        make([model], [optimizer], precision, SingleProcess(), loss_of, [torch.ones(2, 4)], None)
     assert keeper.look.steps == [0, 1, 20]
     keeper._spent = 1e6
     for _ in range(40):
-        make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
+        make([model], [optimizer], precision, SingleProcess(), loss_of, [torch.ones(2, 4)], None)
     assert keeper.look.steps == [0, 1, 20]
 
 
@@ -213,8 +215,8 @@ def linear_ledger(arm: str, *, scale: float = 1.0, steps: int = 2) -> Ledger:
     keeper = LedgerKeeper([model], 20)
     batches = [scale * torch.randn(32, 48, generator=torch.Generator().manual_seed(1))]
     for _ in range(steps):
-        keeper.watch(update)([model], [made], precision, Single(), loss_of, batches, None)
-    return keeper.look.result(loss_scale=None)
+        keeper.with_looks_at_updates(update)([model], [made], precision, SingleProcess(), loss_of, batches, None)
+    return keeper.look.ledger_of_looks(loss_scale=None)
 
 
 def test_the_ledger_has_the_products_of_linear_layers_by_format() -> None:
@@ -261,13 +263,13 @@ def test_another_format_scale_or_switch_is_not_as_declared(arm: str, ran: str, t
 def test_a_gradient_that_is_all_zero_is_not_as_declared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training goes on with it, and learns nothing there; zeros of a weight that is 0 are no fault."""
     arm = "gemm:mxfp8,keep=none"
-    original = linear_products._multiply
+    original = linear_products._product_and_operands
 
     def lose(layer: Any, role: str, left: Tensor, right: Tensor, **options: Any) -> Any:
         result, operands = original(layer, role, left, right, **options)
         return (result * 0 if role == "wgrad" and layer.name == "0" else result), operands
 
-    monkeypatch.setattr(linear_products, "_multiply", lose)
+    monkeypatch.setattr(linear_products, "_product_and_operands", lose)
     ledger = linear_ledger(arm)
     assert ledger.lost_gradients == ["0 wgrad"]
     (difference,) = differences(arm, ledger)

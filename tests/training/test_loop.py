@@ -16,7 +16,7 @@ from ampcompare.settings.recipe import ScheduleConfig
 from ampcompare.training.assemble import make_schedule
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
-from ampcompare.training.parallel.replication import Single
+from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.precision.base import make_precision, rate_of
 from tests.host_reads import HostReads
 
@@ -41,7 +41,7 @@ def make_loop(arm: str = "fp32", **options: Any) -> Loop:
     precision = make_precision(arm)
     model = net()
     models, optimizers = precision.prepare([model], [SGD(model.parameters(), lr=0.1, momentum=0.9)])
-    return Loop(models, optimizers, precision, Single(), loss_of, HostClock(), **options)
+    return Loop(models, optimizers, precision, SingleProcess(), loss_of, HostClock(), **options)
 
 
 def records_of(loop: Loop, data: list[tuple[Tensor, Tensor]]) -> list[StepRecord]:
@@ -157,7 +157,7 @@ def test_schedule_sets_the_rate_of_each_step() -> None:
         [model],
         [Watched(model.parameters(), lr=0.5)],
         make_precision("fp32"),
-        Single(),
+        SingleProcess(),
         loss_of,
         HostClock(),
         schedule=lambda step: 1 / (step + 1),
@@ -181,7 +181,7 @@ def test_an_optimizer_without_a_rate_is_trained() -> None:
     optimizer = SignDescent(model.parameters(), {})
     rates = [[rate_of(group) for group in optimizer.param_groups]]
     loop = Loop(
-        [model], [optimizer], make_precision("fp32"), Single(), loss_of, HostClock(),
+        [model], [optimizer], make_precision("fp32"), SingleProcess(), loss_of, HostClock(),
         schedule=lambda step: 1 / (step + 1), base_lrs=rates,
     )  # fmt: skip
     losses = [record.loss for record in records_of(loop, batches(3))]
@@ -197,7 +197,7 @@ def test_between_drains_nothing_is_read_from_the_device(arm: str) -> None:
     records_of(loop, batches(8))  # first steps set up the optimizer's state
     with HostReads() as reads:
         steps = loop.run(batches(7), epoch=0)
-        original, loop._drain = loop._drain, lambda pending, epoch: []  # type: ignore[method-assign]
+        original, loop._drain_steps = loop._drain_steps, lambda pending, epoch: []  # type: ignore[method-assign]
         list(steps)
         assert reads.count == 0
         loop._drain = original  # type: ignore[method-assign]

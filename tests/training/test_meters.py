@@ -36,9 +36,9 @@ def test_the_memory_of_an_accelerator_is_what_torch_counts_of_it(monkeypatch: py
     )
     monkeypatch.setattr(torch, "xpu", xpu)
     monkeypatch.setattr(torch, "mps", SimpleNamespace(driver_allocated_memory=lambda: 5))
-    peak = make_memory_meter(torch.device("xpu", 0)).peak()
+    peak = make_memory_meter(torch.device("xpu", 0)).peak_memory()
     assert (peak.used, peak.reserved, reset) == (3, 4, [torch.device("xpu", 0)])
-    peak = make_memory_meter(torch.device("mps", 0)).peak()
+    peak = make_memory_meter(torch.device("mps", 0)).peak_memory()
     assert (peak.used, peak.reserved) == (5, None)
 
 

@@ -10,8 +10,8 @@ import torch
 from ampcompare.apex.optimizers import FusedAdam, FusedSGD
 from ampcompare.base.errors import BackendUnavailable, ConfigError, UnsupportedCombination
 from ampcompare.settings.recipe import OptimizerConfig
-from ampcompare.settings.validation import validate
-from ampcompare.training.assemble import load_optimizer, optimizer_arguments
+from ampcompare.settings.validation import build_validated_model
+from ampcompare.training.assemble import import_optimizer_factory, optimizer_arguments
 
 
 def test_apex_is_genuine_where_its_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,17 +22,17 @@ def test_apex_is_genuine_where_its_engine_runs(monkeypatch: pytest.MonkeyPatch) 
     module.FusedAdam = Genuine  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
     monkeypatch.setitem(sys.modules, "apex.optimizers", module)
-    assert load_optimizer("fused_adam", "nvidia") is Genuine
-    assert load_optimizer("fused_adam", "compat") is FusedAdam
-    assert load_optimizer("fused_adam") is FusedAdam
+    assert import_optimizer_factory("fused_adam", "nvidia") is Genuine
+    assert import_optimizer_factory("fused_adam", "compat") is FusedAdam
+    assert import_optimizer_factory("fused_adam") is FusedAdam
 
 
 def test_a_class_that_torch_lacks_is_named_with_the_nearest() -> None:
     """torch.optim is searched for optimizers only."""
     with pytest.raises(ConfigError, match=r"torch .* has no optimizer torch.optim.RMSProp; did you mean 'RMSprop'"):
-        load_optimizer("torch.optim:RMSProp")
+        import_optimizer_factory("torch.optim:RMSProp")
     with pytest.raises(ConfigError, match=r"has no optimizer torch\.optim\.Optimizer"):
-        load_optimizer("torch.optim:Optimizer")
+        import_optimizer_factory("torch.optim:Optimizer")
 
 
 def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,11 +40,13 @@ def test_a_package_that_cannot_be_imported_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("ampcompare.training.assemble.require_optimizer", lambda name: None)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(BackendUnavailable, match=r"importing bitsandbytes.optim failed: ModuleNotFoundError"):
-        load_optimizer("bitsandbytes.optim:AdamW8bit")
+        import_optimizer_factory("bitsandbytes.optim:AdamW8bit")
 
 
 def arguments(factory: Any, **settings: Any) -> dict[str, Any]:
-    return optimizer_arguments(validate(OptimizerConfig, {"name": "mine:make", "lr": 0.5, **settings}), factory)
+    return optimizer_arguments(
+        build_validated_model(OptimizerConfig, {"name": "mine:make", "lr": 0.5, **settings}), factory
+    )
 
 
 def test_settings_go_where_they_are_taken() -> None:

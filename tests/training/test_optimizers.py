@@ -12,8 +12,8 @@ from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import OptimizerConfig
-from ampcompare.settings.validation import validate
-from ampcompare.training.assemble import make_optimizer, param_groups
+from ampcompare.settings.validation import build_validated_model
+from ampcompare.training.assemble import make_optimizer, make_param_groups
 from ampcompare.training.precision.base import make_precision
 from tests.covering import covering
 
@@ -30,10 +30,10 @@ def groups(**settings: Any) -> list[tuple[list[str], float, float]]:
     """Names, learning rate and weight decay of each group."""
     model = net()
     names = {id(param): name for name, param in model.named_parameters()}
-    config = validate(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.25, **settings})
+    config = build_validated_model(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.25, **settings})
     return [
         ([names[id(param)] for param in group["params"]], group["lr"], group["weight_decay"])
-        for group in param_groups(config, model)
+        for group in make_param_groups(config, model)
     ]
 
 
@@ -83,7 +83,9 @@ def trained(arm: str, make: Any, *, infinite: bool = False, model: Any = None) -
 
 
 def adaptive(kind: str, trust: float = 0.02) -> Any:
-    config = validate(OptimizerConfig, {"lr": 0.5, "weight_decay": 0.01, "layer_lr": kind, "trust_coefficient": trust})
+    config = build_validated_model(
+        OptimizerConfig, {"lr": 0.5, "weight_decay": 0.01, "layer_lr": kind, "trust_coefficient": trust}
+    )
     return lambda model: make_optimizer(config, model)
 
 
@@ -130,7 +132,7 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
     settings: dict[str, Any] = {"name": name, "lr": 0.01, **({} if name == "sgd" else {"eps": 1e-3})}
 
     def make(how: str) -> Any:
-        config = validate(OptimizerConfig, {**settings, "implementation": how})
+        config = build_validated_model(OptimizerConfig, {**settings, "implementation": how})
         return lambda model: make_optimizer(config, model)
 
     infinite = "dynamic" in arm or arm in ("apex:O1", "apex:O2", "native:fp16")
@@ -143,14 +145,14 @@ def test_every_arm_trains_by_any_implementation(arm: str, implementation: str, n
 
 
 def test_an_argument_that_an_optimizer_refuses_is_an_error_of_the_settings() -> None:
-    config = validate(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
+    config = build_validated_model(OptimizerConfig, {"name": "fused_adam", "args": {"amsgrad": True}})
     with pytest.raises(ConfigError, match=r"optimizer fused_adam cannot be built: RuntimeError: .*amsgrad"):
         make_optimizer(config, net())
 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     """A function may build the optimizer, and nothing else."""
-    config = validate(OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"})
+    config = build_validated_model(OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"})
     with pytest.raises(ConfigError, match=r"is a list; it must be a torch\.optim\.Optimizer"):
         make_optimizer(config, net())
 
@@ -171,7 +173,7 @@ def not_an_optimizer(params: Any, lr: float) -> list[Any]:
 )
 def test_methods_that_an_optimizer_cannot_have_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(UnsupportedCombination, match=text):
-        make_optimizer(validate(OptimizerConfig, settings), net())
+        make_optimizer(build_validated_model(OptimizerConfig, settings), net())
 
 
 @pytest.mark.parametrize("name", ["fused_adam", "fused_lamb", "fused_novograd", "fused_sgd", "fused_adagrad"])
@@ -185,7 +187,7 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
     def trained_weights(arm: str) -> torch.Tensor:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False))
-        config = validate(OptimizerConfig, {"name": name, "lr": 0.02})
+        config = build_validated_model(OptimizerConfig, {"name": name, "lr": 0.02})
         return torch.cat(
             [weight.flatten() for weight in trained(arm, lambda model: make_optimizer(config, model), model=model)]
         )
@@ -200,10 +202,12 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
 
 @pytest.mark.parametrize(("name", "implementation"), [("sgd", "default"), ("adam", "foreach"), ("adamw", "fused")])
 def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> None:
-    """`skip_on_device` prepares the optimizer in any implementation, and without it nothing does."""
+    """`make_step_skippable` prepares the optimizer in any implementation, and without it nothing does."""
     settings = {"name": name, "implementation": implementation}
-    assert is_step_skippable(make_optimizer(validate(OptimizerConfig, {**settings, "skip_on_device": True}), net()))
-    assert not is_step_skippable(make_optimizer(validate(OptimizerConfig, settings), net()))
+    assert is_step_skippable(
+        make_optimizer(build_validated_model(OptimizerConfig, {**settings, "skip_on_device": True}), net())
+    )
+    assert not is_step_skippable(make_optimizer(build_validated_model(OptimizerConfig, settings), net()))
 
 
 @pytest.mark.parametrize(
@@ -217,4 +221,4 @@ def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> 
 def test_settings_that_exclude_each_other(kind: Any, settings: dict[str, Any], text: str) -> None:
     """Layer rates need unscaled gradients and steps that are taken; kernels chosen by their time may differ."""
     with pytest.raises(ConfigError, match=text):
-        validate(kind, settings)
+        build_validated_model(kind, settings)

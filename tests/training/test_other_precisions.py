@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig
 from ampcompare.training.hashes import weights_sha256
-from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_others
+from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_other_precisions
 from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.session import Session
 from tests.training.sessions import CPU, make_session
 
@@ -37,7 +37,7 @@ def _session(task: str, arm: str, precisions: Any = EVAL_PRECISIONS, **recipe: A
         {"arm": arm, "recipe": {**RECIPES[task], **values, **recipe}, "eval_precision": precisions}
     )
     session = make_session(config)
-    _, compute = cpu_half("auto", session.precision.half_dtype, CPU)
+    _, compute = choose_cpu_half("auto", session.precision.half_dtype, CPU)
     with compute:
         events = [event for event in session.events() if not isinstance(event, list)]
     return session, compute, events
@@ -51,7 +51,7 @@ def _by_name(results: list[PrecisionResult]) -> dict[str, PrecisionResult]:
 def test_the_arms_own_precision_gives_its_own_values(task: str) -> None:
     """fp32 weights evaluated in fp32 give the epoch's values to the last bit, and no answer differs, for every task."""
     session, compute, (epoch,) = _session(task, "fp32")
-    results = _by_name(evaluate_in_others(session, compute))
+    results = _by_name(evaluate_in_other_precisions(session, compute))
 
     assert list(results) == list(EVAL_PRECISIONS)
     assert not [result.error for result in results.values() if result.error]
@@ -78,7 +78,7 @@ def test_an_evaluation_leaves_the_run_as_it_is(arm: str, same: str) -> None:
     models = session.assembly.replicas
     before = weights_sha256(models), [model.training for model in models]
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
-    results = _by_name(evaluate_in_others(session, compute))
+    results = _by_name(evaluate_in_other_precisions(session, compute))
 
     assert (weights_sha256(models), [model.training for model in models]) == before
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -95,7 +95,7 @@ def test_an_evaluation_leaves_the_run_as_it_is(arm: str, same: str) -> None:
 def test_the_patches_of_o1_are_out_of_force() -> None:
     """Weights that O1 has trained give in fp32 what the same weights give without Apex, not what its casts do."""
     session, compute, (epoch,) = _session("lm", "apex:O1,engine=compat", "fp32")
-    (result,) = evaluate_in_others(session, compute)
+    (result,) = evaluate_in_other_precisions(session, compute)
     plain, _, _ = _session("lm", "fp32", "fp32")
     for model, source in zip(plain.assembly.replicas, session.assembly.replicas, strict=True):
         model.load_state_dict(source.state_dict())
@@ -125,7 +125,7 @@ def test_an_overflow_is_a_result_and_a_missing_kernel_an_error(monkeypatch: pyte
         return [model]
 
     monkeypatch.setattr(session.assembly.task, "make_models", raising)
-    fp16, bf16 = evaluate_in_others(session, nullcontext())
+    fp16, bf16 = evaluate_in_other_precisions(session, nullcontext())
     assert fp16.error is None
     assert fp16.loss != fp16.loss
     assert (bf16.error, bf16.values) == ("NotImplementedError: no kernel for bf16", {})

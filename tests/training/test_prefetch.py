@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.session import CudaCopyStream, prefetch
+from ampcompare.training.session import CudaCopyStream, prefetch_batches
 
 
 class Noted:
@@ -15,14 +15,14 @@ class Noted:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def fetch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
+    def fetch_next_batch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
         batch = next(batches, None)
         if batch is None:
             return None
         self.seen.append(f"fetch {int(batch[0])}")
         return batch, int(batch[0])
 
-    def hand_over(self, batch: Any, mark: Any) -> None:
+    def wait_for_batch(self, batch: Any, mark: Any) -> None:
         assert mark == int(batch[0])
         self.seen.append(f"give {mark}")
 
@@ -35,13 +35,13 @@ def numbered(count: int) -> Iterator[Any]:
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_order_is_kept(depth: int, count: int) -> None:
     """Whatever the depth, also beyond the number of batches, each comes once and in order."""
-    assert [int(batch[0]) for batch in prefetch(numbered(count), depth, Noted())] == list(range(count))
+    assert [int(batch[0]) for batch in prefetch_batches(numbered(count), depth, Noted())] == list(range(count))
 
 
 def test_so_many_are_begun_ahead() -> None:
     """While the first batch is trained on, the next two are under way, and no more."""
     lane = Noted()
-    batches = prefetch(numbered(5), 2, lane)
+    batches = prefetch_batches(numbered(5), 2, lane)
     next(batches)
     assert lane.seen == ["fetch 0", "fetch 1", "fetch 2", "give 0"]
     next(batches)
@@ -54,6 +54,6 @@ def test_on_a_gpu_batches_are_whole() -> None:
     device = torch.device("cuda")
     host = [torch.full((1 << 20,), float(number)).pin_memory() for number in range(8)]
     batches = ((part.to(device, non_blocking=True),) for part in host)
-    assert [float(batch[0].sum()) for batch in prefetch(batches, 3, CudaCopyStream(device))] == [
+    assert [float(batch[0].sum()) for batch in prefetch_batches(batches, 3, CudaCopyStream(device))] == [
         n * float(1 << 20) for n in range(8)
     ]

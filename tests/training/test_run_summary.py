@@ -6,11 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ampcompare.results.records.evaluation import EpochResult, pack_right
+from ampcompare.results.records.evaluation import EpochResult, pack_right_samples
 from ampcompare.results.records.run import RunTrace, StepRecord
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.policies import DivergenceDetector
-from ampcompare.training.run_summary import MAX_LENGTH, RunMetrics, StepSampler, medians_of_halves, outlier_share
+from ampcompare.training.run_summary import (
+    MAX_LENGTH,
+    RunMetrics,
+    StepSampler,
+    find_medians_of_halves,
+    outlier_share_of_times,
+)
 
 
 def record(step: int, seconds: float, applied: bool = True, scale: float = 8.0) -> StepRecord:
@@ -30,7 +36,7 @@ def test_tally_leaves_warm_up_out_of_times_but_counts_its_skips() -> None:
     tally.add_steps([record(0, 9.0, applied=False), record(1, 9.0)])
     tally.add_steps([record(step, 0.1 * step, scale=4.0) for step in range(2, 7)])
     tally.add_epoch(evaluation(0, 7))
-    summary = tally.summary(DivergenceDetector(3, []), PeakMemory(100, None), 12.0)
+    summary = tally.summary_of_run(DivergenceDetector(3, []), PeakMemory(100, None), 12.0)
     assert (summary.num_steps, summary.skipped_steps, summary.final_loss_scale) == (7, 1, 4.0)
     assert summary.step_seconds_median == pytest.approx(0.4)
     assert summary.samples_per_second == pytest.approx(80)
@@ -43,14 +49,14 @@ def test_tally_of_a_diverged_run_claims_no_final_accuracy() -> None:
     tally.add_epoch(evaluation(0, 7))
     watch = DivergenceDetector(3, [])
     watch.diverged_step, watch.reason = 4, "non-finite weights"
-    summary = tally.summary(watch, PeakMemory(1, 2), 1.0)
+    summary = tally.summary_of_run(watch, PeakMemory(1, 2), 1.0)
     assert (summary.metric_final, summary.metric_best, summary.diverged_step) == (None, 0.7, 4)
 
 
 def test_only_the_last_evaluation_keeps_its_images() -> None:
     """Per-image results of earlier epochs are dropped, and those of the last survive a checkpoint."""
     tally = RunMetrics(warmup_steps=0, batch_size=1)
-    kept = [pack_right(np.arange(10) < count, np.arange(10)) for count in (5, 7)]
+    kept = [pack_right_samples(np.arange(10) < count, np.arange(10)) for count in (5, 7)]
     for epoch, images in enumerate(kept):
         tally.add_epoch(evaluation(epoch, 5 + 2 * epoch, per_sample=images))
     restored = RunMetrics(warmup_steps=0, batch_size=1)
@@ -65,7 +71,7 @@ def test_equal_losses_have_equal_digests() -> None:
     a.add_steps([record(0, 1.0)])
     b.add_steps([record(0, 2.0)])
     c.add_steps([record(0, 1.0)._replace(loss=1.0 + 2**-52)])
-    digests = [t.summary(DivergenceDetector(1, []), PeakMemory(0, None), 1.0).losses_sha256 for t in (a, b, c)]
+    digests = [t.summary_of_run(DivergenceDetector(1, []), PeakMemory(0, None), 1.0).losses_sha256 for t in (a, b, c)]
     assert digests[0] == digests[1] != digests[2]
 
 
@@ -73,9 +79,9 @@ def traced(count: int, scales: tuple[float, ...] = (8.0,)) -> RunTrace:
     """The trace of so many steps, every third of which was skipped."""
     tracer = StepSampler()
     for step in range(count):
-        tracer.add(record(step, 0.1)._replace(loss=1 / (step + 1), loss_scales=scales), step // 3)
+        tracer.add_step(record(step, 0.1)._replace(loss=1 / (step + 1), loss_scales=scales), step // 3)
         assert len(tracer.points) <= MAX_LENGTH
-    trace = tracer.trace_of_run([0.1 * (step + 1) for step in range(count)])
+    trace = tracer.find_trace_of_run([0.1 * (step + 1) for step in range(count)])
     assert trace is not None
     return trace
 
@@ -103,25 +109,25 @@ def test_quantiles_go_from_fastest_to_slowest() -> None:
 
 
 def test_without_steps_or_scales_there_is_nothing_to_trace() -> None:
-    assert StepSampler().trace_of_run([]) is None
+    assert StepSampler().find_trace_of_run([]) is None
     assert traced(5, scales=()).loss_scales == []
 
 
 def test_outliers_by_hand() -> None:
     """Of eleven times one lies beyond three scaled deviations of the median."""
-    assert outlier_share([10, 11, 9, 10, 12, 8, 10, 11, 9, 10, 50]) == pytest.approx(1 / 11)
+    assert outlier_share_of_times([10, 11, 9, 10, 12, 8, 10, 11, 9, 10, 50]) == pytest.approx(1 / 11)
 
 
 def test_what_is_near_the_median_is_no_outlier() -> None:
     """However steady the other steps are, one within a hundredth of the median is none, and one beyond it is."""
-    assert outlier_share([1.0] * 9 + [1.009]) == 0
-    assert outlier_share([1.0] * 9 + [1.011]) == pytest.approx(0.1)
-    assert outlier_share([]) is None
+    assert outlier_share_of_times([1.0] * 9 + [1.009]) == 0
+    assert outlier_share_of_times([1.0] * 9 + [1.011]) == pytest.approx(0.1)
+    assert outlier_share_of_times([]) is None
 
 
 def test_halves_by_hand() -> None:
     """Each half has its median, and the error is that of two medians by the deviations in each half."""
-    two = medians_of_halves([1.0, 1.1, 0.9, 2.0, 2.2, 1.8])
+    two = find_medians_of_halves([1.0, 1.1, 0.9, 2.0, 2.2, 1.8])
     assert two is not None
     assert (two.first, two.second) == (1.0, 2.0)
     one = math.sqrt(math.pi / 2) * 1.4826 * 0.1 / math.sqrt(3)
@@ -131,4 +137,4 @@ def test_halves_by_hand() -> None:
 @pytest.mark.parametrize("seconds", [[], [1.0], [0.0, 0.0, 1.0, 1.0]])
 def test_no_halves(seconds: list[float]) -> None:
     """Fewer than two steps, or a median of zero, have no halves to compare."""
-    assert medians_of_halves(seconds) is None
+    assert find_medians_of_halves(seconds) is None

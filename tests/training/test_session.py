@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from ampcompare.results.records.evaluation import pack_right
+from ampcompare.results.records.evaluation import pack_right_samples
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.data import SampleOptions
 from ampcompare.tasks.in_memory import memory_data
-from ampcompare.training.evaluate import evaluate
+from ampcompare.training.evaluate import evaluate_models
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock, PeakMemory
-from ampcompare.training.parallel.replication import Single
+from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.policies import SkippingPrecision
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import EmulatedHalf, cpu_half
+from ampcompare.training.precision.cpu_half import EmulatedHalf, choose_cpu_half
 from ampcompare.training.run_summary import RunMetrics
 from tests.training.sessions import CPU, make_session, play
 
@@ -85,7 +85,7 @@ def test_evaluation_counts_every_sample_once() -> None:
     labels = torch.arange(21) % 7
     labels[:4] = (labels[:4] + 1) % 7
     batches = list(zip(logits.split(4), labels.split(4), strict=True))
-    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU)
+    result = evaluate_models(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU)
     assert (result.samples, result.counts["top-1"]) == (21, 17)
     assert result.values["top-1"] == 17 / 21
     assert result.chance == max(labels.bincount()) / 21 == 4 / 21
@@ -98,17 +98,19 @@ def test_evaluation_knows_which_images_were_right() -> None:
     logits, labels = torch.eye(7).repeat(3, 1), torch.arange(21) % 7
     labels[[0, 5, 20]] = 3
     batches = list(zip(logits.split(4), labels.split(4), strict=True))
-    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU, indices=range(21))
+    result = evaluate_models(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU, indices=range(21))
     expected = (logits.argmax(1) == labels).numpy()
     assert expected.sum() == 18
-    assert result.per_sample == pack_right(expected, labels.numpy())
+    assert result.per_sample == pack_right_samples(expected, labels.numpy())
 
 
 @pytest.mark.parametrize("count", [20, 22])
 def test_evaluation_of_another_number_of_samples_has_no_images(count: int) -> None:
     """Padded or missing samples leave it open which image is which: there are counts and no bits."""
     logits, labels = torch.eye(7).repeat(4, 1)[:count], (torch.arange(28) % 7)[:count]
-    result = evaluate(seven_classes(), [Identity()], make_precision("fp32"), [(logits, labels)], CPU, indices=range(21))
+    result = evaluate_models(
+        seven_classes(), [Identity()], make_precision("fp32"), [(logits, labels)], CPU, indices=range(21)
+    )
     assert (result.samples, result.counts["top-1"], result.per_sample) == (count, count, None)
 
 
@@ -118,7 +120,7 @@ def test_evaluation_leaves_the_mode_as_it_was() -> None:
     model = made.assembly.models[0]
     before = {name: value.clone() for name, value in model.state_dict().items()}
     task = made.assembly.task
-    evaluate(task, [model], made.precision, task.data.val_batches(32, device=CPU), CPU)
+    evaluate_models(task, [model], made.precision, task.data.val_batches(32, device=CPU), CPU)
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -153,13 +155,13 @@ def test_emulated_half_overflows_to_infinity() -> None:
 
 def test_how_half_is_computed_is_named() -> None:
     """The record says emulated or native, and an arm in fp32 says nothing."""
-    assert cpu_half("auto", None, CPU)[0] is None
-    assert cpu_half("native", torch.float16, CPU)[0] == "fp16 native"
-    assert cpu_half("emulated", torch.float16, CPU)[0] == "fp16 emulated"
-    assert cpu_half("auto", torch.float16, CPU)[0] == "fp16 emulated"
-    assert cpu_half("native", torch.bfloat16, CPU)[0] == "bf16 native"
-    assert cpu_half("emulated", torch.bfloat16, CPU)[0] == "bf16 emulated"
-    assert cpu_half("emulated", torch.float16, torch.device("cuda"))[0] == "fp16 native"
+    assert choose_cpu_half("auto", None, CPU)[0] is None
+    assert choose_cpu_half("native", torch.float16, CPU)[0] == "fp16 native"
+    assert choose_cpu_half("emulated", torch.float16, CPU)[0] == "fp16 emulated"
+    assert choose_cpu_half("auto", torch.float16, CPU)[0] == "fp16 emulated"
+    assert choose_cpu_half("native", torch.bfloat16, CPU)[0] == "bf16 native"
+    assert choose_cpu_half("emulated", torch.bfloat16, CPU)[0] == "bf16 emulated"
+    assert choose_cpu_half("emulated", torch.float16, torch.device("cuda"))[0] == "fp16 native"
 
 
 @pytest.mark.parametrize(("has_instructions", "how"), [(True, "bf16 native"), (False, "bf16 emulated")])
@@ -168,7 +170,7 @@ def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
 ) -> None:
     """By default bf16 runs natively only where that is fast; a product under emulation is rounded once."""
     monkeypatch.setattr("ampcompare.training.precision.cpu_half.has_bf16_instructions", lambda: has_instructions)
-    named, context = cpu_half("auto", torch.bfloat16, CPU)
+    named, context = choose_cpu_half("auto", torch.bfloat16, CPU)
     assert named == how
     torch.manual_seed(0)
     a, b = torch.randn(2, 9, 9, dtype=torch.bfloat16)
@@ -189,7 +191,7 @@ def test_the_average_is_evaluated_beside_the_weights(arm: str) -> None:
     assert [epoch.ema_value for epoch in plain_epochs] == [None, None]
     assert all(epoch.ema_loss is not None and epoch.ema_loss != epoch.loss for epoch in epochs)
     tally = RunMetrics(0, 32, epochs=epochs)
-    summary = tally.summary(made.divergence, PeakMemory(0, None), 1.0)
+    summary = tally.summary_of_run(made.divergence, PeakMemory(0, None), 1.0)
     assert epochs[-1].ema_values is not None
     assert summary.ema_metric_final == epochs[-1].ema_counts["top-1"] / 64
     assert summary.ema_metric_best == max(epoch.ema_value for epoch in epochs if epoch.ema_value is not None)
@@ -238,7 +240,7 @@ def train(arm: str, batches: list[Tensor], **options: Any) -> tuple[list[StepRec
     precision = make_precision(arm)
     (model,), optimizers = precision.prepare([model], [Adam(model.parameters(), lr=0.01, eps=1e-3)])  # type: ignore[assignment]
     skipping = SkippingPrecision(precision, [model])
-    loop = Loop([model], optimizers, skipping, Single(), loss_of, HostClock(), **options)
+    loop = Loop([model], optimizers, skipping, SingleProcess(), loss_of, HostClock(), **options)
     records = list(itertools.chain.from_iterable(loop.run([(batch,) for batch in batches], epoch=0)))
     return records, [tensor.detach().float() for tensor in (*model.parameters(), *model.buffers())], precision
 

@@ -92,11 +92,11 @@ def test_training_ends_when_it_is_good_enough_or_gets_no_better() -> None:
     """A target that the first epoch reaches, and patience without progress, end a run that is completed."""
     _, epochs, made = play(config(recipe={"target": 1.0, "epochs": 5}))
     assert len(epochs) == 1
-    assert made.end_reason is not None
-    assert made.end_reason.startswith("top-1 of ")
+    assert made.why_ended_early is not None
+    assert made.why_ended_early.startswith("top-1 of ")
     still = {"optimizer": {"lr": 1e-30}, "early_stop": 2, "epochs": 9}
     _, epochs, made = play(config(recipe=still))
     assert len(epochs) == 3
-    assert made.end_reason == "no better top-1 for 2 epochs, after epoch 2"
+    assert made.why_ended_early == "no better top-1 for 2 epochs, after epoch 2"
     assert made.divergence.diverged_step is None
     assert list(made.events()) == []

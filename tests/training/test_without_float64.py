@@ -12,9 +12,9 @@ from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks import lm
 from ampcompare.tasks.task import make_task
 from ampcompare.training import evaluate as evaluation
-from ampcompare.training.assemble import assemble
+from ampcompare.training.assemble import assemble_run
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 
 CPU = torch.device("cpu")
 RECIPES = {
@@ -46,9 +46,9 @@ def test_no_step_computes_in_float64(monkeypatch: pytest.MonkeyPatch, arm: str, 
     recipe = Recipe.model_validate({"task": task, "batch_size": 8, **RECIPES[task]})
     made = make_task(recipe)
     precision = make_precision(arm)
-    assembly = assemble(recipe, made, precision, CPU)
+    assembly = assemble_run(recipe, made, precision, CPU)
     batch = next(iter(made.data.train_batches(0, 8, device=CPU, start=0)))
-    with cpu_half("auto", precision.half_dtype, CPU)[1], NoFloat64():
+    with choose_cpu_half("auto", precision.half_dtype, CPU)[1], NoFloat64():
         for _ in range(2):
             with precision.autocast():
                 loss = made.loss(assembly.replicas, batch)
@@ -66,11 +66,11 @@ def test_measurements_are_those_of_a_device_with_float64(monkeypatch: pytest.Mon
     recipe = Recipe.model_validate({"task": task, "batch_size": 8, **RECIPES[task]})
     made = make_task(recipe)
     precision = make_precision("fp32")
-    models = assemble(recipe, made, precision, CPU).replicas
+    models = assemble_run(recipe, made, precision, CPU).replicas
 
-    def evaluated() -> evaluation.Evaluation:
+    def evaluated() -> evaluation.EvaluationResult:
         batches = made.data.val_batches(8, device=CPU)
-        return evaluation.evaluate(made, models, precision, batches, CPU, indices=range(8))
+        return evaluation.evaluate_models(made, models, precision, batches, CPU, indices=range(8))
 
     right = evaluated()
     moved: list[torch.Size] = []

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.apex import strict_from_environment
+from ampcompare.apex import is_strict_by_environment
 
 from ._engine.errors import AmpOptionError
 
@@ -67,7 +67,7 @@ class AmpState:
         self.hard_override = False
         self.allow_incoming_model_not_fp32 = False
         self.verbosity = 1
-        self.strict = strict_from_environment()
+        self.strict = is_strict_by_environment()
         self.master_optimizers: list[weakref.ref[Any]] = []
         self.registered: list[tuple[Any, str, str]] = []
         self.deferred: DeferredMessages | None = None

@@ -21,8 +21,8 @@ from ._engine.errors import AmpPreparationError, AmpPreparationTypeError
 from ._engine.forward import CastForward
 from ._engine.forward import applier as applier  # scripts import it from here
 from ._engine.forward import to_type as to_type
-from ._engine.optimizer_state import cast_state, recast_through_state_dict
-from ._process_optimizer import _mark_like, _process_optimizer, check_unprocessed
+from ._engine.optimizer_state import cast_state_to_parameter_types, reload_own_state_dict
+from ._process_optimizer import _keep_scheduler_mark, _process_optimizer, refuse_prepared_optimizer
 from .amp import init as amp_init
 from .scaler import LossScaler
 
@@ -66,14 +66,14 @@ def check_optimizers(optimizers: list[Any]) -> None:
                 )
 
 
-def half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+def cast_half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     """Replace half entries of a state dict by fp32 copies; a state-dict hook of every submodule."""
     for key, value in state_dict.items():
         if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
             state_dict[key] = value.to(torch.float32)
 
 
-def _normalize_optimizers(optimizers: Any) -> list[Any]:
+def _optimizers_as_list(optimizers: Any) -> list[Any]:
     if optimizers is None:
         return []
     # Apex's LARC is no torch optimizer.
@@ -88,7 +88,7 @@ def _normalize_optimizers(optimizers: Any) -> list[Any]:
     )
 
 
-def _normalize_models(models: Any) -> list[nn.Module]:
+def _models_as_list(models: Any) -> list[nn.Module]:
     if isinstance(models, nn.Module):
         return [models]
     if isinstance(models, list):
@@ -104,13 +104,13 @@ def _initialize(
     cast_model_outputs: torch.dtype | None = None,
 ) -> Any:
     """Apply `properties`, and return models and optimizers in the structure in which they were passed."""
-    optimizer_list = _normalize_optimizers(optimizers)
-    model_list = _normalize_models(models)
+    optimizer_list = _optimizers_as_list(optimizers)
+    model_list = _models_as_list(models)
     check_models(model_list)
     if not _amp_state.allow_incoming_model_not_fp32:
         check_params_fp32(model_list)
     for optimizer in optimizer_list:
-        check_unprocessed(optimizer)
+        refuse_prepared_optimizer(optimizer)
 
     if properties.cast_model_type:
         _cast_models(model_list, optimizer_list, properties, cast_model_outputs)
@@ -121,7 +121,7 @@ def _initialize(
     for index, optimizer in enumerate(optimizer_list):
         optimizer_list[index] = _process_optimizer(optimizer, properties)
     if properties.master_weights and not _amp_state.strict:
-        _watch_loads(model_list, optimizer_list)
+        _refresh_masters_at_loads(model_list, optimizer_list)
 
     _amp_state.loss_scalers = [
         LossScaler(
@@ -138,7 +138,7 @@ def _initialize(
         for optimizer in optimizer_list:
             _wrap_step_without_casts(optimizer)
     for optimizer in optimizer_list:
-        device_skip.note_step(optimizer)
+        device_skip.note_outermost_step(optimizer)
 
     if optimizers is None:
         return models
@@ -158,14 +158,14 @@ def _cast_models(
             model.to(dtype)
         CastForward.install(model, dtype, outputs, under_casts=under_casts)
         for module in model.modules():
-            if half_entries_to_float not in module._state_dict_hooks.values():
+            if cast_half_entries_to_float not in module._state_dict_hooks.values():
                 # By the class: a module of TorchScript has hooks, but refuses to register one.
-                nn.Module._register_state_dict_hook(module, half_entries_to_float)
+                nn.Module._register_state_dict_hook(module, cast_half_entries_to_float)
     for optimizer in optimizers:
         if _amp_state.strict:
-            recast_through_state_dict(optimizer)
+            reload_own_state_dict(optimizer)
         else:
-            cast_state(optimizer, keep_half_params_full=bool(properties.master_weights))
+            cast_state_to_parameter_types(optimizer, keep_half_params_full=bool(properties.master_weights))
 
 
 def _wrap_step_without_casts(optimizer: Any) -> None:
@@ -182,20 +182,20 @@ def _wrap_step_without_casts(optimizer: Any) -> None:
             handle._clear_cache()
         return result
 
-    _mark_like(step, inner)
+    _keep_scheduler_mark(step, inner)
     optimizer.step = types.MethodType(step, optimizer)
 
 
-def _watch_loads(models: list[nn.Module], optimizers: list[Any]) -> None:
+def _refresh_masters_at_loads(models: list[nn.Module], optimizers: list[Any]) -> None:
     """Refresh masters whenever one of the models, or a part of one, loads a state dict."""
     _amp_state.master_optimizers += [weakref.ref(optimizer) for optimizer in optimizers]
     for model in models:
         for module in model.modules():
-            if _refresh_masters not in module._load_state_dict_post_hooks.values():
-                nn.Module.register_load_state_dict_post_hook(module, _refresh_masters)
+            if _refresh_masters_of_module not in module._load_state_dict_post_hooks.values():
+                nn.Module.register_load_state_dict_post_hook(module, _refresh_masters_of_module)
 
 
-def _refresh_masters(module: nn.Module, incompatible_keys: Any) -> None:
+def _refresh_masters_of_module(module: nn.Module, incompatible_keys: Any) -> None:
     """Copy a module's own half parameters into their masters; a load-state-dict post hook."""
     types = (torch.float16, torch.bfloat16)
     half = [param for param in module._parameters.values() if param is not None and param.dtype in types]

@@ -24,9 +24,9 @@ from ._engine.backward import GradientsOff
 from ._engine.errors import AmpPreparationError, AmpScalingError, ParameterTypeError
 from ._engine.optimizer_state import (
     AmpOptimizerState,
-    cast_state,
+    cast_state_to_parameter_types,
     load_state_keeping_precision,
-    recast_through_state_dict,
+    reload_own_state_dict,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _INSTALLED = (
 )
 
 
-def check_unprocessed(optimizer: Any) -> None:
+def refuse_prepared_optimizer(optimizer: Any) -> None:
     """Raise `AmpPreparationError` for an optimizer that `initialize` has already prepared."""
     if hasattr(optimizer, "_amp_stash"):
         raise AmpPreparationError(
@@ -54,34 +54,34 @@ def check_unprocessed(optimizer: Any) -> None:
 
 def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     """Install amp's methods on `optimizer`, and return the same object."""
-    check_unprocessed(optimizer)
+    refuse_prepared_optimizer(optimizer)
     master_weights = bool(properties.master_weights)
     optimizer._amp_stash = AmpOptimizerState(master_weights, properties.half_dtype)
     if properties.loss_scale == "dynamic" and not _amp_state.strict:
-        device_skip.install(optimizer)
+        device_skip.install_step_with_flags(optimizer)
     if master_weights:
-        _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
-        _bind(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
+        _bind_method(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
+        _bind_method(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
         if _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads:  # whose gradients are never created
-            _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
-            _bind(optimizer, "_post_amp_backward", _post_backward)
+            _bind_method(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
+            _bind_method(optimizer, "_post_amp_backward", _add_stashed_at_one_scale)
         else:
-            _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_with_master_weights)
-            _bind(optimizer, "_post_amp_backward", backward.post_backward_with_master_weights)
+            _bind_method(optimizer, "_prepare_amp_backward", backward.prepare_backward_with_master_weights)
+            _bind_method(optimizer, "_post_amp_backward", backward.post_backward_with_master_weights)
         _replace_step(optimizer)
         _replace_zero_grad(optimizer)
         if not _amp_state.strict:
             _replace_load_state_dict(optimizer)
     else:
-        _bind(optimizer, "_lazy_init_maybe_master_weights", lazy_init_no_master_weights)
-        _bind(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
-        _bind(optimizer, "_post_amp_backward", backward.post_backward_no_master_weights)
-    _bind(optimizer, "_amp_lazy_init", _amp_lazy_init)
+        _bind_method(optimizer, "_lazy_init_maybe_master_weights", lazy_init_no_master_weights)
+        _bind_method(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
+        _bind_method(optimizer, "_post_amp_backward", backward.post_backward_no_master_weights)
+    _bind_method(optimizer, "_amp_lazy_init", _amp_lazy_init)
     _replace_add_param_group(optimizer)
     return optimizer
 
 
-def _bind(optimizer: Any, name: str, function: Callable[..., Any]) -> None:
+def _bind_method(optimizer: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(optimizer, name, types.MethodType(function, optimizer))
 
 
@@ -93,7 +93,7 @@ def _amp_lazy_init(optimizer: Any) -> None:
         stash.lazy_init_called = True
 
 
-def _type_error(param: Tensor) -> ParameterTypeError:
+def _parameter_type_error(param: Tensor) -> ParameterTypeError:
     return ParameterTypeError(
         f"Optimizer parameters must be float16 or float32, got {param.dtype}.  Cast the model before building the "
         "optimizer, or leave this parameter out of amp."
@@ -105,18 +105,18 @@ def lazy_init_with_master_weights(optimizer: Any) -> None:
     stash: AmpOptimizerState = optimizer._amp_stash
     stash.fp16_groups, stash.fp32_from_fp16_groups, stash.fp32_from_fp32_groups = [], [], []
     for group in optimizer.param_groups:
-        _split_group(optimizer, stash, group["params"])
-    _flatten(stash)
+        _make_masters_of_group(optimizer, stash, group["params"])
+    _build_flat_lists(stash)
     for param in (*stash.all_fp32_from_fp16_params, *stash.all_fp32_from_fp32_params):
         param.grad = None
     # The state that moved from half parameters to masters becomes fp32.
     if _amp_state.strict:
-        recast_through_state_dict(optimizer)
+        reload_own_state_dict(optimizer)
     else:
-        cast_state(optimizer)
+        cast_state_to_parameter_types(optimizer)
 
 
-def _split_group(optimizer: Any, stash: AmpOptimizerState, params: list[Tensor]) -> None:
+def _make_masters_of_group(optimizer: Any, stash: AmpOptimizerState, params: list[Tensor]) -> None:
     half: list[Tensor] = []
     masters: list[Tensor] = []
     full: list[Tensor] = []
@@ -134,13 +134,13 @@ def _split_group(optimizer: Any, stash: AmpOptimizerState, params: list[Tensor])
         elif param.dtype is torch.float32:
             full.append(param)
         else:
-            raise _type_error(param)
+            raise _parameter_type_error(param)
     stash.fp16_groups.append(half)
     stash.fp32_from_fp16_groups.append(masters)
     stash.fp32_from_fp32_groups.append(full)
 
 
-def _flatten(stash: AmpOptimizerState) -> None:
+def _build_flat_lists(stash: AmpOptimizerState) -> None:
     """Build the flat lists from the groups; stashed gradients of existing parameters keep their indices."""
 
     def extend(kept: list[Any], length: int) -> list[Any]:
@@ -155,7 +155,7 @@ def _flatten(stash: AmpOptimizerState) -> None:
     stash.master_grad_buffers = extend(getattr(stash, "master_grad_buffers", []), halves)
     stash.all_fp32_from_fp32_grad_stash = extend(getattr(stash, "all_fp32_from_fp32_grad_stash", []), fulls)
     stash.index_of_half = {id(param): index for index, param in enumerate(stash.all_fp16_params)}
-    stash.note_devices(stash.all_model_params)
+    stash.note_if_one_device(stash.all_model_params)
 
 
 def lazy_init_no_master_weights(optimizer: Any) -> None:
@@ -164,10 +164,10 @@ def lazy_init_no_master_weights(optimizer: Any) -> None:
     stash.all_fp16_params, stash.all_fp32_params = [], []
     stash.all_fp16_grad_stash, stash.all_fp32_grad_stash = [], []
     for group in optimizer.param_groups:
-        _sort_params(stash, group["params"])
+        _sort_params_by_dtype(stash, group["params"])
 
 
-def _sort_params(stash: AmpOptimizerState, params: Iterable[Tensor]) -> None:
+def _sort_params_by_dtype(stash: AmpOptimizerState, params: Iterable[Tensor]) -> None:
     for param in params:
         if param.dtype is stash.half_dtype:
             stash.all_fp16_params.append(param)
@@ -176,8 +176,8 @@ def _sort_params(stash: AmpOptimizerState, params: Iterable[Tensor]) -> None:
             stash.all_fp32_params.append(param)
             stash.all_fp32_grad_stash.append(None)
         else:
-            raise _type_error(param)
-    stash.note_devices([*stash.all_fp16_params, *stash.all_fp32_params])
+            raise _parameter_type_error(param)
+    stash.note_if_one_device([*stash.all_fp16_params, *stash.all_fp32_params])
 
 
 def _master_params_to_model_params(optimizer: Any) -> None:
@@ -210,11 +210,11 @@ def _replace_step(optimizer: Any) -> None:
         stash.release_buffers()
         return result
 
-    _mark_like(step, inner)
-    _bind(optimizer, "step", step)
+    _keep_scheduler_mark(step, inner)
+    _bind_method(optimizer, "step", step)
 
 
-def _mark_like(function: Any, inner: Any) -> None:
+def _keep_scheduler_mark(function: Any, inner: Any) -> None:
     """Keep the mark of a scheduler that wrapped `step` earlier; without it the scheduler warns about a lost wrapper."""
     if hasattr(inner, "_wrapped_by_lr_sched"):
         function._wrapped_by_lr_sched = True
@@ -230,16 +230,16 @@ def _replace_zero_grad(optimizer: Any) -> None:
                 param.grad = None
         else:
             # Separate calls: CUDA launches one kernel for a list of one dtype, and one for each tensor of a mixed list.
-            _zero(stash.all_fp16_params)
+            _zero_grads(stash.all_fp16_params)
             if stash.all_fp32_from_fp32_params:
-                _zero(stash.all_fp32_from_fp32_params)
+                _zero_grads(stash.all_fp32_from_fp32_params)
         for master in stash.all_fp32_from_fp16_params:
             master.grad = None
 
-    _bind(optimizer, "zero_grad", zero_grad)
+    _bind_method(optimizer, "zero_grad", zero_grad)
 
 
-def _zero(params: list[Tensor]) -> None:
+def _zero_grads(params: list[Tensor]) -> None:
     grads = [grad for param in params if (grad := param.grad) is not None]
     for grad in grads:
         if grad.requires_grad:
@@ -258,7 +258,7 @@ def _replace_load_state_dict(optimizer: Any) -> None:
     def load_state_dict(self: Any, state_dict: Mapping[str, Any]) -> None:
         load_state_keeping_precision(self, inner, state_dict)
 
-    _bind(optimizer, "load_state_dict", load_state_dict)
+    _bind_method(optimizer, "load_state_dict", load_state_dict)
 
 
 def _replace_add_param_group(optimizer: Any) -> None:
@@ -276,14 +276,14 @@ def _replace_add_param_group(optimizer: Any) -> None:
         group["params"] = params = list(params)
         stash: AmpOptimizerState = self._amp_stash
         if stash.master_weights:
-            _split_group(self, stash, params)
-            _flatten(stash)
+            _make_masters_of_group(self, stash, params)
+            _build_flat_lists(stash)
         else:
-            _sort_params(stash, params)
+            _sort_params_by_dtype(stash, params)
         stash.momentum_state = None
         inner(group)
 
-    _bind(optimizer, "add_param_group", add_param_group)
+    _bind_method(optimizer, "add_param_group", add_param_group)
 
 
 def _is_fused_sgd(optimizer: Any) -> bool:
@@ -291,7 +291,7 @@ def _is_fused_sgd(optimizer: Any) -> bool:
     return any(cls.__name__ == "FusedSGD" for cls in type(optimizer).__mro__)
 
 
-def _post_backward(optimizer: Any, scaler: LossScaler) -> None:
+def _add_stashed_at_one_scale(optimizer: Any, scaler: LossScaler) -> None:
     """Bring new and stashed gradients to one scale, the smaller of theirs, and add them."""
     optimizer._amp_lazy_init()
     stash: AmpOptimizerState = optimizer._amp_stash
@@ -303,13 +303,13 @@ def _post_backward(optimizer: Any, scaler: LossScaler) -> None:
     scales = (grad_scale, stash_scale, out_scale)
     with torch.no_grad():
         for params, kept in stash.params_and_stashes():
-            _combine(params, kept, scaler, scales)
+            _add_stashed_gradients(params, kept, scaler, scales)
     stash.stashed = False
     optimizer.most_recent_scale = out_scale
     optimizer.scale_set_by_backward = True
 
 
-def _combine(
+def _add_stashed_gradients(
     params: Sequence[Tensor], kept: list[Tensor | None], scaler: LossScaler, scales: tuple[float, float, float]
 ) -> None:
     grad_scale, stash_scale, out_scale = scales

@@ -22,7 +22,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
 
 
-def _wrapper_for(kind: str, function: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
+def _casting_wrapper_of(kind: str, function: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
     name = getattr(function, "__name__", repr(function))
     if kind == _HALF:
         return wrap.make_cast_wrapper(function, torch.float16, half_cast(handle, name, dtype=torch.float16), handle)
@@ -31,7 +31,7 @@ def _wrapper_for(kind: str, function: Callable[..., Any], handle: AmpHandle) -> 
     return wrap.make_promote_wrapper(function, float_cast(handle, name), handle)
 
 
-def _decorate(function: Function, kind: str) -> Function:
+def _decorate_with_cast(function: Function, kind: str) -> Function:
     deprecated_warning(f"amp.{kind}_function is deprecated; `torch.amp.custom_fwd` is its successor.")
     cached: tuple[AmpHandle, Callable[..., Any]] | None = None
 
@@ -42,7 +42,7 @@ def _decorate(function: Function, kind: str) -> Function:
         if handle is None or not handle._is_active:
             return function(*args, **kwargs)
         if cached is None or cached[0] is not handle:
-            cached = (handle, _wrapper_for(kind, function, handle))
+            cached = (handle, _casting_wrapper_of(kind, function, handle))
         return cached[1](*args, **kwargs)
 
     return wrapper  # type: ignore[return-value]
@@ -50,20 +50,20 @@ def _decorate(function: Function, kind: str) -> Function:
 
 def half_function(fn: Function) -> Function:
     """Decorate a function to receive float16 while O1's casts are on."""
-    return _decorate(fn, _HALF)
+    return _decorate_with_cast(fn, _HALF)
 
 
 def float_function(fn: Function) -> Function:
     """Decorate a function to receive float32 while O1's casts are on."""
-    return _decorate(fn, _FLOAT)
+    return _decorate_with_cast(fn, _FLOAT)
 
 
 def promote_function(fn: Function) -> Function:
     """Decorate a function to receive float32 where float16 and float32 meet, while O1's casts are on."""
-    return _decorate(fn, _PROMOTE)
+    return _decorate_with_cast(fn, _PROMOTE)
 
 
-def _register(module: Any, name: str, kind: str) -> None:
+def _register_cast_of_function(module: Any, name: str, kind: str) -> None:
     if not hasattr(module, name):
         raise ValueError(f"No function named {name} in module {module}.")
     entry = (module, name, kind)
@@ -73,17 +73,17 @@ def _register(module: Any, name: str, kind: str) -> None:
 
 def register_half_function(module: Any, name: str) -> None:
     """Make the next `initialize` at O1 cast the arguments of `module.name` to float16; ValueError if it is missing."""
-    _register(module, name, _HALF)
+    _register_cast_of_function(module, name, _HALF)
 
 
 def register_float_function(module: Any, name: str) -> None:
     """Make the next `initialize` at O1 cast the arguments of `module.name` to float32; ValueError if it is missing."""
-    _register(module, name, _FLOAT)
+    _register_cast_of_function(module, name, _FLOAT)
 
 
 def register_promote_function(module: Any, name: str) -> None:
     """Make the next `initialize` at O1 promote mixed float16 and float32 arguments of `module.name` to float32."""
-    _register(module, name, _PROMOTE)
+    _register_cast_of_function(module, name, _PROMOTE)
 
 
 def init(
@@ -126,9 +126,11 @@ def init(
     for kinds in ((_HALF, _FLOAT), (_PROMOTE,)):
         for module, function, kind in registered:
             if kind in kinds:
-                wrap.replace(handle, module, function, functools.partial(_wrapper_for, kind, handle=handle))
-    _patch_lists(handle)
-    rnn_compat.patch(handle)
+                wrap.replace_function(
+                    handle, module, function, functools.partial(_casting_wrapper_of, kind, handle=handle)
+                )
+    _patch_listed_functions(handle)
+    rnn_compat.patch_recurrent_kernels(handle)
     for name, message in functional_overrides.BANNED_FUNCS:
         if allow_banned:
             wrap.cached_cast(functional_overrides.MODULE, name, torch.float32, handle)
@@ -138,7 +140,7 @@ def init(
     return handle
 
 
-def _patch_lists(handle: AmpHandle) -> None:
+def _patch_listed_functions(handle: AmpHandle) -> None:
     for overrides in (functional_overrides, torch_overrides, tensor_overrides):
         for name in overrides.FP16_FUNCS:
             wrap.cached_cast(overrides.MODULE, name, handle.half_dtype, handle, try_caching=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.apex import deprecated_warning, strict_from_environment
+from ampcompare.apex import deprecated_warning, is_strict_by_environment
 
 from ._amp_state import _amp_state, maybe_print
 from ._engine.errors import AmpCheckpointError, AmpNotInitialized, AmpOptionError
@@ -63,7 +63,7 @@ def initialize(
         "apex.amp was removed from Apex in May 2025; `torch.amp` is its successor.  ampcompare keeps this function for "
         "comparisons and for scripts that still need it."
     )
-    _amp_state.strict = strict_from_environment() if strict is None else bool(strict)
+    _amp_state.strict = is_strict_by_environment() if strict is None else bool(strict)
     _amp_state.verbosity = verbosity
     properties = Properties()
     if not enabled:
@@ -111,7 +111,7 @@ def _print_options(properties: Properties) -> None:
 def _warn_about_lost_scales() -> None:
     """Warn that a second `initialize` resets the loss scales of the first one."""
     scalers = _amp_state.__dict__.get("loss_scalers", ())
-    moved = [scaler for scaler in scalers if scaler.dynamic and scaler.has_history()]
+    moved = [scaler for scaler in scalers if scaler.dynamic and scaler.has_scale_history()]
     if moved and not _amp_state.strict:
         scales = ", ".join(f"{scaler.loss_scale():g}" for scaler in moved)
         maybe_print(
@@ -129,12 +129,12 @@ def state_dict(destination: MutableMapping[str, Any] | None = None) -> MutableMa
     """
     if destination is None:
         destination = OrderedDict()
-    for index, scaler in enumerate(_scalers()):
+    for index, scaler in enumerate(_require_loss_scalers()):
         destination[f"loss_scaler{index}"] = {"loss_scale": scaler.loss_scale(), "unskipped": scaler._unskipped}
     return destination
 
 
-def _scalers() -> list[Any]:
+def _require_loss_scalers() -> list[Any]:
     scalers: list[Any] | None = _amp_state.__dict__.get("loss_scalers")
     if scalers is not None:
         return scalers
@@ -149,7 +149,7 @@ def load_state_dict(state_dict: dict[str, Any]) -> None:
     Raises:
         AmpCheckpointError: entries that are not loss scalers; the others are still loaded (a RuntimeError).
     """
-    scalers = _scalers()
+    scalers = _require_loss_scalers()
     if not scalers and "loss_scalers" not in _amp_state.__dict__:
         return
     if len(state_dict) != len(scalers):

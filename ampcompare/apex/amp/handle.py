@@ -71,7 +71,7 @@ class AmpHandle:
         return self._is_active
 
     def _disable_casts(self) -> AbstractContextManager[None]:
-        return _disable_as_apex(self) if _amp_state.strict else _Disabled(self)
+        return _disable_casts_as_apex_does(self) if _amp_state.strict else _CastsDisabled(self)
 
     def wrap_optimizer(self, optimizer: Any, num_loss: int = 1) -> Any:
         """Return the wrapper of Apex's API before `initialize`."""
@@ -112,7 +112,7 @@ class AmpHandle:
     def _clear_cache(self) -> None:
         if self._cache:
             self._cache.clear()
-            self.groups.learn()
+            self.groups.learn_groups()
 
     def _save_func(self, module: Any, name: str, function: Any, inherited: bool = False) -> None:
         self._saved.append((module, name, function, inherited))
@@ -149,7 +149,7 @@ def _skip_next_step(optimizer: Any, scale: float) -> None:
     optimizer.step = skip
 
 
-class _Disabled(AbstractContextManager[None]):
+class _CastsDisabled(AbstractContextManager[None]):
     """Casts are off while any such block is open, in any thread."""
 
     __slots__ = ("_handle",)
@@ -172,7 +172,7 @@ class _Disabled(AbstractContextManager[None]):
 
 
 @contextmanager
-def _disable_as_apex(handle: AmpHandle) -> Iterator[None]:
+def _disable_casts_as_apex_does(handle: AmpHandle) -> Iterator[None]:
     """Turn casts off as Apex does: leaving an inner block turns them on, an exception leaves them off."""
     handle._is_active = False
     yield
@@ -236,11 +236,15 @@ class CastGroups:
         if references is None or references[0]() is not leader:
             self._met.append(weakref.ref(leader))
             return []
-        weights = [weight for reference in references if (weight := reference()) is not None and _fits(weight, leader)]
+        weights = [
+            weight
+            for reference in references
+            if (weight := reference()) is not None and _can_join_group(weight, leader)
+        ]
         casts: tuple[Tensor, ...] = _CastGroup.apply(*weights)  # type: ignore[no-untyped-call]
         return list(zip(weights, casts, strict=True))
 
-    def learn(self) -> None:
+    def learn_groups(self) -> None:
         """Group what was met one by one since the last call."""
         met, self._met = self._met, []
         for first in range(0, len(met), _MAX_GROUP):
@@ -250,7 +254,7 @@ class CastGroups:
                 self._groups[id(leader)] = group
 
 
-def _fits(weight: Tensor, leader: Tensor) -> bool:
+def _can_join_group(weight: Tensor, leader: Tensor) -> bool:
     return (
         weight.requires_grad
         and weight.dtype is torch.float32

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules import rnn
 
 from . import wrap
-from ._engine.casts import cast_tree, half_cast
+from ._engine.casts import cast_nested_tensors, half_cast
 
 if TYPE_CHECKING:
     from .handle import AmpHandle
@@ -41,20 +41,24 @@ def has_old_rnns() -> bool:
     return False
 
 
-def patch(handle: AmpHandle) -> None:
+def patch_recurrent_kernels(handle: AmpHandle) -> None:
     """Put the casts of recurrent kernels in force."""
     kernels: Any = vars(rnn)["_VF"]
     if not isinstance(kernels, VariableFunctionsShim):
         kernels = VariableFunctionsShim(kernels)
         vars(rnn)["_VF"] = kernels
     for name in RNN_NAMES:
-        wrap.replace(handle, kernels, name, functools.partial(_sequence_wrapper, name=name, handle=handle))
-    wrap.replace(handle, rnn.RNNBase, "check_input", lambda original: _lenient_check(original, handle))
+        wrap.replace_function(
+            handle, kernels, name, functools.partial(_casting_kernel_wrapper, name=name, handle=handle)
+        )
+    wrap.replace_function(
+        handle, rnn.RNNBase, "check_input", lambda original: _input_check_with_weight_dtype(original, handle)
+    )
     for name in CELL_NAMES:
         wrap.cached_cast(kernels, name, handle.half_dtype, handle, try_caching=True)
 
 
-def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle) -> Callable[..., Any]:
+def _casting_kernel_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle) -> Callable[..., Any]:
     convert = half_cast(handle, name, caching=False)
     half_dtype = handle.half_dtype
 
@@ -66,15 +70,15 @@ def _sequence_wrapper(original: Callable[..., Any], name: str, handle: AmpHandle
         # padded: input, hidden, weights, ...; packed: data, batch sizes, hidden, weights, ...
         positions = (0, 1, 2) if isinstance(args[6], bool) else (0, 2, 3)
         cast = list(args)
-        cast[positions[-1]] = _flat_half(cast[positions[-1]], half_dtype) or cast[positions[-1]]
+        cast[positions[-1]] = _half_casts_in_one_storage(cast[positions[-1]], half_dtype) or cast[positions[-1]]
         for position in positions:
-            cast[position] = cast_tree(cast[position], half_dtype, convert)
+            cast[position] = cast_nested_tensors(cast[position], half_dtype, convert)
         return original(*cast)
 
     return wrapper
 
 
-def _flat_half(weights: Any, dtype: torch.dtype) -> list[Tensor] | None:
+def _half_casts_in_one_storage(weights: Any, dtype: torch.dtype) -> list[Tensor] | None:
     """Return half casts of weights that share one storage, laid out alike in one storage of their own; None for others.
 
     cuDNN takes a storage that `flatten_parameters` laid out as it is, and copies any other weights at every call.
@@ -93,7 +97,7 @@ def _flat_half(weights: Any, dtype: torch.dtype) -> list[Tensor] | None:
     return casts
 
 
-def _lenient_check(original: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
+def _input_check_with_weight_dtype(original: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
     """Let `RNNBase.check_input` see the weights' dtype, as the kernel's wrapper will cast input and weights alike."""
 
     def wrapper(self: Any, input: Any, *args: Any, **kwargs: Any) -> Any:

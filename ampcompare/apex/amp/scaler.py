@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.lists import group_by_type
+from ampcompare.base.tensors.lists import group_tensors_by_type
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, next_scale_and_steps
 
 from ._amp_state import _amp_state, maybe_print
@@ -60,7 +60,7 @@ class LossScaler:
         self._repeated = False
         self._pass_flag: Tensor | None = None
         self._last_flag: Tensor | None = None
-        self._scalars = _HostScalars()
+        self._scalars = _ScalarsByDevice()
         self._overflow_buffer: Tensor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class LossScaler:
         return {**self.__dict__, "_scalars": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _scalars=_HostScalars())
+        self.__dict__.update(state, _scalars=_ScalarsByDevice())
 
     def loss_scale(self) -> float:
         """Return the current scale; waits for the device where the scale lives there."""
@@ -77,26 +77,26 @@ class LossScaler:
     @property
     def _loss_scale(self) -> float:
         if self._ahead:
-            self._catch_up()
+            self._read_scale_from_device()
         return self._host_scale
 
     @_loss_scale.setter
     def _loss_scale(self, value: float) -> None:
         if self._ahead:
-            self._catch_up()
+            self._read_scale_from_device()
         self._host_scale = value
         self._loaded = False
 
     @property
     def _unskipped(self) -> int:
         if self._ahead:
-            self._catch_up()
+            self._read_scale_from_device()
         return self._host_unskipped
 
     @_unskipped.setter
     def _unskipped(self, value: int) -> None:
         if self._ahead:
-            self._catch_up()
+            self._read_scale_from_device()
         self._host_unskipped = value
         self._loaded = False
 
@@ -112,14 +112,14 @@ class LossScaler:
         self._host_overflow = value
         self._last_flag = None
 
-    def _catch_up(self) -> None:
+    def _read_scale_from_device(self) -> None:
         assert self._on_device is not None
         if _amp_state.deferred is not None:
             _amp_state.deferred.flush()
-        self._host_scale, self._host_unskipped = self._on_device.read()
+        self._host_scale, self._host_unskipped = self._on_device.read_on_host()
         self._ahead = False
 
-    def prepare_on_device(self, device: torch.device) -> bool:
+    def prepare_scale_on_device(self, device: torch.device) -> bool:
         """Return whether backward passes on `device` need no host read, and prepare the device scale if so."""
         if not self.dynamic or self._overflow_buffer is not None or _amp_state.strict:
             return False
@@ -134,11 +134,11 @@ class LossScaler:
         if on_device is None or on_device.device != device:
             on_device = self._on_device = DeviceLossScale(device)
             on_device.repeated = self._repeated
-        on_device.load(scale, self._host_unskipped)
+        on_device.load_host_values(scale, self._host_unskipped)
         self._loaded = True
         return True
 
-    def scale_without_read(self) -> float | Tensor:
+    def scale_for_product(self) -> float | Tensor:
         """Return the current scale, where it lives on the device as an fp32 scalar that will not change."""
         return self._on_device.copy() if self._ahead and self._on_device is not None else self._host_scale
 
@@ -150,7 +150,7 @@ class LossScaler:
     def begin_device_pass(self) -> Tensor:
         """Make `unscale_` use the device's scale from now on; return the overflow flag that it sets."""
         assert self._on_device is not None
-        self._pass_flag = flag = self._on_device.new_flag()
+        self._pass_flag = flag = self._on_device.new_overflow_flag()
         return flag
 
     def end_device_pass(self, *, update: bool) -> None:
@@ -169,11 +169,11 @@ class LossScaler:
         if self._on_device is not None:
             self._on_device.repeated = True
 
-    def pass_repeated(self) -> None:
+    def note_repeated_pass(self) -> None:
         """Record that the device has repeated a recorded pass, and moved the scale."""
         self._ahead = self._on_device is not None
 
-    def has_history(self) -> bool:
+    def has_scale_history(self) -> bool:
         """Return whether the scale or its counter has changed since construction."""
         return self._unskipped > 0 or self._loss_scale != self._initial_scale
 
@@ -181,7 +181,7 @@ class LossScaler:
     def _overflow_buf(self) -> Tensor:
         """Int32 flag of one element for kernels called by the user; `update_scale` honors it."""
         if self._overflow_buffer is None:
-            device = self._scalars.first_device() or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            device = self._scalars.first_flag_device() or torch.device("cuda" if torch.cuda.is_available() else "cpu")
             self._overflow_buffer = torch.zeros(1, dtype=torch.int32, device=device)
         return self._overflow_buffer
 
@@ -189,7 +189,7 @@ class LossScaler:
     def _overflow_buf(self, value: Tensor) -> None:
         self._overflow_buffer = value
 
-    def initial_grad_on(self, device: torch.device) -> Tensor | None:
+    def initial_grad_from_host(self, device: torch.device) -> Tensor | None:
         """Return the host's scale as an fp32 scalar to multiply with or to start from; None if it does not fit."""
         return self._scalars.initial_grad(device, self._loss_scale)
 
@@ -202,39 +202,39 @@ class LossScaler:
         if not grads or (not self.dynamic and self._loss_scale == 1.0):
             return
         if _amp_state.strict:
-            grads = grads[: self._num_before_overflow(grads)]
+            grads = grads[: self._num_grads_before_overflow(grads)]
         if grads:
-            self._unscale_all(grads, uniform)
+            self._unscale_each_type(grads, uniform)
 
-    def _unscale_all(self, grads: Sequence[Tensor], uniform: bool = False) -> None:
+    def _unscale_each_type(self, grads: Sequence[Tensor], uniform: bool = False) -> None:
         first = grads[0]
         device, dtype = first.device, first.dtype
         if not uniform and any(grad.dtype is not dtype or grad.device != device for grad in grads):
-            self._unscale_mixed(grads)
+            self._unscale_mixed_types(grads)
             return
         if dtype is not torch.float32:
-            self._warn_about_dtype(dtype)
+            self._warn_about_gradient_dtype(dtype)
         try:
-            self._run_kernel(grads, device)
+            self._unscale_and_flag(grads, device)
         except NotImplementedError:  # sparse gradients: the dispatcher refuses the list before it touches a tensor
-            self._unscale_mixed(grads)
+            self._unscale_mixed_types(grads)
 
-    def _run_kernel(self, grads: Sequence[Tensor], device: torch.device) -> None:
+    def _unscale_and_flag(self, grads: Sequence[Tensor], device: torch.device) -> None:
         if self._pass_flag is not None and self._on_device is not None:
             flag, inverse = self._pass_flag, self._on_device.inverse
         else:
-            flag = self._scalars.flag(device)
-            inverse = self._scalars.inverse(device, self._loss_scale, strict=_amp_state.strict)
+            flag = self._scalars.overflow_flag(device)
+            inverse = self._scalars.inverse_scale(device, self._loss_scale, strict=_amp_state.strict)
         torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse)  # type: ignore[arg-type]
 
-    def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
+    def _unscale_mixed_types(self, grads: Sequence[Tensor]) -> None:
         # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
-        for alike in group_by_type(grad._values() if grad.is_sparse else grad for grad in grads):
+        for alike in group_tensors_by_type(grad._values() if grad.is_sparse else grad for grad in grads):
             if alike[0].dtype is not torch.float32:
-                self._warn_about_dtype(alike[0].dtype)
-            self._run_kernel(alike, alike[0].device)
+                self._warn_about_gradient_dtype(alike[0].dtype)
+            self._unscale_and_flag(alike, alike[0].device)
 
-    def _num_before_overflow(self, grads: Sequence[Tensor]) -> int:
+    def _num_grads_before_overflow(self, grads: Sequence[Tensor]) -> int:
         """Return how many gradients to unscale: in strict mode those before the first whose sum is not finite.
 
         An Apex without kernels stops there, and leaves all later gradients of the pass as they are.
@@ -248,7 +248,7 @@ class LossScaler:
                     return index
         return len(grads)
 
-    def _warn_about_dtype(self, dtype: torch.dtype) -> None:
+    def _warn_about_gradient_dtype(self, dtype: torch.dtype) -> None:
         if not LossScaler.warned_unscaling_non_fp32_grad:
             LossScaler.warned_unscaling_non_fp32_grad = True
             maybe_print(
@@ -272,17 +272,17 @@ class LossScaler:
         """
         if self._has_overflow and _amp_state.strict:
             return
-        with torch.no_grad(), self._override(scale_override):
+        with torch.no_grad(), self._scale_replaced(scale_override):
             if models_are_masters and not self.dynamic and self._loss_scale == 1.0:
                 return
-            count = self._num_before_overflow(model_grads)
+            count = self._num_grads_before_overflow(model_grads)
             if not count:
                 return
             model_grads, master_grads = model_grads[:count], master_grads[:count]
             if master_grads and master_grads[0] is not model_grads[0]:
                 torch._foreach_copy_(master_grads, model_grads)  # type: ignore[arg-type]
             if self.dynamic or self._loss_scale != 1.0:
-                self._unscale_all(master_grads)
+                self._unscale_each_type(master_grads)
 
     def unscale_with_stashed(
         self,
@@ -299,23 +299,23 @@ class LossScaler:
         grad_scale, stash_scale, out_scale = scale_override or (self._loss_scale, 1.0, 1.0)
         if self._has_overflow and _amp_state.strict:
             return
-        count = self._num_before_overflow(model_grads)
+        count = self._num_grads_before_overflow(model_grads)
         if not count:
             return
         model_grads, master_grads = model_grads[:count], master_grads[:count]
-        with torch.no_grad(), self._override(grad_scale / out_scale):
+        with torch.no_grad(), self._scale_replaced(grad_scale / out_scale):
             fresh = [
                 torch.empty_like(master).copy_(grad) for master, grad in zip(master_grads, model_grads, strict=True)
             ]
             if self.dynamic or self._loss_scale != 1.0:
-                self._unscale_all(fresh)
+                self._unscale_each_type(fresh)
             factor = out_scale / stash_scale
             stashed = list(stashed_master_grads[:count])
             torch._foreach_add_(fresh, stashed if factor == 1.0 else torch._foreach_mul(stashed, factor))
             torch._foreach_copy_(master_grads, fresh)  # type: ignore[arg-type]
 
     @contextmanager
-    def _override(self, scale: float | None) -> Iterator[None]:
+    def _scale_replaced(self, scale: float | None) -> Iterator[None]:
         """Replace the scale within a block."""
         before = self._loss_scale
         if scale is not None:
@@ -331,8 +331,8 @@ class LossScaler:
         if self._overflow_buffer is not None:
             self._overflow_buffer.zero_()
 
-    def _read_flags(self) -> bool:
-        overflow = self._scalars.read_flags()
+    def _read_overflow_flags(self) -> bool:
+        overflow = self._scalars.is_any_flag_set()
         return overflow or (self._overflow_buffer is not None and bool(self._overflow_buffer.item()))
 
     def update_scale(self) -> bool:
@@ -342,7 +342,7 @@ class LossScaler:
             True if gradients overflowed, so that the step must be skipped; always False for a static scale.
         """
         if self._ahead:
-            self._catch_up()
+            self._read_scale_from_device()
         self._loaded = False
         if not self.dynamic:
             self._host_unskipped += 1
@@ -350,7 +350,7 @@ class LossScaler:
         if self._last_flag is not None:
             self._host_overflow = self._has_overflow
         if not self._host_overflow:
-            self._host_overflow = self._read_flags()
+            self._host_overflow = self._read_overflow_flags()
         self._host_scale, self._host_unskipped = next_scale_and_steps(
             self._host_scale,
             self._host_unskipped,
@@ -365,7 +365,7 @@ class LossScaler:
 _UPDATE_SCALE = LossScaler.update_scale
 
 
-class _HostScalars:
+class _ScalarsByDevice:
     """fp32 scalars, one set for each device that gradients live on, made on first use and reused."""
 
     __slots__ = ("_flags", "_flags_written", "_initial_grads", "_inverses")
@@ -376,7 +376,7 @@ class _HostScalars:
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
         self._initial_grads: dict[torch.device, tuple[float, Tensor]] = {}
 
-    def inverse(self, device: torch.device, scale: float, *, strict: bool) -> Tensor:
+    def inverse_scale(self, device: torch.device, scale: float, *, strict: bool) -> Tensor:
         """Return `1 / scale`, at most the largest float; in strict mode a scale of 0 is a ZeroDivisionError."""
         cached = self._inverses.get(device)
         if cached is not None and cached[0] == scale:
@@ -400,7 +400,7 @@ class _HostScalars:
             cached = self._initial_grads[device] = (scale, torch.full((), scale, dtype=torch.float32, device=device))
         return cached[1]
 
-    def flag(self, device: torch.device) -> Tensor:
+    def overflow_flag(self, device: torch.device) -> Tensor:
         """Return the overflow flag for a kernel to set."""
         self._flags_written = True
         flag = self._flags.get(device)
@@ -408,7 +408,7 @@ class _HostScalars:
             flag = self._flags[device] = torch.zeros((), dtype=torch.float32, device=device)
         return flag
 
-    def first_device(self) -> torch.device | None:
+    def first_flag_device(self) -> torch.device | None:
         """Return the device of the first flag, if any."""
         return next(iter(self._flags), None)
 
@@ -419,7 +419,7 @@ class _HostScalars:
             for flag in self._flags.values():
                 flag.zero_()
 
-    def read_flags(self) -> bool:
+    def is_any_flag_set(self) -> bool:
         """Return whether any flag is set; waits for the devices."""
         if self._flags_written:
             # A flag that was read as 0 needs no reset before the next pass.

@@ -46,13 +46,13 @@ def should_cache(x: Any) -> bool:
 def collect_fp_tensor_types(args: Iterable[Any], kwargs: Mapping[str, Any]) -> set[str]:
     """Return the type strings, such as "HalfTensor", of all floating tensors in the arguments."""
     tensors = [x for x in chain(args, kwargs.values()) if is_fp_tensor(x)]
-    return {type_string(tensor) for x in tensors for tensor in _leaves(x)}
+    return {type_string(tensor) for x in tensors for tensor in _tensors_nested_in(x)}
 
 
-def _leaves(x: Any) -> Iterator[Tensor]:
+def _tensors_nested_in(x: Any) -> Iterator[Tensor]:
     if is_nested(x):
         for item in x:
-            yield from _leaves(item)
+            yield from _tensors_nested_in(item)
     else:
         yield x
 
@@ -64,17 +64,17 @@ def type_string(x: Tensor) -> str:
 
 def maybe_half(x: Any, name: str = "", verbose: bool = False) -> Any:
     """Return the tensor `x`, or the tensors in a tuple or list, as fp16."""
-    return _as_dtype(x, torch.float16, f"Float->Half ({name})" if verbose else "")
+    return _nested_as_dtype(x, torch.float16, f"Float->Half ({name})" if verbose else "")
 
 
 def maybe_float(x: Any, name: str = "", verbose: bool = False) -> Any:
     """Return the tensor `x`, or the tensors in a tuple or list, as fp32."""
-    return _as_dtype(x, torch.float32, f"Half->Float ({name})" if verbose else "")
+    return _nested_as_dtype(x, torch.float32, f"Half->Float ({name})" if verbose else "")
 
 
-def _as_dtype(x: Any, dtype: torch.dtype, message: str) -> Any:
+def _nested_as_dtype(x: Any, dtype: torch.dtype, message: str) -> Any:
     if is_nested(x):
-        return type(x)([_as_dtype(item, dtype, "") for item in x])
+        return type(x)([_nested_as_dtype(item, dtype, "") for item in x])
     if x.dtype is dtype:
         return x
     if message:
@@ -100,7 +100,7 @@ def cached_cast(cast_fn: Callable[[Any], Any], x: Any, cache: MutableMapping[Any
         return type(x)([cached_cast(cast_fn, item, cache) for item in x])
     cached = cache.get(x)
     if cached is not None:
-        if x.requires_grad and cached.requires_grad and not _is_parent(x, cached):
+        if x.requires_grad and cached.requires_grad and not _can_autograd_reach_parent(x, cached):
             raise RuntimeError("the cache of casts holds the cast of another tensor; clear it and call again")
         if x.requires_grad == cached.requires_grad or not torch.is_grad_enabled():
             return cached
@@ -108,7 +108,7 @@ def cached_cast(cast_fn: Callable[[Any], Any], x: Any, cache: MutableMapping[Any
     return cache[x]
 
 
-def _is_parent(x: Tensor, cast: Tensor) -> bool:
+def _can_autograd_reach_parent(x: Tensor, cast: Tensor) -> bool:
     parents: Sequence[Any] = cast.grad_fn.next_functions if cast.grad_fn is not None else ()
     return any(getattr(parent, "variable", None) is x for parent, _ in parents)
 

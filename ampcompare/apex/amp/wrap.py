@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._engine.casts import Cast, cached_weight_cast, cast_tree, collect_dtypes, float_cast, half_cast
+from ._engine.casts import Cast, cached_weight_cast, cast_nested_tensors, collect_floating_dtypes, float_cast, half_cast
 
 if TYPE_CHECKING:
     from .handle import AmpHandle
@@ -33,7 +33,7 @@ _NUMBERS = frozenset({int, float, bool})
 _MISSING: Any = object()
 
 
-def replace(handle: AmpHandle, module: Any, name: str, make: Callable[[Function], Function]) -> None:
+def replace_function(handle: AmpHandle, module: Any, name: str, make: Callable[[Function], Function]) -> None:
     """Replace `module.name` by `make(original)`, noting the original in the handle.
 
     A class stays a class: its constructor is wrapped.
@@ -69,28 +69,30 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
             elif isinstance(value, _SCALARS):
                 continue
             else:
-                new = cast_tree(value, target, convert)
+                new = cast_nested_tensors(value, target, convert)
             if cast is None:
                 cast = list(args)
             cast[index] = new
         if kwargs:
             if keep_out and kwargs.get("out") is not None:
-                return _into_out(original, args if cast is None else cast, kwargs, target, convert)
+                return _compute_into_out(original, args if cast is None else cast, kwargs, target, convert)
             for name, value in kwargs.items():
                 if not isinstance(value, _SCALARS):
                     # `kwargs` is this call's own dict, and its keys stay.
-                    kwargs[name] = cast_tree(value, target, convert)
+                    kwargs[name] = cast_nested_tensors(value, target, convert)
         return original(*(args if cast is None else cast), **kwargs)
 
     return wrapper
 
 
-def _into_out(original: Function, args: Any, kwargs: dict[str, Any], target: torch.dtype, convert: Cast) -> Any:
+def _compute_into_out(original: Function, args: Any, kwargs: dict[str, Any], target: torch.dtype, convert: Cast) -> Any:
     """Compute in `target`, and write the result into the caller's `out` tensors, whatever their dtype."""
     kwargs = dict(kwargs)
     out = kwargs.pop("out")
     with torch.no_grad():
-        results = original(*args, **{name: cast_tree(value, target, convert) for name, value in kwargs.items()})
+        results = original(
+            *args, **{name: cast_nested_tensors(value, target, convert) for name, value in kwargs.items()}
+        )
         pairs = [(out, results)] if isinstance(out, Tensor) else list(zip(out, results, strict=True))
         for buffer, result in pairs:
             if buffer.shape != result.shape:
@@ -108,9 +110,11 @@ def cached_cast(module: Any, name: str, target: torch.dtype, handle: AmpHandle, 
 
     def make(original: Function) -> Function:
         general = make_cast_wrapper(original, target, convert, handle)
-        return general if cast_weight is None else _lean_linear(original, general, convert, cast_weight, handle)
+        return (
+            general if cast_weight is None else _short_linear_wrapper(original, general, convert, cast_weight, handle)
+        )
 
-    replace(handle, module, name, make)
+    replace_function(handle, module, name, make)
 
 
 def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -> Function:
@@ -125,29 +129,32 @@ def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not handle._is_active:
             return original(*args, **kwargs)
-        dtypes = collect_dtypes(args, kwargs, cuda_only)
+        dtypes = collect_floating_dtypes(args, kwargs, cuda_only)
         if len(dtypes) <= 1:
             return original(*args, **kwargs)
         if dtypes != promoted:
             raise NotImplementedError(
-                f"{_level(handle)} cannot choose a type for {_name(original)} of {_dtype_names(dtypes)}: it only "
-                f"promotes {_dtype_names({handle.half_dtype})} to float32.  Cast one of the arguments."
+                f"{_opt_level_of(handle)} cannot choose a type for {_function_name(original)} of "
+                f"{_dtype_names_text(dtypes)}: it only "
+                f"promotes {_dtype_names_text({handle.half_dtype})} to float32.  Cast one of the arguments."
             )
-        new_args = [cast_tree(value, _FLOAT32, convert) for value in args]
-        return original(*new_args, **{name: cast_tree(value, _FLOAT32, convert) for name, value in kwargs.items()})
+        new_args = [cast_nested_tensors(value, _FLOAT32, convert) for value in args]
+        return original(
+            *new_args, **{name: cast_nested_tensors(value, _FLOAT32, convert) for name, value in kwargs.items()}
+        )
 
     return wrapper
 
 
-def _level(handle: AmpHandle) -> str:
+def _opt_level_of(handle: AmpHandle) -> str:
     return "O1" if handle.half_dtype is torch.float16 else "O4"
 
 
-def _name(function: Function) -> str:
+def _function_name(function: Function) -> str:
     return getattr(function, "__name__", repr(function))
 
 
-def _dtype_names(dtypes: set[torch.dtype]) -> str:
+def _dtype_names_text(dtypes: set[torch.dtype]) -> str:
     return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
@@ -156,9 +163,9 @@ def promote(module: Any, name: str, handle: AmpHandle) -> None:
 
     def make(original: Function) -> Function:
         general = make_promote_wrapper(original, float_cast(handle, name), handle)
-        return _lean_promotion(name, original, general, handle) if module is Tensor else general
+        return _short_promotion_wrapper(name, original, general, handle) if module is Tensor else general
 
-    replace(handle, module, name, make)
+    replace_function(handle, module, name, make)
 
 
 def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
@@ -170,19 +177,19 @@ def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
     def make(original: Function) -> Function:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not args and (strict or "tensors" not in kwargs):
-                raise TypeError(f"{_name(original)}() missing its first argument, the sequence of tensors")
+                raise TypeError(f"{_function_name(original)}() missing its first argument, the sequence of tensors")
             if not handle._is_active:
                 return original(*args, **kwargs)
             if args:
-                return original(_promote_sequence(args[0], promoted, convert), *args[1:], **kwargs)
-            return original(**{**kwargs, "tensors": _promote_sequence(kwargs["tensors"], promoted, convert)})
+                return original(_promoted_sequence(args[0], promoted, convert), *args[1:], **kwargs)
+            return original(**{**kwargs, "tensors": _promoted_sequence(kwargs["tensors"], promoted, convert)})
 
         return wrapper
 
-    replace(handle, module, name, make)
+    replace_function(handle, module, name, make)
 
 
-def _promote_sequence(sequence: Any, promoted: set[torch.dtype], convert: Cast) -> Any:
+def _promoted_sequence(sequence: Any, promoted: set[torch.dtype], convert: Cast) -> Any:
     dtypes = {value.dtype for value in sequence if isinstance(value, Tensor)}
     if dtypes != promoted:
         return sequence
@@ -208,20 +215,22 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
                 convert = to_float
             else:
                 return original(arg0, *args, **kwargs)
-            new_args = [value if isinstance(value, _SCALARS) else cast_tree(value, dtype, convert) for value in args]
+            new_args = [
+                value if isinstance(value, _SCALARS) else cast_nested_tensors(value, dtype, convert) for value in args
+            ]
             if kwargs:
-                kwargs = {key: cast_tree(value, dtype, convert) for key, value in kwargs.items()}
+                kwargs = {key: cast_nested_tensors(value, dtype, convert) for key, value in kwargs.items()}
             return original(arg0, *new_args, **kwargs)
 
-        return _lean_in_place(name, original, wrapper, handle)
+        return _short_in_place_wrapper(name, original, wrapper, handle)
 
-    replace(handle, module, name, make)
+    replace_function(handle, module, name, make)
 
 
-def _is_half(value: Any, handle: AmpHandle) -> bool:
+def _is_half_tensor(value: Any, handle: AmpHandle) -> bool:
     if isinstance(value, Tensor):
         return value.dtype is handle.half_dtype and (value.is_cuda or not handle.cuda_only)
-    return isinstance(value, (list, tuple)) and any(_is_half(entry, handle) for entry in value)
+    return isinstance(value, (list, tuple)) and any(_is_half_tensor(entry, handle) for entry in value)
 
 
 def err_if_any_half(module: Any, name: str, handle: AmpHandle, message: str | None = None) -> None:
@@ -229,19 +238,20 @@ def err_if_any_half(module: Any, name: str, handle: AmpHandle, message: str | No
     if not hasattr(module, name):
         return
     text = message or (
-        f"{_level(handle)} does not run {name} on {_dtype_names({handle.half_dtype})} in place: its result would need "
+        f"{_opt_level_of(handle)} does not run {name} on {_dtype_names_text({handle.half_dtype})} in place: "
+        "its result would need "
         "float32.  Use the form without the underscore."
     )
 
     def make(original: Function) -> Function:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if any(_is_half(value, handle) for value in (*args, *kwargs.values())):
+            if any(_is_half_tensor(value, handle) for value in (*args, *kwargs.values())):
                 raise NotImplementedError(text)
             return original(*args, **kwargs)
 
         return wrapper
 
-    replace(handle, module, name, make)
+    replace_function(handle, module, name, make)
 
 
 def err_if_arg0_half(module: Any, name: str, handle: AmpHandle) -> None:
@@ -253,22 +263,23 @@ def err_if_arg0_half(module: Any, name: str, handle: AmpHandle) -> None:
     def make(original: Function) -> Function:
         def wrapper(arg0: Any, *args: Any, **kwargs: Any) -> Any:
             assert isinstance(arg0, Tensor), f"{name} writes a tensor, got {type(arg0).__name__}"
-            if _is_half(arg0, handle):
+            if _is_half_tensor(arg0, handle):
                 raise NotImplementedError(
-                    f"{_level(handle)} does not run in-place method {name} on {_dtype_names({handle.half_dtype})}: its "
+                    f"{_opt_level_of(handle)} does not run in-place method {name} on "
+                    f"{_dtype_names_text({handle.half_dtype})}: its "
                     "result would need float32.  Use the form without the underscore, or a float32 tensor."
                 )
-            new_args = [cast_tree(value, _FLOAT32, convert) for value in args]
+            new_args = [cast_nested_tensors(value, _FLOAT32, convert) for value in args]
             return original(
-                arg0, *new_args, **{key: cast_tree(value, _FLOAT32, convert) for key, value in kwargs.items()}
+                arg0, *new_args, **{key: cast_nested_tensors(value, _FLOAT32, convert) for key, value in kwargs.items()}
             )
 
         return wrapper
 
-    replace(handle, module, name, make)
+    replace_function(handle, module, name, make)
 
 
-def _lean_linear(
+def _short_linear_wrapper(
     original: Function, general: Function, convert: Cast, cast_weight: Cast, handle: AmpHandle
 ) -> Function:
     """Return `F.linear` for a tensor as input and fp32 parameters.
@@ -320,7 +331,7 @@ def _lean_linear(
     return linear
 
 
-def _lean_promotion(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
+def _short_promotion_wrapper(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
     """Return the wrapper of a method of tensors that promotes half to float, or `general` if it has no short form."""
     if name == "add":
 
@@ -333,7 +344,7 @@ def _lean_promotion(name: str, original: Function, general: Function, handle: Am
                     or ((kind is Tensor or kind is Parameter) and self.dtype is other.dtype)
                 ):
                     return original(self, other) if alpha is _MISSING else original(self, other, alpha=alpha)
-            return general(self, *_drop_missing(other, old_form), **_drop_missing_options(alpha=alpha))
+            return general(self, *_arguments_given(other, old_form), **_options_given(alpha=alpha))
 
         return add
     if not name.startswith("__"):
@@ -352,7 +363,7 @@ def _lean_promotion(name: str, original: Function, general: Function, handle: Am
     return operator
 
 
-def _lean_in_place(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
+def _short_in_place_wrapper(name: str, original: Function, general: Function, handle: AmpHandle) -> Function:
     """Return the wrapper of an in-place method, which an optimizer's step calls with casts off."""
     if name == "mul_":
 
@@ -364,7 +375,7 @@ def _lean_in_place(name: str, original: Function, general: Function, handle: Amp
 
         def add_(self: Any, other: Any = _MISSING, old_form: Any = _MISSING, *, alpha: Any = _MISSING) -> Any:
             if handle._is_active or old_form is not _MISSING or other is _MISSING:
-                return general(self, *_drop_missing(other, old_form), **_drop_missing_options(alpha=alpha))
+                return general(self, *_arguments_given(other, old_form), **_options_given(alpha=alpha))
             return original(self, other) if alpha is _MISSING else original(self, other, alpha=alpha)
 
         return add_
@@ -379,16 +390,16 @@ def _lean_in_place(name: str, original: Function, general: Function, handle: Amp
             value: Any = _MISSING,
         ) -> Any:
             if handle._is_active or old_form is not _MISSING or value is _MISSING or tensor2 is _MISSING:
-                return general(self, *_drop_missing(tensor1, tensor2, old_form), **_drop_missing_options(value=value))
+                return general(self, *_arguments_given(tensor1, tensor2, old_form), **_options_given(value=value))
             return original(self, tensor1, tensor2, value=value)
 
         return ternary
     return general
 
 
-def _drop_missing(*values: Any) -> list[Any]:
+def _arguments_given(*values: Any) -> list[Any]:
     return [value for value in values if value is not _MISSING]
 
 
-def _drop_missing_options(**values: Any) -> dict[str, Any]:
+def _options_given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not _MISSING}

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.fp16_utils.fp16util import clip_grad_norm, master_params_to_model_params
-from ampcompare.base.tensors.lists import group_by_type
+from ampcompare.base.tensors.lists import group_tensors_by_type
 
 
 class AroundOptimizer:
@@ -66,7 +66,7 @@ class FP16_Optimizer(AroundOptimizer):
         self.fp32_from_fp32_groups: list[list[Tensor]] = []
         for index, group in enumerate(self.optimizer.param_groups):
             self.maybe_print(f"FP16_Optimizer processing param group {index}:")
-            self._split_group(group)
+            self._make_masters_of_group(group)
         self.all_fp16_params = [param for group in self.fp16_groups for param in group]
         self.all_fp32_from_fp16_params = [param for group in self.fp32_from_fp16_groups for param in group]
         self.all_fp32_from_fp32_params = [param for group in self.fp32_from_fp32_groups for param in group]
@@ -82,7 +82,7 @@ class FP16_Optimizer(AroundOptimizer):
         self.first_closure_call_this_step = True
         self.clip_grad_norm = clip_grad_norm
 
-    def _split_group(self, group: dict[str, Any]) -> None:
+    def _make_masters_of_group(self, group: dict[str, Any]) -> None:
         halves: list[Tensor] = []
         masters: list[Tensor] = []
         floats: list[Tensor] = []
@@ -128,7 +128,7 @@ class FP16_Optimizer(AroundOptimizer):
             elif param.grad is not None:
                 param.grad.detach_()
                 existing.append(param.grad)
-        for alike in group_by_type(existing):
+        for alike in group_tensors_by_type(existing):
             torch._foreach_zero_(alike)
 
     def backward(self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False) -> None:

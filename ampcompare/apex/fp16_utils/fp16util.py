@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.apex import deprecated_warning
-from ampcompare.base.tensors.lists import copy_by_dtype, flatten, unflatten
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype, flatten, unflatten
 
 clip_grad_norm = clip_grad_norm_
 
@@ -115,7 +115,7 @@ def model_grads_to_master_grads(
             master.grad = torch.empty_like(master)
         sources.append(model.grad.data)
         targets.append(master.grad.data)
-    copy_by_dtype(targets, sources)
+    copy_tensors_by_dtype(targets, sources)
 
 
 def master_params_to_model_params(
@@ -125,7 +125,7 @@ def master_params_to_model_params(
     values = [master.data for master in master_params]
     if flat_master:
         values = list(unflatten(values[0], model_params))
-    copy_by_dtype([param.data for param in model_params], values)
+    copy_tensors_by_dtype([param.data for param in model_params], values)
 
 
 def to_python_float(t: Any) -> Any:

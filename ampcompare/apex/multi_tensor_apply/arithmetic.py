@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.lists import copy_by_dtype, group_by_type, is_dense
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype, group_tensors_by_type, is_dense
 
 _CHUNK = 65536
 # Where a launch costs more than the copies.
@@ -23,7 +23,7 @@ _MAX_SHARED_ELEMENTS = 2**18
 _MIN_SHARED_TENSORS = 8
 
 
-def scale(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: float) -> Tensor:
+def scale_into(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: float) -> Tensor:
     """Write `inputs * factor` into `outputs`, computed in fp32 and rounded once; an output may be its own input.
 
     Returns:
@@ -35,22 +35,22 @@ def scale(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: float) ->
         target if target is source or target.dtype is torch.float32 else torch.empty_like(source, dtype=torch.float32)
         for source, target in zip(inputs, outputs, strict=True)
     ]
-    write_back(work, inputs)
+    copy_into_targets(work, inputs)
     multiplier = torch.full((), factor, dtype=torch.float32, device=overflow.device)
-    for group in group_by_type(work):
+    for group in group_tensors_by_type(work):
         torch._amp_foreach_non_finite_check_and_unscale_(group, overflow, multiplier)
-    write_back(outputs, work)
+    copy_into_targets(outputs, work)
     return overflow
 
 
-def axpby(xs: Sequence[Tensor], ys: Sequence[Tensor], outputs: Sequence[Tensor], a: float, b: float) -> None:
+def add_scaled_into(xs: Sequence[Tensor], ys: Sequence[Tensor], outputs: Sequence[Tensor], a: float, b: float) -> None:
     """Write `a * x + b * y` into `outputs`, computed in fp32 and rounded once."""
-    sums = torch._foreach_mul(to_fp32(xs), a)
-    torch._foreach_add_(sums, to_fp32(ys), alpha=b)
-    copy_by_dtype(outputs, sums)
+    sums = torch._foreach_mul(as_fp32_tensors(xs), a)
+    torch._foreach_add_(sums, as_fp32_tensors(ys), alpha=b)
+    copy_tensors_by_dtype(outputs, sums)
 
 
-def non_finite(tensors: Sequence[Tensor]) -> Tensor:
+def any_non_finite(tensors: Sequence[Tensor]) -> Tensor:
     """Return a bool tensor of shape (): whether any element of `tensors` is inf or NaN. Nothing is written."""
     return ~torch.isfinite(per_tensor_norms(tensors, math.inf)).all()
 
@@ -60,7 +60,7 @@ def per_tensor_norms(tensors: Sequence[Tensor], order: float = 2.0, dtype: torch
     filled = [index for index, tensor in enumerate(tensors) if tensor.numel()]
     norms = torch.zeros(len(tensors), dtype=dtype, device=tensors[0].device)
     if filled:
-        norms_of_filled = _norms_of_filled([tensors[index] for index in filled], order, dtype)
+        norms_of_filled = _norms_of_nonempty([tensors[index] for index in filled], order, dtype)
         stacked = torch.stack(list(norms_of_filled))
         if len(filled) == len(tensors):
             return stacked
@@ -68,7 +68,7 @@ def per_tensor_norms(tensors: Sequence[Tensor], order: float = 2.0, dtype: torch
     return norms
 
 
-def _norms_of_filled(tensors: Sequence[Tensor], order: float, dtype: torch.dtype) -> Sequence[Tensor]:
+def _norms_of_nonempty(tensors: Sequence[Tensor], order: float, dtype: torch.dtype) -> Sequence[Tensor]:
     sizes = [tensor.numel() for tensor in tensors]
     if tensors[0].device.type != "cpu" or max(sizes) <= _CHUNK:
         return _norms_by_dtype(tensors, order, dtype)
@@ -128,7 +128,7 @@ def update_scale_with_hysteresis(
     return current_scale
 
 
-def as_fp32(value: float) -> float:
+def rounded_to_fp32(value: float) -> float:
     """Return `value` rounded to fp32, as Apex's kernels receive their numbers.
 
     It matters for a beta near 1: the kernels compute `1 - 0.999f`, which is 1.3e-5 below 0.001.
@@ -137,14 +137,14 @@ def as_fp32(value: float) -> float:
     return rounded
 
 
-def to_fp32(tensors: Sequence[Tensor]) -> list[Tensor]:
+def as_fp32_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return each tensor itself where it is fp32, else an fp32 copy of it; shapes and order are kept."""
     work = list(tensors)
-    _replace(work, [i for i, tensor in enumerate(tensors) if tensor.dtype is not torch.float32])
+    _replace_by_fp32_copies(work, [i for i, tensor in enumerate(tensors) if tensor.dtype is not torch.float32])
     return work
 
 
-def flat_fp32_lists(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
+def fp32_lists_laid_out_alike(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the lists as fp32 tensors whose storages can be iterated together.
 
     torch's fused kernels read the n-th element in memory of all tensors of a row, so a row of different strides (a
@@ -155,38 +155,38 @@ def flat_fp32_lists(*lists: Sequence[Tensor]) -> list[list[Tensor]]:
     copied: list[list[int]] = [[] for _ in lists]
     reshaped: list[list[int]] = [[] for _ in lists]
     for index, row in enumerate(zip(*lists, strict=True)):
-        alike = _laid_out_alike(row)
+        alike = _are_laid_out_alike(row)
         for column, tensor in enumerate(row):
             if not alike:
                 reshaped[column].append(index)
             elif tensor.dtype is not torch.float32:
                 copied[column].append(index)
     for tensors, plain, strided in zip(work, copied, reshaped, strict=True):
-        _replace(tensors, plain)
-        _replace(tensors, strided, memory_format=torch.contiguous_format)
+        _replace_by_fp32_copies(tensors, plain)
+        _replace_by_fp32_copies(tensors, strided, memory_format=torch.contiguous_format)
     return work
 
 
-def write_back(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def copy_into_targets(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy each value into its target, rounding to the target's dtype; pairs that are one object are left alone."""
     pairs = [(target, value) for target, value in zip(targets, values, strict=True) if target is not value]
     if pairs:
-        copy_by_dtype([target for target, _ in pairs], [value for _, value in pairs])
+        copy_tensors_by_dtype([target for target, _ in pairs], [value for _, value in pairs])
 
 
-def _replace(
+def _replace_by_fp32_copies(
     tensors: list[Tensor], indices: Sequence[int], memory_format: torch.memory_format = torch.preserve_format
 ) -> None:
     if not indices:
         return
     sources = [tensors[i] for i in indices]
     copies = [torch.empty_like(source, dtype=torch.float32, memory_format=memory_format) for source in sources]
-    copy_by_dtype(copies, sources)
+    copy_tensors_by_dtype(copies, sources)
     for i, copy in zip(indices, copies, strict=True):
         tensors[i] = copy
 
 
-def _laid_out_alike(row: Sequence[Tensor]) -> bool:
+def _are_laid_out_alike(row: Sequence[Tensor]) -> bool:
     if all(tensor.is_contiguous() for tensor in row):
         return True
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(row[0].ndim)
@@ -195,37 +195,37 @@ def _laid_out_alike(row: Sequence[Tensor]) -> bool:
 
 def multiply_each(tensors: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
     """Return the product of each tensor and its element of `factors`, shape (n,)."""
-    return _apply_each(torch.mul, torch._foreach_mul, tensors, factors)
+    return _apply_to_each(torch.mul, torch._foreach_mul, tensors, factors)
 
 
 def divide_each(tensors: Sequence[Tensor], divisors: Tensor) -> list[Tensor]:
     """Return the quotient of each tensor and its element of `divisors`, shape (n,)."""
-    return _apply_each(torch.div, torch._foreach_div, tensors, divisors)
+    return _apply_to_each(torch.div, torch._foreach_div, tensors, divisors)
 
 
 def multiply_each_(tensors: Sequence[Tensor], factors: Tensor) -> None:
     """Multiply each tensor by its element of `factors`, shape (n,), in place."""
     scalars = list(factors.unbind())
-    shared, others = _split(tensors, factors)
+    shared, others = _indices_of_shared_and_others(tensors, factors)
     if shared:
         targets = [tensors[index] for index in shared]
-        torch._foreach_copy_(targets, _apply_flat(torch.mul, targets, [scalars[index] for index in shared]))
+        torch._foreach_copy_(targets, _apply_to_flattened(torch.mul, targets, [scalars[index] for index in shared]))
     if others:
         torch._foreach_mul_([tensors[index] for index in others], [scalars[index] for index in others])
 
 
-def _apply_each(single: Any, listed: Callable[..., Any], tensors: Sequence[Tensor], scalars: Tensor) -> list[Tensor]:
-    shared, others = _split(tensors, scalars)
+def _apply_to_each(single: Any, listed: Callable[..., Any], tensors: Sequence[Tensor], scalars: Tensor) -> list[Tensor]:
+    shared, others = _indices_of_shared_and_others(tensors, scalars)
     each = scalars.unbind()
     results: dict[int, Tensor] = {}
-    for operation, indices in ((partial(_apply_flat, single), shared), (listed, others)):
+    for operation, indices in ((partial(_apply_to_flattened, single), shared), (listed, others)):
         if indices:
             chosen_tensors, chosen_scalars = [tensors[i] for i in indices], [each[i] for i in indices]
             results.update(zip(indices, operation(chosen_tensors, chosen_scalars), strict=True))
     return [results[index] for index in range(len(tensors))]
 
 
-def _split(tensors: Sequence[Tensor], scalars: Tensor) -> tuple[list[int], list[int]]:
+def _indices_of_shared_and_others(tensors: Sequence[Tensor], scalars: Tensor) -> tuple[list[int], list[int]]:
     """Return the indices of the tensors that share one product, and those of the others."""
     shared: list[int] = []
     others: list[int] = []
@@ -240,7 +240,7 @@ def _split(tensors: Sequence[Tensor], scalars: Tensor) -> tuple[list[int], list[
     return (shared, others) if len(shared) >= _MIN_SHARED_TENSORS else ([], list(range(len(tensors))))
 
 
-def _apply_flat(single: Any, tensors: Sequence[Tensor], scalars: Sequence[Tensor]) -> list[Tensor]:
+def _apply_to_flattened(single: Any, tensors: Sequence[Tensor], scalars: Sequence[Tensor]) -> list[Tensor]:
     # In the order of memory, so that results have the strides of their tensors, as multi-tensor kernels require.
     flat = torch.cat([tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors])
     # `repeat_interleave` would need the sizes on the device, and the copy would wait for it.

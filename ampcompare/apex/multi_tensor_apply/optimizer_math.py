@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import (
-    as_fp32,
+    as_fp32_tensors,
+    copy_into_targets,
     divide_each,
-    flat_fp32_lists,
+    fp32_lists_laid_out_alike,
     multiply_each,
     per_tensor_norms,
-    to_fp32,
-    write_back,
+    rounded_to_fp32,
 )
-from ampcompare.base.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 
 
-def adam(
+def make_adam_step(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -50,8 +50,8 @@ def adam(
         found_inf: fp32 scalar; where it is 1 nothing at all is changed.
         copies: low-precision model weights that follow `params`.
     """
-    beta1, beta2 = as_fp32(beta1), as_fp32(beta2)
-    work_grads, work_params, work_avgs, work_avg_sqs = flat_fp32_lists(grads, params, exp_avgs, exp_avg_sqs)
+    beta1, beta2 = rounded_to_fp32(beta1), rounded_to_fp32(beta2)
+    work_grads, work_params, work_avgs, work_avg_sqs = fp32_lists_laid_out_alike(grads, params, exp_avgs, exp_avg_sqs)
     device = params[0].device
     if not bias_correction:
         # beta ** inf is 0, so both corrections become exactly 1.
@@ -78,14 +78,14 @@ def adam(
         grad_scale=grad_scale,
         found_inf=found_inf,
     )
-    write_back([*params, *exp_avgs, *exp_avg_sqs], [*work_params, *work_avgs, *work_avg_sqs])
+    copy_into_targets([*params, *exp_avgs, *exp_avg_sqs], [*work_params, *work_avgs, *work_avg_sqs])
     if grad_scale is not None:
-        write_back(grads, work_grads)
+        copy_into_targets(grads, work_grads)
     if copies:
-        copy_by_dtype(copies, work_params)
+        copy_tensors_by_dtype(copies, work_params)
 
 
-def sgd(
+def make_sgd_step(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     momentum_buffers: Sequence[Tensor],
@@ -109,7 +109,7 @@ def sgd(
         wd_after_momentum: keep weight decay out of the momentum (decoupled decay).
         copies: low-precision model weights that follow `params`.
     """
-    work_grads, work_params, work_buffers = flat_fp32_lists(grads, params, momentum_buffers)
+    work_grads, work_params, work_buffers = fp32_lists_laid_out_alike(grads, params, momentum_buffers)
     if scale != 1.0:
         work_grads = list(torch._foreach_mul(work_grads, scale))
     if wd_after_momentum and weight_decay != 0.0:
@@ -121,18 +121,18 @@ def sgd(
         weight_decay=0.0 if wd_after_momentum else weight_decay,
         momentum=momentum,
         lr=lr,
-        dampening=as_fp32(dampening),
+        dampening=rounded_to_fp32(dampening),
         nesterov=nesterov,
         maximize=False,
         is_first_step=first_run and momentum != 0.0,  # the kernel warns if there are no buffers to initialize
         found_inf=found_inf,
     )
-    write_back([*params, *momentum_buffers], [*work_params, *work_buffers])
+    copy_into_targets([*params, *momentum_buffers], [*work_params, *work_buffers])
     if copies:
-        copy_by_dtype(copies, work_params)
+        copy_tensors_by_dtype(copies, work_params)
 
 
-def adagrad(
+def make_adagrad_step(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     sums: Sequence[Tensor],
@@ -142,7 +142,7 @@ def adagrad(
     weight_decay: float,
 ) -> None:
     """Make one Adagrad step without learning-rate decay (`adagrad_w`: decoupled weight decay, else L2)."""
-    work_grads, work_params, work_sums = to_fp32(grads), to_fp32(params), to_fp32(sums)
+    work_grads, work_params, work_sums = as_fp32_tensors(grads), as_fp32_tensors(params), as_fp32_tensors(sums)
     if weight_decay != 0.0 and not adagrad_w:
         work_grads = list(torch._foreach_add(work_grads, work_params, alpha=weight_decay))
     torch._foreach_addcmul_(work_sums, work_grads, work_grads, 1.0)
@@ -151,10 +151,10 @@ def adagrad(
     if adagrad_w:
         torch._foreach_mul_(work_params, 1.0 - lr * weight_decay)
     torch._foreach_addcdiv_(work_params, work_grads, denominators, -lr)
-    write_back([*params, *sums], [*work_params, *work_sums])
+    copy_into_targets([*params, *sums], [*work_params, *work_sums])
 
 
-def novograd(
+def make_novograd_step(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -175,8 +175,8 @@ def novograd(
     `grad_norms` (shape (n,), fp32, updated in place) averages norms, not their squares: under L2 the squares are
     blended and the root is kept, under the max norm (`norm_type` 0) the norms themselves are blended.
     """
-    beta1, beta2 = as_fp32(beta1), as_fp32(beta2)
-    work_grads, work_params, work_avgs = to_fp32(grads), to_fp32(params), to_fp32(exp_avgs)
+    beta1, beta2 = rounded_to_fp32(beta1), rounded_to_fp32(beta2)
+    work_grads, work_params, work_avgs = as_fp32_tensors(grads), as_fp32_tensors(params), as_fp32_tensors(exp_avgs)
     norms = per_tensor_norms(grads, math.inf if norm_type == 0 else 2.0)
     if norm_type == 0:
         grad_norms.mul_(beta2).add_(norms, alpha=1.0 - beta2)
@@ -199,17 +199,17 @@ def novograd(
         updates = divide_each(torch._foreach_div(work_avgs, correction1), denominators)
         torch._foreach_add_(updates, work_params, alpha=weight_decay)
     torch._foreach_add_(work_params, updates, alpha=-lr)
-    write_back([*params, *exp_avgs], [*work_params, *work_avgs])
+    copy_into_targets([*params, *exp_avgs], [*work_params, *work_avgs])
 
 
-def clip_divisor(global_grad_norm: Tensor, max_grad_norm: float | Tensor) -> Tensor:
+def divisor_for_norm_clip(global_grad_norm: Tensor, max_grad_norm: float | Tensor) -> Tensor:
     """Return what gradients are divided by so that their norm is at most `max_grad_norm`: shape (), fp32, >= 1."""
     norm = global_grad_norm.reshape(())
     limit = max_grad_norm.reshape(()) if isinstance(max_grad_norm, Tensor) else max_grad_norm
     return torch.where(norm > limit, norm / limit, torch.ones_like(norm))
 
 
-def compute_update(
+def write_lamb_updates(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -231,11 +231,15 @@ def compute_update(
     `updates` may be `grads`. `step` counts from 1: a number or an integer tensor. `decoupled_decays` is one number, or
     a tensor of one for each parameter.
     """
-    beta1, beta2 = as_fp32(beta1), as_fp32(beta2)
+    beta1, beta2 = rounded_to_fp32(beta1), rounded_to_fp32(beta2)
     correction1 = _bias_correction(beta1, step) if bias_correction else 1.0
     correction2 = _bias_correction(beta2, step) if bias_correction else 1.0
-    work_params, work_avgs, work_avg_sqs = to_fp32(params), to_fp32(exp_avgs), to_fp32(exp_avg_sqs)
-    scaled = list(torch._foreach_div(to_fp32(grads), divisor))
+    work_params, work_avgs, work_avg_sqs = (
+        as_fp32_tensors(params),
+        as_fp32_tensors(exp_avgs),
+        as_fp32_tensors(exp_avg_sqs),
+    )
+    scaled = list(torch._foreach_div(as_fp32_tensors(grads), divisor))
     if l2_decay != 0.0:
         torch._foreach_add_(scaled, work_params, alpha=l2_decay)
     torch._foreach_mul_(work_avgs, beta1)
@@ -252,8 +256,8 @@ def compute_update(
         torch._foreach_add_(steps, multiply_each(work_params, decoupled_decays))
     elif decoupled_decays != 0.0:
         torch._foreach_add_(steps, work_params, alpha=decoupled_decays)
-    write_back([*exp_avgs, *exp_avg_sqs], [*work_avgs, *work_avg_sqs])
-    copy_by_dtype(updates, steps)
+    copy_into_targets([*exp_avgs, *exp_avg_sqs], [*work_avgs, *work_avg_sqs])
+    copy_tensors_by_dtype(updates, steps)
 
 
 def _bias_correction(beta: float, step: int | Tensor) -> float | Tensor:
@@ -263,7 +267,7 @@ def _bias_correction(beta: float, step: int | Tensor) -> float | Tensor:
     return 1.0 - beta**step
 
 
-def apply_update(
+def apply_lamb_updates(
     params: Sequence[Tensor],
     updates: Sequence[Tensor],
     param_norms: Tensor,
@@ -277,20 +281,20 @@ def apply_update(
 
     The norms have shape (n,), fp32. `copies` are low-precision model weights that follow `params`.
     """
-    work_params = to_fp32(params)
+    work_params = as_fp32_tensors(params)
     if adapt:
         usable = (param_norms != 0) & (update_norms != 0)
         rates = lr * torch.where(usable, param_norms / update_norms, torch.ones_like(param_norms))
     else:
         rates = lr * torch.ones_like(param_norms)
-    steps = multiply_each(to_fp32(updates), rates)
+    steps = multiply_each(as_fp32_tensors(updates), rates)
     torch._foreach_sub_(work_params, steps)
-    write_back(params, work_params)
+    copy_into_targets(params, work_params)
     if copies:
-        copy_by_dtype(copies, work_params)
+        copy_tensors_by_dtype(copies, work_params)
 
 
-def lamb(
+def make_lamb_step(
     grads: Sequence[Tensor],
     params: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -318,7 +322,7 @@ def lamb(
         copies: low-precision model weights that follow `params`.
     """
     param_norms = per_tensor_norms(params)
-    compute_update(
+    write_lamb_updates(
         grads,
         params,
         exp_avgs,
@@ -334,7 +338,7 @@ def lamb(
         l2_decay=0.0 if adam_w else weight_decay,
         decoupled_decays=weight_decay if adam_w else 0.0,
     )
-    apply_update(
+    apply_lamb_updates(
         params,
         grads,
         param_norms,

@@ -28,7 +28,7 @@ def fused_layer_norm(
     Under autocast `input` is first cast to the autocast dtype, here and in the functions below. With
     `memory_efficient` the output is kept for backward instead of the input.
     """
-    return _norm(input, (None, None), normalized_shape, eps, memory_efficient, rms=False, mixed=False)
+    return _normalize_with_params(input, (None, None), normalized_shape, eps, memory_efficient, rms=False, mixed=False)
 
 
 def fused_layer_norm_affine(
@@ -44,7 +44,9 @@ def fused_layer_norm_affine(
     With `memory_efficient` the backward pass divides the output by `weight`: magnitudes of weights below `eps` count as
     `eps` there.
     """
-    return _norm(input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=False)
+    return _normalize_with_params(
+        input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=False
+    )
 
 
 def mixed_dtype_fused_layer_norm_affine(
@@ -56,28 +58,28 @@ def mixed_dtype_fused_layer_norm_affine(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Do as `fused_layer_norm_affine`, with the result in the dtype of `weight`."""
-    return _norm(input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=True)
+    return _normalize_with_params(input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=True)
 
 
 def fused_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
     """Return `input` divided by the root of its mean square over the last dimensions, in the input's dtype."""
-    return _norm(input, (None,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
+    return _normalize_with_params(input, (None,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
 
 
 def fused_rms_norm_affine(
     input: Tensor, weight: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
     """Return what `fused_rms_norm` gives times `weight` (of `normalized_shape`), in the input's dtype."""
-    return _norm(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
+    return _normalize_with_params(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
 
 
 def mixed_dtype_fused_rms_norm_affine(
     input: Tensor, weight: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
     """Do as `fused_rms_norm_affine`, with the result in the dtype of `weight`."""
-    return _norm(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=True)
+    return _normalize_with_params(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=True)
 
 
 def manual_rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> Tensor:
@@ -92,7 +94,7 @@ def manual_rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tens
     return weight * (output.to(weight.dtype) if weight.dtype in (torch.float16, torch.bfloat16) else output)
 
 
-def _norm(
+def _normalize_with_params(
     input: Tensor,
     params: Sequence[Tensor | None],
     normalized_shape: Sequence[int],
@@ -124,7 +126,7 @@ def _norm(
         return normalized.to(result)
 
 
-def _make_function(name: str, forward: Kernel, backward: Kernel, parameters: int) -> Any:
+def _make_norm_function(name: str, forward: Kernel, backward: Kernel, parameters: int) -> Any:
     """Return an autograd function that is applied to input, parameters, `normalized_shape`, `eps`, `memory_efficient`.
 
     Gradients have the dtypes of their tensors. Without the last argument the input is kept.
@@ -150,23 +152,23 @@ def _make_function(name: str, forward: Kernel, backward: Kernel, parameters: int
 
 
 _kernels = fused_layer_norm_cuda
-FusedLayerNormFunction = _make_function("FusedLayerNormFunction", _kernels.forward, _kernels.backward, 0)
-FusedLayerNormAffineFunction = _make_function(
+FusedLayerNormFunction = _make_norm_function("FusedLayerNormFunction", _kernels.forward, _kernels.backward, 0)
+FusedLayerNormAffineFunction = _make_norm_function(
     "FusedLayerNormAffineFunction", _kernels.forward_affine, _kernels.backward_affine, 2
 )
-FusedLayerNormAffineMixedDtypesFunction = _make_function(
+FusedLayerNormAffineMixedDtypesFunction = _make_norm_function(
     "FusedLayerNormAffineMixedDtypesFunction", _kernels.forward_affine_mixed_dtypes, _kernels.backward_affine, 2
 )
-FusedRMSNormFunction = _make_function("FusedRMSNormFunction", _kernels.rms_forward, _kernels.rms_backward, 0)
-FusedRMSNormAffineFunction = _make_function(
+FusedRMSNormFunction = _make_norm_function("FusedRMSNormFunction", _kernels.rms_forward, _kernels.rms_backward, 0)
+FusedRMSNormAffineFunction = _make_norm_function(
     "FusedRMSNormAffineFunction", _kernels.rms_forward_affine, _kernels.rms_backward_affine, 1
 )
-FusedRMSNormAffineMixedDtypesFunction = _make_function(
+FusedRMSNormAffineMixedDtypesFunction = _make_norm_function(
     "FusedRMSNormAffineMixedDtypesFunction", _kernels.rms_forward_affine_mixed_dtypes, _kernels.rms_backward_affine, 1
 )
 
 
-class _Norm(nn.Module):
+class _NormModule(nn.Module):
     weight: nn.Parameter | None
     _own_parameters: ClassVar[tuple[str, ...]] = ("weight",)
     _mixed: ClassVar[bool] = False
@@ -198,7 +200,7 @@ class _Norm(nn.Module):
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
 
 
-class FusedLayerNorm(_Norm):
+class FusedLayerNorm(_NormModule):
     """Layer normalization over the last dimensions; the output has the input's dtype.
 
     With `elementwise_affine` it owns `weight` (ones) and `bias` (zeros) of `normalized_shape`; else both are None.
@@ -217,19 +219,19 @@ class FusedLayerNorm(_Norm):
         """Return the normalized input, in its dtype."""
         params = self.weight, self.bias
         settings = self.normalized_shape, self.eps, self.memory_efficient
-        return _norm(input, params, *settings, rms=False, mixed=self._mixed)
+        return _normalize_with_params(input, params, *settings, rms=False, mixed=self._mixed)
 
 
-class FusedRMSNorm(_Norm):
+class FusedRMSNorm(_NormModule):
     """RMS normalization over the last dimensions; arguments and dtypes as for `FusedLayerNorm`, without `bias`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input, in its dtype."""
         settings = self.normalized_shape, self.eps, self.memory_efficient
-        return _norm(input, (self.weight,), *settings, rms=True, mixed=self._mixed)
+        return _normalize_with_params(input, (self.weight,), *settings, rms=True, mixed=self._mixed)
 
 
-class _AlwaysAffine(_Norm):
+class _AlwaysAffineNorm(_NormModule):
     _mixed = True
 
     def __init__(
@@ -243,7 +245,7 @@ class _AlwaysAffine(_Norm):
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
 
-class MixedFusedLayerNorm(_AlwaysAffine, FusedLayerNorm):
+class MixedFusedLayerNorm(_AlwaysAffineNorm, FusedLayerNorm):
     """Layer normalization whose output has the dtype of its parameters; always affine.
 
     Raises:
@@ -251,5 +253,5 @@ class MixedFusedLayerNorm(_AlwaysAffine, FusedLayerNorm):
     """
 
 
-class MixedFusedRMSNorm(_AlwaysAffine, FusedRMSNorm):
+class MixedFusedRMSNorm(_AlwaysAffineNorm, FusedRMSNorm):
     """RMS normalization whose output has the dtype of its weight; arguments as for `MixedFusedLayerNorm`."""

@@ -32,11 +32,11 @@ class FusedAdagrad(FusedOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; return what `closure` returned."""
-        loss = self._evaluate(closure)
+        loss = self._call_closure(closure)
         for group in self.param_groups:
-            params = self._with_gradient(group["params"])
+            params = self._params_with_gradient(group["params"])
             if params:
                 sums = self._state_tensors(params, "sum")
                 numbers = (group["lr"], group["eps"], self.adagrad_w_mode, group["weight_decay"])
-                optimizer_math.adagrad(self._gradients(params), self._data(params), sums, *numbers)
+                optimizer_math.make_adagrad_step(self._gradients_of(params), self._data_of(params), sums, *numbers)
         return loss

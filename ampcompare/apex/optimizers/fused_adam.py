@@ -86,7 +86,7 @@ class FusedAdam(FusedOptimizer):
         if self.capturable and isinstance(group["lr"], Tensor):
             # A default that is a tensor would be shared by all groups, and a schedule fills it in place.
             group["lr"] = group["lr"].clone()
-        self._to_parameter_device(group)
+        self._move_group_to_parameter_device(group)
         if not self._master_groups_are_fixed:
             masters = [param.detach().clone().float() if self.master_weights else None for param in group["params"]]
             self.param_groups_master.append({"params": masters})
@@ -115,7 +115,7 @@ class FusedAdam(FusedOptimizer):
         grad_scaler = options.pop("grad_scaler", None)
         if options:
             raise TypeError(f"FusedAdam.step got unexpected options: {', '.join(sorted(options))}")
-        loss = self._evaluate(closure)
+        loss = self._call_closure(closure)
         for group, master_group in zip(self.param_groups, self.param_groups_master, strict=not self._strict):
             if group["params"]:
                 self._step_group(group, master_group["params"], grad_scaler)
@@ -125,13 +125,13 @@ class FusedAdam(FusedOptimizer):
         scaling = GradientScaling(None, None)
         if self.capturable:
             scaling = GradientScaling.of_step(self, grad_scaler, group["params"][0].device)
-            self._advance_on_device(group, scaling.found_inf)
+            self._count_step_on_device(group, scaling.found_inf)
         else:
-            self._advance(group)
-        params = self._with_gradient(group["params"])
+            self._count_group_step(group)
+        params = self._params_with_gradient(group["params"])
         if not params:
             return
-        grads, weights = self._gradients(params), self._data(params)
+        grads, weights = self._gradients_of(params), self._data_of(params)
         targets, copies = weights, []
         if self.master_weights:
             by_param = dict(zip(group["params"], masters, strict=True))
@@ -139,7 +139,7 @@ class FusedAdam(FusedOptimizer):
             targets = [weight if master is None else master for weight, master in zip(weights, kept, strict=True)]
             copies = weights
         beta1, beta2 = group["betas"]
-        optimizer_math.adam(
+        optimizer_math.make_adam_step(
             grads,
             targets,
             self._state_tensors(params, "exp_avg", torch.float32),
@@ -151,7 +151,7 @@ class FusedAdam(FusedOptimizer):
             copies=copies,
         )
 
-    def _advance_on_device(self, group: dict[str, Any], found_inf: Tensor | None) -> None:
+    def _count_step_on_device(self, group: dict[str, Any], found_inf: Tensor | None) -> None:
         device = group["params"][0].device
         if found_inf is None:
             found_inf = torch.zeros((), device=device)

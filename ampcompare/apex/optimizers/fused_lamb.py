@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm
-from ampcompare.apex.multi_tensor_apply.optimizer_math import clip_divisor, lamb
+from ampcompare.apex.multi_tensor_apply.optimizer_math import divisor_for_norm_clip, make_lamb_step
 from ampcompare.apex.optimizers.fused_optimizer import FusedOptimizer
 
 
@@ -56,24 +56,24 @@ class FusedLAMB(FusedOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; return what `closure` returned."""
-        loss = self._evaluate(closure)
-        chosen = [self._with_gradient(group["params"]) for group in self.param_groups]
-        grads = [self._gradients(params) for params in chosen]
+        loss = self._call_closure(closure)
+        chosen = [self._params_with_gradient(group["params"]) for group in self.param_groups]
+        grads = [self._gradients_of(params) for params in chosen]
         # A norm of norms lets groups live on several devices.
         norms = [global_norm(of_group) for of_group in grads if of_group]
         if not norms:
             for group in self.param_groups:
-                self._advance(group)
+                self._count_group_step(group)
             return loss
         norm = torch.linalg.vector_norm(torch.cat([part.to(norms[0].device) for part in norms]))
-        divisor = clip_divisor(norm, self.defaults["max_grad_norm"])
+        divisor = divisor_for_norm_clip(norm, self.defaults["max_grad_norm"])
         for group, params, of_group in zip(self.param_groups, chosen, grads, strict=True):
-            step = self._advance(group)
+            step = self._count_group_step(group)
             if params:
                 beta1, beta2 = group["betas"]
                 numbers = (group["lr"], beta1, beta2, group["eps"], step, group["bias_correction"])
                 options = (group["weight_decay"], group["grad_averaging"], self.adam_w_mode)
                 moments = (self._state_tensors(params, "exp_avg"), self._state_tensors(params, "exp_avg_sq"))
                 clip = divisor.to(params[0].device)
-                lamb(of_group, self._data(params), *moments, *numbers, *options, clip, self.use_nvlamb)
+                make_lamb_step(of_group, self._data_of(params), *moments, *numbers, *options, clip, self.use_nvlamb)
         return loss

@@ -70,13 +70,13 @@ class FusedNovoGrad(FusedOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters that have gradients; return what `closure` returned."""
-        loss = self._evaluate(closure)
+        loss = self._call_closure(closure)
         for group in self.param_groups:
-            step = self._advance(group)
-            params = self._with_gradient(group["params"])
+            step = self._count_group_step(group)
+            params = self._params_with_gradient(group["params"])
             by_dtype = [[param for param in params if param.dtype is dtype] for dtype in self.supported]
             if "exp_avg_sq" not in group:
-                group["exp_avg_sq"] = [self._first_norms(group, part) for part in by_dtype]
+                group["exp_avg_sq"] = [self._first_gradient_norms(group, part) for part in by_dtype]
             for part, norms in zip(by_dtype, group["exp_avg_sq"], strict=True):
                 if len(part) != norms.numel():
                     raise AssertionError(
@@ -88,15 +88,15 @@ class FusedNovoGrad(FusedOptimizer):
                     numbers = (group["lr"], beta1, beta2, group["eps"], step, group["bias_correction"])
                     options = (group["weight_decay"], group["grad_averaging"], self.moment_mode, group["norm_type"])
                     averages = self._state_tensors(part, "exp_avg")
-                    grads = self._gradients(part)
-                    optimizer_math.novograd(grads, self._data(part), averages, norms, *numbers, *options)
+                    grads = self._gradients_of(part)
+                    optimizer_math.make_novograd_step(grads, self._data_of(part), averages, norms, *numbers, *options)
         return loss
 
-    def _first_norms(self, group: dict[str, Any], params: list[torch.Tensor]) -> torch.Tensor:
+    def _first_gradient_norms(self, group: dict[str, Any], params: list[torch.Tensor]) -> torch.Tensor:
         orders = {0: math.inf, 2: 2.0}
         if group["norm_type"] not in orders:
             raise RuntimeError(f"FusedNovoGrad got norm_type={group['norm_type']}; it knows 2 (L2) and 0 (largest)")
         if not params or group["init_zero"]:
             device = group["params"][0].device if group["params"] else None
             return torch.zeros(len(params), dtype=torch.float32, device=device)
-        return per_tensor_norms(self._gradients(params), orders[group["norm_type"]])
+        return per_tensor_norms(self._gradients_of(params), orders[group["norm_type"]])

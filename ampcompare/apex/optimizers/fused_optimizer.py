@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.apex import strict_from_environment
+from ampcompare.apex import is_strict_by_environment
 
 
 class GradientScaling:
@@ -51,7 +51,7 @@ class FusedOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], *, set_grad_none: bool) -> None:
         self.set_grad_none = set_grad_none
-        self._strict = strict_from_environment()
+        self._strict = is_strict_by_environment()
         self._settings = tuple(vars(self))  # with those of the class, which it sets before it calls this
         super().__init__(params, defaults)
 
@@ -75,13 +75,13 @@ class FusedOptimizer(Optimizer):
         return torch.zeros(1, dtype=torch.int32, device=next(devices, torch.device("cpu")))
 
     @staticmethod
-    def _evaluate(closure: Callable[[], Any] | None) -> Any:
+    def _call_closure(closure: Callable[[], Any] | None) -> Any:
         if closure is None:
             return None
         with torch.enable_grad():
             return closure()
 
-    def _with_gradient(self, params: Iterable[Tensor]) -> list[Tensor]:
+    def _params_with_gradient(self, params: Iterable[Tensor]) -> list[Tensor]:
         """Return the parameters that have a gradient.
 
         Raises:
@@ -102,11 +102,11 @@ class FusedOptimizer(Optimizer):
         return chosen
 
     @staticmethod
-    def _gradients(params: Iterable[Tensor]) -> list[Tensor]:
+    def _gradients_of(params: Iterable[Tensor]) -> list[Tensor]:
         return [param.grad.data for param in params if param.grad is not None]
 
     @staticmethod
-    def _data(params: Iterable[Tensor]) -> list[Tensor]:
+    def _data_of(params: Iterable[Tensor]) -> list[Tensor]:
         # `.data` leaves autograd's version counters alone, as Apex's kernels do: scripts that back-propagate through a
         # graph after a step run there, and must run here.
         return [param.data for param in params]
@@ -122,7 +122,7 @@ class FusedOptimizer(Optimizer):
         return tensors
 
     @staticmethod
-    def _advance(group: dict[str, Any]) -> int:
+    def _count_group_step(group: dict[str, Any]) -> int:
         step: int = group.get("step", 0) + 1
         group["step"] = step
         return step
@@ -131,7 +131,7 @@ class FusedOptimizer(Optimizer):
         """Load state; tensors in `exact_state` keep their saved dtype (strict switch: the dtype that Apex gives)."""
         super().load_state_dict(dict(state_dict))
         for group in self.param_groups:
-            self._to_parameter_device(group)
+            self._move_group_to_parameter_device(group)
         if self._strict or not self.exact_state:
             return
         saved_ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
@@ -143,7 +143,7 @@ class FusedOptimizer(Optimizer):
                     self.state[param][name] = saved[name].to(device=param.device)
 
     @staticmethod
-    def _to_parameter_device(group: dict[str, Any]) -> None:
+    def _move_group_to_parameter_device(group: dict[str, Any]) -> None:
         """Move rate and step count, where they are tensors, to the device of the parameters."""
         for name in ("lr", "step") if group["params"] else ():
             if isinstance(group.get(name), Tensor):

@@ -72,27 +72,29 @@ class FusedSGD(FusedOptimizer):
 
         Under amp with master weights the fp16 model weights are written as well.
         """
-        loss = self._evaluate(closure)
+        loss = self._call_closure(closure)
         stash: Any = getattr(self, "_amp_stash", None)
         with_masters = hasattr(stash, "fp32_from_fp16_groups")
         for index, group in enumerate(self.param_groups):
             if with_masters:
-                self._step_masters(group, stash.fp16_groups[index], stash.fp32_from_fp16_groups[index])
+                self._step_master_weights(group, stash.fp16_groups[index], stash.fp32_from_fp16_groups[index])
                 own_params = stash.fp32_from_fp32_groups[index]
             else:
                 own_params = group["params"]
             if self._strict:
                 # Apex silently skips other dtypes.
                 own_params = [param for param in own_params if param.dtype in self.supported]
-            params = self._with_gradient(own_params)
+            params = self._params_with_gradient(own_params)
             for dtype in self.supported:
                 launched = [param for param in params if param.dtype is dtype]
-                self._launch(group, self._gradients(launched), launched)
+                self._launch_sgd_kernel(group, self._gradients_of(launched), launched)
         self.most_recent_scale = 1.0
         self.scale_set_by_backward = False
         return loss
 
-    def _step_masters(self, group: dict[str, Any], model_params: Sequence[Tensor], masters: Sequence[Tensor]) -> None:
+    def _step_master_weights(
+        self, group: dict[str, Any], model_params: Sequence[Tensor], masters: Sequence[Tensor]
+    ) -> None:
         pairs = zip(model_params, masters, strict=True)
         rows = [
             (model, master, grad)
@@ -100,9 +102,9 @@ class FusedSGD(FusedOptimizer):
             if (grad := master.grad if self.materialize_master_grads else model.grad) is not None
         ]
         grads = [grad.data for _, _, grad in rows]
-        self._launch(group, grads, [master for _, master, _ in rows], [model for model, _, _ in rows])
+        self._launch_sgd_kernel(group, grads, [master for _, master, _ in rows], [model for model, _, _ in rows])
 
-    def _launch(
+    def _launch_sgd_kernel(
         self, group: dict[str, Any], grads: Sequence[Tensor], params: Sequence[Tensor], models: Sequence[Tensor] = ()
     ) -> None:
         if not params:
@@ -116,13 +118,13 @@ class FusedSGD(FusedOptimizer):
             chosen = [index for index, known in enumerate(has_buffer) if known is not first_run]
             if not chosen:
                 continue
-            optimizer_math.sgd(
+            optimizer_math.make_sgd_step(
                 [grads[index] for index in chosen],
-                self._data(params[index] for index in chosen),
+                self._data_of(params[index] for index in chosen),
                 [buffers[index] for index in chosen],
                 *(group["weight_decay"], group["momentum"], group["dampening"], group["lr"], group["nesterov"]),
                 first_run,
                 self.wd_after_momentum,
                 scale=1.0 / self.most_recent_scale,
-                copies=self._data(models[index] for index in chosen) if models else (),
+                copies=self._data_of(models[index] for index in chosen) if models else (),
             )

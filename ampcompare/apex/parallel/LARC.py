@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import multiply_each, multiply_each_, per_tensor_norms
-from ampcompare.base.tensors.lists import group_by_type
+from ampcompare.base.tensors.lists import group_tensors_by_type
 
 
 class LARC:
@@ -70,18 +70,18 @@ class LARC:
         try:
             for group, decay in zip(self.optim.param_groups, decays, strict=True):
                 group["weight_decay"] = 0
-                self.adapt(group, decay)
+                self.adapt_group_gradients(group, decay)
             self.optim.step()
         finally:
             for group, decay in zip(self.optim.param_groups, decays, strict=True):
                 group["weight_decay"] = decay
 
-    def adapt(self, group: dict[str, Any], decay: float) -> None:
+    def adapt_group_gradients(self, group: dict[str, Any], decay: float) -> None:
         """Adapt the gradients of one group in place, with `decay` added to them; call it under `no_grad`."""
-        for params in group_by_type(param for param in group["params"] if param.grad is not None):
-            self._adapt_alike(params, decay, group["lr"])
+        for params in group_tensors_by_type(param for param in group["params"] if param.grad is not None):
+            self._adapt_gradients_of_one_type(params, decay, group["lr"])
 
-    def _adapt_alike(self, params: list[Tensor], decay: float, lr: float | Tensor) -> None:
+    def _adapt_gradients_of_one_type(self, params: list[Tensor], decay: float, lr: float | Tensor) -> None:
         weights = [param.data for param in params]
         grads = [param.grad.data for param in params if param.grad is not None]
         # fp16 norms overflow at 65504, and eps rounds to zero in fp16.

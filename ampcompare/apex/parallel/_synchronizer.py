@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.base.tensors.lists import flatten, group_by_type, is_dense, unflatten
+from ampcompare.base.tensors.lists import flatten, group_tensors_by_type, is_dense, unflatten
 
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
@@ -35,7 +35,7 @@ class GradientReductionError(PreparationError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Reduction:
+class BucketReduction:
     """How a bucket is summed: the factors before and after, at least in fp32 or not, and whether it is kept."""
 
     before: float = 1.0
@@ -44,7 +44,7 @@ class Reduction:
     retain: bool = False
 
 
-def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
+def _views_per_parameter(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return views into `flat`, one per parameter, with its shape and where possible its memory format."""
     views, offset = [], 0
     for param in params:
@@ -55,7 +55,7 @@ def _pieces(flat: Tensor, params: Sequence[nn.Parameter]) -> list[Tensor]:
     return views
 
 
-class Bucket:
+class GradientBucket:
     """Parameters whose gradients travel together, and the flat buffer in which they do.
 
     The buffer ends in one number per parameter: how many ranks had a gradient for it. So ranks may use different
@@ -64,7 +64,7 @@ class Bucket:
     Call in this order: `reserve`, `fill`, sum `flat` over the ranks, `scatter`, `adopt`.
     """
 
-    def __init__(self, params: Sequence[nn.Parameter], reduction: Reduction) -> None:
+    def __init__(self, params: Sequence[nn.Parameter], reduction: BucketReduction) -> None:
         self.params = list(params)
         self.size = sum(param.numel() for param in params)
         self.dtype = self.params[0].dtype
@@ -75,21 +75,21 @@ class Bucket:
         self._grads: list[Tensor | None] = []
         self.reduced: Tensor | None = None
 
-    def reserve(self) -> Tensor:
+    def reserve_buffer(self) -> Tensor:
         """Return the buffer, allocated on the stream that will use the gradients later."""
         if self.flat is not None and not self._reduction.retain:
             return self.flat
         wire = torch.promote_types(self.dtype, torch.float32) if self._reduction.always_fp32 else self.dtype
         # Gradients become views of a retained buffer, so that each pass needs its own.
         self.flat = torch.empty(self.size + len(self.params), dtype=wire, device=self.params[0].device)
-        self._wire_views = _pieces(self.flat, self.params)
+        self._wire_views = _views_per_parameter(self.flat, self.params)
         if self._reduction.retain:
             body = self.flat[: self.size]
             self.reduced = body if wire is self.dtype else torch.empty_like(body, dtype=self.dtype)
         return self.flat
 
     @torch.no_grad()
-    def fill(self) -> None:
+    def fill_from_gradients(self) -> None:
         """Copy the current gradients into the buffer, and apply the factor before the sum."""
         assert self.flat is not None
         self._grads = grads = [param.grad for param in self.params]
@@ -115,7 +115,7 @@ class Bucket:
             self.flat[: self.size].mul_(self._reduction.before)
 
     @torch.no_grad()
-    def scatter(self) -> None:
+    def write_reduced_gradients(self) -> None:
         """Apply the factor after the sum and give each gradient its reduced values."""
         assert self.flat is not None
         body = self.flat[: self.size]
@@ -129,14 +129,14 @@ class Bucket:
             self.reduced.copy_(body)
 
     @torch.no_grad()
-    def adopt(self) -> None:
+    def set_missing_gradients(self) -> None:
         """Set what `scatter` could not copy into: retained views, and gradients that only other ranks had."""
         assert self.flat is not None
         absent = any(grad is None for grad in self._grads)
         # Read from the device only where this rank lacks something.
         users = self.flat[self.size :].tolist() if absent else []
         if self.reduced is not None:
-            for i, view in enumerate(_pieces(self.reduced, self.params)):
+            for i, view in enumerate(_views_per_parameter(self.reduced, self.params)):
                 if self._grads[i] is not None or users[i] > 0:
                     self.params[i].grad = view
         elif absent:
@@ -146,7 +146,7 @@ class Bucket:
         self._grads = []
 
 
-def bucket_key(module: nn.Module) -> list[tuple[int, bool, torch.dtype, torch.device]]:
+def model_key_of_buckets(module: nn.Module) -> list[tuple[int, bool, torch.dtype, torch.device]]:
     """Return what makes buckets obsolete when it changes."""
     # `module.parameters()` takes several times as long, at each forward pass.
     result = []
@@ -170,7 +170,7 @@ class Synchronizer:
     def __init__(
         self,
         module: nn.Module,
-        reduction: Reduction,
+        reduction: BucketReduction,
         group: dist.ProcessGroup | None,
         *,
         message_size: int,
@@ -179,16 +179,16 @@ class Synchronizer:
         self._reduction, self._group = reduction, group
         self._message_size, self._delay = message_size, delay
         self.enabled = True
-        self.bucket_key = bucket_key(module)
+        self.bucket_key = model_key_of_buckets(module)
         self.names = [name for name, _ in module.named_parameters()]
         self.params = list(module.parameters())
         self.active = [i for i, param in enumerate(self.params) if param.requires_grad]
-        self.buckets: list[Bucket] | None = None
+        self.buckets: list[GradientBucket] | None = None
         self.retained: list[Tensor | None] = []
         self._delayed = delay
-        self._bucket_of: dict[int, Bucket] = {}
+        self._bucket_of: dict[int, GradientBucket] = {}
         self._stream: torch.cuda.Stream | None = None
-        self._works: list[tuple[Bucket, Any]] = []
+        self._works: list[tuple[GradientBucket, Any]] = []
         self._arrivals: list[int] = []
         self._came = bytearray()
         self._next = 0
@@ -196,7 +196,9 @@ class Synchronizer:
         self._awaits_callback = False
         self._reference = weakref.ref(self)
         self._handles = [
-            self.params[i].register_post_accumulate_grad_hook(self._hook(partial(Synchronizer._on_grad, index=i)))
+            self.params[i].register_post_accumulate_grad_hook(
+                self._gradient_hook(partial(Synchronizer._note_gradient, index=i))
+            )
             for i in self.active
         ]
 
@@ -205,7 +207,7 @@ class Synchronizer:
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, react: "Callable[[Synchronizer], None]") -> Callable[[Tensor], None]:
+    def _gradient_hook(self, react: "Callable[[Synchronizer], None]") -> Callable[[Tensor], None]:
         reference = self._reference
 
         def on_grad(_: Tensor) -> None:
@@ -220,34 +222,34 @@ class Synchronizer:
         if torch._C._current_graph_task_id() != -1:
             return self._open
         # An exception ended the last backward pass before the engine called back.
-        self._drain()
+        self._wait_for_sent_buckets()
         self._open = self._awaits_callback = False
         return False
 
-    def watch(self, output: Tensor) -> None:
+    def end_round_behind(self, output: Tensor) -> None:
         """Close the round with the pass in which `output` gets its gradient.
 
         That is the outermost pass: the parameters inside a reentrant checkpoint get theirs in a pass within it.
         """
-        output.register_hook(self._hook(Synchronizer._await_callback))
+        output.register_hook(self._gradient_hook(Synchronizer._queue_finish_callback))
 
-    def _await_callback(self) -> None:
+    def _queue_finish_callback(self) -> None:
         if not self._awaits_callback:
             self._awaits_callback = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_round)
 
-    def _drain(self) -> list[Bucket]:
+    def _wait_for_sent_buckets(self) -> list[GradientBucket]:
         """Wait for what was sent, and return its buckets."""
         works, self._works = self._works, []
         for bucket, work in works:
             if work is not None:
                 work.wait()
-                bucket.scatter()
+                bucket.write_reduced_gradients()
         return [bucket for bucket, _ in works]
 
-    def _on_grad(self, index: int) -> None:
+    def _note_gradient(self, index: int) -> None:
         if not self._open:
-            self._begin()
+            self._begin_round()
         if self.buckets is None or self._delayed:
             self._arrivals.append(index)
             return
@@ -263,10 +265,10 @@ class Synchronizer:
         self._came[index] = 1
         bucket.pending -= 1
         while self._next < len(self.buckets) and self.buckets[self._next].pending == 0:
-            self._launch()
+            self._reduce_next_bucket()
 
-    def _begin(self) -> None:
-        self._await_callback()
+    def _begin_round(self) -> None:
+        self._queue_finish_callback()
         self._open = True
         self._next = 0
         self._arrivals = []
@@ -276,55 +278,55 @@ class Synchronizer:
         if self._stream is None and any(param.is_cuda for param in self.params):
             self._stream = torch.cuda.Stream()
 
-    def _launch(self) -> None:
+    def _reduce_next_bucket(self) -> None:
         """Reduce the next bucket, without waiting for the result."""
         assert self.buckets is not None
         bucket = self.buckets[self._next]
         group, stream = self._group, self._stream
         self._next += 1
-        flat = bucket.reserve()
+        flat = bucket.reserve_buffer()
         if stream is None or not flat.is_cuda:
-            bucket.fill()
+            bucket.fill_from_gradients()
             self._works.append((bucket, dist.all_reduce(flat, group=group, async_op=True)))
             return
         stream.wait_stream(torch.cuda.current_stream(flat.device))
         with torch.cuda.stream(stream):
-            bucket.fill()
+            bucket.fill_from_gradients()
             dist.all_reduce(flat, group=group)
-            bucket.scatter()
+            bucket.write_reduced_gradients()
         self._works.append((bucket, None))
 
-    def _finish(self) -> None:
+    def _finish_round(self) -> None:
         """Close the round: plan the buckets if there are none, reduce what is left, and hand the gradients back."""
         self._awaits_callback = False
         if not self._open:
             return
         self._open = False
-        buckets = self.buckets = self.buckets or self._plan()
+        buckets = self.buckets = self.buckets or self._plan_buckets()
         while self._next < len(buckets):
-            self._launch()
-        done = self._drain()
+            self._reduce_next_bucket()
+        done = self._wait_for_sent_buckets()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
         for bucket in done:
-            bucket.adopt()
+            bucket.set_missing_gradients()
         if self._reduction.retain:
             self.retained = [bucket.reduced for bucket in done]
 
-    def _plan(self) -> list[Bucket]:
+    def _plan_buckets(self) -> list[GradientBucket]:
         if self._delay:
-            plan = plan_by_type(self.params, self.active)
+            plan = plan_buckets_by_type(self.params, self.active)
         else:
-            local = _plan_by_arrival(self.params, self.active, self._arrivals, self._message_size)
-            plan = _broadcast_plan(local, self.active, len(self.params), self._group)
+            local = _plan_buckets_by_arrival(self.params, self.active, self._arrivals, self._message_size)
+            plan = _broadcast_bucket_plan(local, self.active, len(self.params), self._group)
         self._delayed = plan.delayed
-        buckets = [Bucket([self.params[i] for i in indices], self._reduction) for indices in plan.buckets]
+        buckets = [GradientBucket([self.params[i] for i in indices], self._reduction) for indices in plan.buckets]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
         return buckets
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _BucketPlan:
     """Buckets as indices into the module's parameters, in the order in which they are reduced.
 
     `delayed`: no bucket may be reduced before the end of a backward pass.
@@ -334,35 +336,35 @@ class _Plan:
     delayed: bool = False
 
 
-def _kind(param: nn.Parameter) -> tuple[int, str, str]:
+def _dtype_order_key(param: nn.Parameter) -> tuple[int, str, str]:
     """Order dtypes as Apex does: half, float, double, then those that Apex does not support."""
     rank = _TYPE_ORDER.index(param.dtype) if param.dtype in _TYPE_ORDER else len(_TYPE_ORDER)
     return rank, str(param.dtype), str(param.device)
 
 
-def plan_by_type(params: Sequence[nn.Parameter], active: Iterable[int]) -> _Plan:
+def plan_buckets_by_type(params: Sequence[nn.Parameter], active: Iterable[int]) -> _BucketPlan:
     """Return one bucket for each dtype and device."""
     kinds: dict[tuple[int, str, str], list[int]] = {}
     for index in active:
-        kinds.setdefault(_kind(params[index]), []).append(index)
-    return _Plan(tuple(tuple(kinds[kind]) for kind in sorted(kinds)), delayed=True)
+        kinds.setdefault(_dtype_order_key(params[index]), []).append(index)
+    return _BucketPlan(tuple(tuple(kinds[kind]) for kind in sorted(kinds)), delayed=True)
 
 
-def _plan_by_arrival(
+def _plan_buckets_by_arrival(
     params: Sequence[nn.Parameter], active: Sequence[int], arrivals: Sequence[int], message_size: int
-) -> _Plan:
+) -> _BucketPlan:
     """Return the buckets that close, at `message_size` elements, as gradients arrive; at the end those that never came.
 
     An index that came twice (a weight used in two reentrant checkpoints) makes the plan delayed, since its first
     gradient is not its last.
     """
     if len(set(arrivals)) < len(arrivals):
-        return plan_by_type(params, active)
+        return plan_buckets_by_type(params, active)
     closed: list[tuple[int, ...]] = []
     running: dict[tuple[int, str, str], list[int]] = {}
     sizes: dict[tuple[int, str, str], int] = {}
     for index in arrivals:
-        kind = _kind(params[index])
+        kind = _dtype_order_key(params[index])
         running.setdefault(kind, []).append(index)
         sizes[kind] = sizes.get(kind, 0) + params[index].numel()
         if sizes[kind] >= message_size:
@@ -370,11 +372,13 @@ def _plan_by_arrival(
             sizes.pop(kind)
     closed += [tuple(running[kind]) for kind in sorted(running)]
     came = set(arrivals)
-    closed += plan_by_type(params, [index for index in active if index not in came]).buckets
-    return _Plan(tuple(closed))
+    closed += plan_buckets_by_type(params, [index for index in active if index not in came]).buckets
+    return _BucketPlan(tuple(closed))
 
 
-def _broadcast_plan(plan: _Plan, active: Sequence[int], total: int, group: dist.ProcessGroup | None) -> _Plan:
+def _broadcast_bucket_plan(
+    plan: _BucketPlan, active: Sequence[int], total: int, group: dist.ProcessGroup | None
+) -> _BucketPlan:
     """Return rank 0's plan on every rank of `group`; a collective call. `total` is the number of parameters.
 
     Raises:
@@ -385,14 +389,14 @@ def _broadcast_plan(plan: _Plan, active: Sequence[int], total: int, group: dist.
         for index in bucket:
             numbers += [index, bucket_index]
     numbers += [-1] * (2 * total + 1 - len(numbers))
-    message = torch.tensor(numbers, dtype=torch.int64, device=_message_device(group))
+    message = torch.tensor(numbers, dtype=torch.int64, device=_message_device_of_group(group))
     dist.broadcast(message, src=0 if group is None else dist.get_global_rank(group, 0), group=group)
     delayed, *rest = message.tolist()
     buckets: dict[int, list[int]] = {}
     for index, bucket_index in zip(rest[::2], rest[1::2], strict=True):
         if index >= 0:
             buckets.setdefault(bucket_index, []).append(index)
-    agreed = _Plan(tuple(tuple(buckets[bucket_index]) for bucket_index in sorted(buckets)), bool(delayed))
+    agreed = _BucketPlan(tuple(tuple(buckets[bucket_index]) for bucket_index in sorted(buckets)), bool(delayed))
     different = set(active).symmetric_difference(index for bucket in agreed.buckets for index in bucket)
     if different:
         raise GradientReductionError(
@@ -402,7 +406,7 @@ def _broadcast_plan(plan: _Plan, active: Sequence[int], total: int, group: dist.
     return agreed
 
 
-def require_group(what: str) -> None:
+def require_process_group(what: str) -> None:
     """Raise `ProcessGroupMissing` unless a default process group exists."""
     if not dist.is_initialized():
         raise ProcessGroupMissing(
@@ -411,7 +415,7 @@ def require_group(what: str) -> None:
         )
 
 
-def _message_device(group: dist.ProcessGroup | None) -> torch.device:
+def _message_device_of_group(group: dist.ProcessGroup | None) -> torch.device:
     """Return where small tensors must lie for the backend of `group`."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
@@ -426,7 +430,7 @@ def flat_dist_call(
 
     Source: Apex 25.05, `apex.parallel.distributed`; training scripts import it.
     """
-    for alike in group_by_type(tensors):
+    for alike in group_tensors_by_type(tensors):
         flat = flatten(alike)
         call(flat, *(extra_args or ()))
         if call is dist.all_reduce:
@@ -438,7 +442,7 @@ def flat_dist_call(
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
     """Overwrite `tensors` with those of the first rank of `group`."""
     source = 0 if group is None else dist.get_global_rank(group, 0)
-    for alike in group_by_type(tensor.detach() for tensor in tensors if tensor.numel()):
+    for alike in group_tensors_by_type(tensor.detach() for tensor in tensors if tensor.numel()):
         flat = flatten(alike)
         # Bytes, because backends lack some dtypes (gloo: bool, fp8).
         dist.broadcast(flat.view(torch.uint8), src=source, group=group)
@@ -449,7 +453,9 @@ def check_equal_models(module: nn.Module, group: dist.ProcessGroup | None) -> No
     """Raise `ParallelPreparationError` on every rank if parameters differ in name, shape, dtype or `requires_grad`."""
     facts = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in module.named_parameters()]
     elements = sum(p.numel() for p in module.parameters())
-    local_digest = torch.tensor([zlib.crc32(repr(facts).encode()), len(facts), elements], device=_message_device(group))
+    local_digest = torch.tensor(
+        [zlib.crc32(repr(facts).encode()), len(facts), elements], device=_message_device_of_group(group)
+    )
     everybody = [torch.empty_like(local_digest) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everybody, local_digest, group=group)
     reports = [report.tolist() for report in everybody]

@@ -16,19 +16,19 @@ from ampcompare.apex import deprecated_warning
 from ampcompare.apex.apex_C import flatten as flatten
 from ampcompare.apex.apex_C import unflatten as unflatten
 from ampcompare.base.errors import ConfigError, PreparationError
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 
 from ._synchronizer import (
-    Bucket,
+    BucketReduction,
+    GradientBucket,
     ParallelPreparationError,
-    Reduction,
     Synchronizer,
     broadcast_from_first,
-    bucket_key,
     check_equal_models,
     flat_dist_call,
-    plan_by_type,
-    require_group,
+    model_key_of_buckets,
+    plan_buckets_by_type,
+    require_process_group,
 )
 
 DEFAULT_MESSAGE_SIZE = 10_000_000
@@ -103,7 +103,7 @@ class DistributedDataParallel(nn.Module):
                 "shared_param is no longer supported: leave it out. Where parameters are shared in ways that "
                 "overlapping cannot follow, pass delay_allreduce=True."
             )
-        require_group("DistributedDataParallel")
+        require_process_group("DistributedDataParallel")
         _warn_of_torch_options(torch_options, process_group)
 
         self.module = module
@@ -117,7 +117,7 @@ class DistributedDataParallel(nn.Module):
         self._process_group = process_group
 
         if dist.get_backend(process_group) == "nccl":
-            _check_on_gpu(module)
+            _check_module_on_gpu(module)
         check_equal_models(module, process_group)
         broadcast_from_first([*module.parameters(), *module.buffers()], process_group)
         self._synchronizer = self._make_synchronizer()
@@ -127,7 +127,7 @@ class DistributedDataParallel(nn.Module):
         message_size = int(self.message_size)
         if message_size == DEFAULT_MESSAGE_SIZE and not any(param.is_cuda for param in self.module.parameters()):
             message_size = HOST_MESSAGE_SIZE
-        reduction = Reduction(
+        reduction = BucketReduction(
             before=1.0 / predivide,
             after=predivide / self.world_size if self.gradient_average else 1.0,
             always_fp32=self.allreduce_always_fp32,
@@ -183,13 +183,15 @@ class DistributedDataParallel(nn.Module):
         result = self.module(*inputs, **kwargs)
         if not self._synchronizer.enabled or not torch.is_grad_enabled():
             return result
-        if not self._synchronizer.begin_forward() and self._synchronizer.bucket_key != bucket_key(self.module):
+        if not self._synchronizer.begin_forward() and self._synchronizer.bucket_key != model_key_of_buckets(
+            self.module
+        ):
             self._synchronizer.close()
             self._synchronizer = self._make_synchronizer()
             self._synchronizer.begin_forward()
-        for output in tensors_in(result):
+        for output in tensors_in_value(result):
             if output.requires_grad:
-                self._synchronizer.watch(output)
+                self._synchronizer.end_round_behind(output)
         return result
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,7 +221,7 @@ def _warn_of_torch_options(options: dict[str, Any], group: dist.ProcessGroup | N
         )
 
 
-def _check_on_gpu(module: nn.Module) -> None:
+def _check_module_on_gpu(module: nn.Module) -> None:
     elsewhere = [name for name, param in module.named_parameters() if not param.is_cuda]
     if elsewhere:
         raise ParallelPreparationError(
@@ -228,12 +230,12 @@ def _check_on_gpu(module: nn.Module) -> None:
         )
 
 
-def _extract(values: Any) -> Iterator[Tensor]:
+def _tensors_nested_in(values: Any) -> Iterator[Tensor]:
     if isinstance(values, Tensor):
         yield values
     else:
         for value in values:
-            yield from _extract(value)
+            yield from _tensors_nested_in(value)
 
 
 class Reducer:
@@ -243,14 +245,14 @@ class Reducer:
     """
 
     def __init__(self, module_or_grads_list: nn.Module | Iterable[Any]) -> None:
-        require_group("Reducer")
+        require_process_group("Reducer")
         self.module: nn.Module | None = None
         self.grads: list[Tensor] = []
         if isinstance(module_or_grads_list, nn.Module):
             self.module = module_or_grads_list
             broadcast_from_first(self.module.parameters(), None)
         else:
-            self.grads = list(_extract(module_or_grads_list))
+            self.grads = list(_tensors_nested_in(module_or_grads_list))
 
     def reduce(self) -> None:
         """Average over all ranks, flattened by dtype; a collective call.
@@ -261,11 +263,11 @@ class Reducer:
             flat_dist_call(self.grads, dist.all_reduce)
             return
         params = [param for param in self.module.parameters() if param.requires_grad or param.grad is not None]
-        reduction = Reduction(after=1.0 / dist.get_world_size())
-        for indices in plan_by_type(params, range(len(params))).buckets:
-            bucket = Bucket([params[i] for i in indices], reduction)
-            flat = bucket.reserve()
-            bucket.fill()
+        reduction = BucketReduction(after=1.0 / dist.get_world_size())
+        for indices in plan_buckets_by_type(params, range(len(params))).buckets:
+            bucket = GradientBucket([params[i] for i in indices], reduction)
+            flat = bucket.reserve_buffer()
+            bucket.fill_from_gradients()
             dist.all_reduce(flat)
-            bucket.scatter()
-            bucket.adopt()
+            bucket.write_reduced_gradients()
+            bucket.set_missing_gradients()

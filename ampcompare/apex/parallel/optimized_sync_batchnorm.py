@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ampcompare.apex import deprecated_warning
 from ampcompare.base.errors import ConfigError, PreparationError
 
-from ._synchronizer import require_group
+from ._synchronizer import require_process_group
 
 
 class ParallelArgumentError(ConfigError, AssertionError):
@@ -180,13 +180,15 @@ def _gather_statistics(x: Tensor, group: dist.ProcessGroup | None, world_size: i
     return GlobalStatistics(mean, var, total)
 
 
-def _normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float) -> Tensor:
+def _normalize_by_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
     """Return (x - mean) / sqrt(var + eps) * weight + bias."""
     result: Tensor = aten.native_batch_norm(x, weight, bias, mean, var, False, 0.0, eps)[0]
     return result
 
 
-def _local_sums(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _local_gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the sums of grad and of grad * (x - mean) / sqrt(var + eps) per channel, on this rank."""
     if not x.numel():
         return torch.zeros_like(mean), torch.zeros_like(mean)
@@ -217,7 +219,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
         scale = None if weight is None else weight.to(mean.dtype)
         shift = None if bias is None else bias.to(mean.dtype)
         wide = x.to(mean.dtype)
-        out = _normalize(wide, scale, shift, mean, var, eps) if x.numel() else torch.empty_like(wide)
+        out = _normalize_by_statistics(wide, scale, shift, mean, var, eps) if x.numel() else torch.empty_like(wide)
         if z is not None:
             out = out.add_(z)
         if fuse_relu:
@@ -237,7 +239,7 @@ class SyncBatchnormFunction(torch.autograd.Function):
         if out is not None:
             grad = aten.threshold_backward(grad, out, 0)
         wide_grad, wide_x = grad.to(mean.dtype), x.to(mean.dtype)
-        plain, scaled = _local_sums(wide_grad, wide_x, mean, var, ctx.eps)
+        plain, scaled = _local_gradient_sums(wide_grad, wide_x, mean, var, ctx.eps)
         grad_weight = scaled.to(weight.dtype) if wants_weight else None
         grad_bias = plain.to(ctx.bias_dtype) if wants_bias else None
         grad_x = None
@@ -252,7 +254,9 @@ class SyncBatchnormFunction(torch.autograd.Function):
                 if weight is not None:
                     factor = factor * weight.to(mean.dtype)
                 shape = [1, -1, *[1] * (x.dim() - 2)]
-                common = _normalize(wide_x, -factor * scaled / elements, -factor * plain / elements, mean, var, ctx.eps)
+                common = _normalize_by_statistics(
+                    wide_x, -factor * scaled / elements, -factor * plain / elements, mean, var, ctx.eps
+                )
                 grad_x = common.addcmul_(wide_grad, factor.view(shape))
             grad_x = grad_x.to(x.dtype)
         grad_z = grad.to(ctx.z_dtype) if wants_z else None
@@ -272,10 +276,10 @@ def convert_syncbn_model(
         "apex.parallel.convert_syncbn_model is deprecated and was removed from Apex in May 2025; use "
         "torch.nn.SyncBatchNorm.convert_sync_batchnorm."
     )
-    return _convert(module, process_group, channel_last, {})
+    return _convert_batch_norms(module, process_group, channel_last, {})
 
 
-def _convert(
+def _convert_batch_norms(
     module: nn.Module, group: dist.ProcessGroup | None, channel_last: bool, done: dict[int, nn.Module]
 ) -> nn.Module:
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
@@ -285,16 +289,16 @@ def _convert(
         return done[id(module)]
     result = module
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        result = _make_synchronized(module, group, channel_last)
+        result = _make_sync_batch_norm(module, group, channel_last)
     done[id(module)] = result
     # Not `named_children`, which names a child that is in two places once.
     for name, child in module._modules.items():
         if child is not None:
-            result.add_module(name, _convert(child, group, channel_last, done))
+            result.add_module(name, _convert_batch_norms(child, group, channel_last, done))
     return result
 
 
-def _make_synchronized(
+def _make_sync_batch_norm(
     old: nn.modules.batchnorm._BatchNorm, group: dist.ProcessGroup | None, channel_last: bool
 ) -> SyncBatchNorm:
     new = SyncBatchNorm(
@@ -317,7 +321,7 @@ def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
     """
     if group_size == 0:
         return None
-    require_group("create_syncbn_process_group")
+    require_process_group("create_syncbn_process_group")
     world_size = dist.get_world_size()
     if not 0 < group_size <= world_size or world_size % group_size:
         raise ParallelArgumentError(

@@ -52,14 +52,14 @@ def find_installed_apex(path: Sequence[str] | None = None) -> ApexInstall:
     for folder in folders:
         package = folder / "apex"
         if os.path.isfile(package / "__init__.py"):
-            return _describe_install(package, folders)
+            return _make_apex_install(package, folders)
         if os.path.isfile(folder / "apex.py"):
             reason = f"{folder / 'apex.py'} is a file named apex, not NVIDIA Apex; {REMEDY}"
             return ApexInstall("impostor", folder / "apex.py", "unknown", reason)
         if os.path.isdir(package) and namespace is None:
             namespace = package
     if path is None and (package_of := _editable_package()) is not None:
-        return _describe_install(package_of, [*folders, package_of.parent])
+        return _make_apex_install(package_of, [*folders, package_of.parent])
     if namespace is not None:
         is_clone = os.path.isfile(namespace / "setup.py")
         hint = "a clone of the repository; install it" if is_clone else "a folder without __init__.py"
@@ -79,7 +79,7 @@ def _editable_package() -> Path | None:
     return None
 
 
-def _describe_install(package: Path, folders: Sequence[Path]) -> ApexInstall:
+def _make_apex_install(package: Path, folders: Sequence[Path]) -> ApexInstall:
     distribution = next(iter(metadata.distributions(name="apex", path=[str(folder) for folder in folders])), None)
     version = distribution.version if distribution else "unknown"
     commit = _installed_commit(distribution) or _cloned_commit(package.parent)

@@ -24,7 +24,7 @@ MODULES = {
 SOME_NEED = {"torchvision": "torch", "sklearn": "torch", "safetensors": "torch"}
 
 
-def require_stats() -> None:
+def require_statistics_packages() -> None:
     """Check that what verdicts are computed with is installed.
 
     Raises:
@@ -33,7 +33,7 @@ def require_stats() -> None:
     _require_modules("stats", MODULES["stats"], "verdicts need")
 
 
-def require_lsp() -> None:
+def require_lsp_packages() -> None:
     """Check that what speaks with editors is installed.
 
     Raises:
@@ -51,7 +51,7 @@ def require_torch(*, engine_alone: bool = False) -> None:
     Raises:
         ExtraMissing: it is not installed, or too old.
     """
-    version = torch_on_path()
+    version = version_of_torch_on_path()
     try:
         numbers = tuple(map(int, version.split(".")[:2]))
     except ValueError:  # what is not known is not refused
@@ -66,7 +66,7 @@ def require_torch(*, engine_alone: bool = False) -> None:
     _require_modules("torch", ("torch",) if engine_alone else MODULES["torch"], "what works with tensors needs")
 
 
-def torch_on_path() -> str:
+def version_of_torch_on_path() -> str:
     """Return the version of the torch that an import would find, by its files; "" if it is not known."""
     loaded = sys.modules.get("torch")
     spec = find_spec("torch") if loaded is None and "torch" not in sys.modules else None

@@ -19,13 +19,13 @@ SWITCHES = (
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def fingerprint() -> dict[str, Any]:
+def environment_fingerprint() -> dict[str, Any]:
     """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
-    return {"ampcompare": __version__, **_fixed_facts(), **_switches_that_are_set()}
+    return {"ampcompare": __version__, **_facts_that_no_run_changes(), **_environment_switches_that_are_set()}
 
 
 @functools.cache
-def _fixed_facts() -> dict[str, str | None]:
+def _facts_that_no_run_changes() -> dict[str, str | None]:
     """Return what no run changes, read once: every checkpoint has it, and torch's metadata is long."""
     return {
         "torch": installed_version("torch"),
@@ -35,7 +35,7 @@ def _fixed_facts() -> dict[str, str | None]:
     }
 
 
-def _switches_that_are_set() -> dict[str, str]:
+def _environment_switches_that_are_set() -> dict[str, str]:
     found = {name: os.environ.get(name, "").strip() for name in SWITCHES}
     if found[APEX_STRICT].lower() not in ("1", "true", "yes", "on"):  # as the engine reads it
         found[APEX_STRICT] = ""

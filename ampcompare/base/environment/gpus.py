@@ -131,7 +131,7 @@ def cores_near_device(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> se
     return cores
 
 
-def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:
+def platform_versions_of_torch(folder: Path | None = None) -> dict[str, str | None] | None:
     """Return the versions of CUDA (`cuda`), ROCm (`hip`) and XPU (`xpu`) that torch is built for; None if not known."""
     if folder is None:
         spec = importlib.util.find_spec("torch")
@@ -148,7 +148,7 @@ def torch_build(folder: Path | None = None) -> dict[str, str | None] | None:
 
 
 @dataclass(frozen=True)
-class _Accelerator:
+class _AcceleratorKind:
     """A type of device: whether there may be several, as `xpu:1`, and whether torch counts the peak of its memory."""
 
     title: str
@@ -158,13 +158,13 @@ class _Accelerator:
 
 
 ACCELERATORS = {
-    "mps": _Accelerator("an Apple GPU", False, False, "torch supports it on macOS 14 and later"),
-    "xpu": _Accelerator("an Intel GPU", True, True, "install torch for XPU and Intel's driver"),
+    "mps": _AcceleratorKind("an Apple GPU", False, False, "torch supports it on macOS 14 and later"),
+    "xpu": _AcceleratorKind("an Intel GPU", True, True, "install torch for XPU and Intel's driver"),
 }
 """By the name of torch's device type. No arm was ever run on one by ampcompare's own tests, which have none."""
 
 
-def accelerator_of(device: str) -> str:
+def accelerator_of_device(device: str) -> str:
     """Return the type of a device that is one of `ACCELERATORS`; "" for a CPU or a GPU of CUDA."""
     kind = device.partition(":")[0]
     return kind if kind in ACCELERATORS else ""
@@ -181,5 +181,5 @@ def why_no_accelerator(kind: str, *, platform: str = sys.platform) -> str:
     """
     if kind == "mps":
         return "" if platform == "darwin" else "this is not a Mac"
-    build = torch_build()
+    build = platform_versions_of_torch()
     return "" if build is None or build.get("xpu") is not None else "this torch is built without XPU"

@@ -58,7 +58,7 @@ def _search_path_with_dates() -> tuple[tuple[str, int, int], ...]:
     return tuple(states)
 
 
-def versions_since(modules: Collection[str]) -> list[tuple[str, str]]:
+def distributions_imported_since(modules: Collection[str]) -> list[tuple[str, str]]:
     """Return the distributions, with their versions, that this process has imported since it had some modules."""
     before = {name.partition(".")[0] for name in modules} - set(LATE_PACKAGES)
     tops = {
@@ -68,7 +68,7 @@ def versions_since(modules: Collection[str]) -> list[tuple[str, str]]:
         and any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))
     } - before
     late = tops.intersection(LATE_PACKAGES)  # whose distributions have their names
-    others = distributions_of(tops - late) if tops - late else set()
+    others = distributions_of_modules(tops - late) if tops - late else set()
     names = [
         *sorted(late),
         *sorted(name for name in others if _plain_distribution_name(name) not in _distributions_needed_anyway() | late),
@@ -76,7 +76,7 @@ def versions_since(modules: Collection[str]) -> list[tuple[str, str]]:
     return [(name, version) for name in names if (version := installed_version(name)) is not None]
 
 
-def distributions_of(tops: Iterable[str]) -> set[str]:
+def distributions_of_modules(tops: Iterable[str]) -> set[str]:
     """Return the names of the distributions that installed a module or package of one of these names.
 
     `metadata.packages_distributions` says the same of all names, and makes a path of each installed file for it: 0.6 s
@@ -116,7 +116,7 @@ def _plain_distribution_name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def find_module(name: str) -> tuple[bool, ModuleSpec | None]:
+def find_module_spec(name: str) -> tuple[bool, ModuleSpec | None]:
     """Return whether a module may be importable, with the current directory on the path, and what would be loaded.
 
     Nothing is imported, not even the packages around it; a package that changes its own path may have any module.
@@ -150,7 +150,7 @@ def _may_hold_any_module(spec: ModuleSpec) -> bool:
 
 
 @contextmanager
-def quiet_import() -> Iterator[None]:
+def silenced_import() -> Iterator[None]:
     """Silence warnings and logs of a library and its dependencies while they are imported; users cannot act on them."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

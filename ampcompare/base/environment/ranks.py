@@ -60,12 +60,12 @@ class DistributedEnv:
     launcher: str
 
     @property
-    def nodes(self) -> int:
+    def node_count(self) -> int:
         """Number of machines, all with as many processes."""
         return max(1, self.size // self.local_size)
 
 
-def rank_of(environment: Mapping[str, str] | None = None) -> int:
+def rank_of_process(environment: Mapping[str, str] | None = None) -> int:
     """Return the rank of this process; 0 if it is the only one, or if the environment is invalid."""
     environment = os.environ if environment is None else environment
     names = _find_rank_variables(environment)
@@ -73,7 +73,7 @@ def rank_of(environment: Mapping[str, str] | None = None) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def is_rank() -> bool:
+def is_one_of_several_ranks() -> bool:
     """Return whether torchrun, mpirun, srun or a script started this process as one of several ranks."""
     return _find_rank_variables(os.environ) is not None
 
@@ -175,7 +175,7 @@ def _rendezvous_address(environment: Mapping[str, str], names: _RankVariables, *
     if names is TORCH or (host and port):
         return "env://"
     if names is SLURM:
-        host = host or _first_host(environment)
+        host = host or _host_of_first_rank(environment)
         # srun's own port distinguishes two clusters that use one machine and number their jobs alike.
         job = _read_whole_number(environment, "SLURM_JOB_ID", 0) * 31 + _read_whole_number(
             environment, "SLURM_STEP_ID", 0
@@ -194,7 +194,7 @@ def _rendezvous_address(environment: Mapping[str, str], names: _RankVariables, *
     return f"tcp://{host}:{port or FIRST_PORT + job % PORTS}"
 
 
-def _first_host(environment: Mapping[str, str]) -> str:
+def _host_of_first_rank(environment: Mapping[str, str]) -> str:
     """Return the host of rank 0: this one if there is one node, otherwise the first of the node list.
 
     Slurm writes several as `node[03-07,12]`.

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.base.environment.packages import versions_since
+from ampcompare.base.environment.packages import distributions_imported_since
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.files.snapshot import files_below, is_tools_name, mtime_and_size
+from ampcompare.base.files.snapshot import files_below, is_name_of_tool_file, mtime_and_size
 from ampcompare.base.files.temporary import temporary_root
 from ampcompare.base.secrets import is_secret_name, mask_secrets
 
@@ -76,7 +76,7 @@ class LoadedCode:
     packages: dict[str, str] = field(default_factory=dict)
 
 
-def digest_of(path: str | Path) -> str | None:
+def digest_of_file(path: str | Path) -> str | None:
     """Return the start of the SHA-256 of a file, of a large one over its size and blocks of it; None if unreadable."""
     try:
         with open(path, "rb") as file:
@@ -121,31 +121,31 @@ class UsedInputsRecorder:
         self._own = os.path.join(cells if os.path.basename(cells) == RunFile.CELLS else own, "")
         self._names = FileNames(base)
         self._here = os.getcwd()
-        self._roots = (self._names.base, os.path.join(self._here, ""))
+        self._roots = (self._names.base_folder, os.path.join(self._here, ""))
         self._environment = dict(os.environ)
         self._modules = frozenset(sys.modules)
         self._start = self._time_of_disk()
 
-    def end(self) -> None:
+    def record_used_inputs(self) -> None:
         """Add the modules that are loaded, the files and variables that they name, and the versions of packages."""
         rows: list[dict[str, str]] = []
         end = self._time_of_disk()
         config = self._folder / CellFile.CONFIG
-        texts = {self._names.base: config.read_text(encoding="utf-8")} if config.exists() else {}
+        texts = {self._names.base_folder: config.read_text(encoding="utf-8")} if config.exists() else {}
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         modules = {os.path.normpath(os.path.join(self._here, file)) for file in files if isinstance(file, str)}
         for path in sorted(filter(self._is_users_file, modules)):
-            if (digest := digest_of(path)) is not None:
+            if (digest := digest_of_file(path)) is not None:
                 has_changed = self._start < mtime_and_size(path)[0] <= end
                 rows.append({"file": self._names.name_of(path), "sha256": CHANGING if has_changed else digest})
                 if path.endswith(".py"):
                     texts[path] = Path(path).read_text(encoding="utf-8", errors="replace")
-        data = {file for path, text in texts.items() for file in self._named_files(text, os.path.dirname(path))}
+        data = {file for path, text in texts.items() for file in self._files_named_in_text(text, os.path.dirname(path))}
         for path in sorted(data - modules)[:MAX_DATA]:
-            if (digest := digest_of(path)) is not None:
+            if (digest := digest_of_file(path)) is not None:
                 rows.append({"file": self._names.name_of(path), "sha256": digest})
         rows += self._variables_named_in("\n".join(texts.values()))
-        rows += [{"package": name, "version": version} for name, version in versions_since(self._modules)]
+        rows += [{"package": name, "version": version} for name, version in distributions_imported_since(self._modules)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         with contextlib.suppress(OSError):  # a full disk must not end the training
             with (self._folder / CellFile.LOADED).open("ab", buffering=0) as file:  # processes may end at the same time
@@ -158,14 +158,14 @@ class UsedInputsRecorder:
         return mtime_and_size(str(path))[0]
 
     def _is_users_file(self, path: str) -> bool:
-        is_temporary = bool(temporary_root(path)) and not self._root_of(path)
+        is_temporary = bool(temporary_root(path)) and not self._root_of_path(path)
         return is_users_code(path) and not path.startswith(self._own) and not is_temporary
 
-    def _root_of(self, path: str) -> str:
+    def _root_of_path(self, path: str) -> str:
         """Return the folder of the script or of the run, if a path is below it."""
         return next((root for root in self._roots if path.startswith(root)), "")
 
-    def _named_files(self, text: str, folder: str) -> Iterator[str]:
+    def _files_named_in_text(self, text: str, folder: str) -> Iterator[str]:
         """Yield the files that a text names, from the folder of its file, the base or the working directory.
 
         An option of a command line ends with the name, as in `--data=points.npy`. In a folder, code does not count.
@@ -182,8 +182,10 @@ class UsedInputsRecorder:
                     yield from filter(self._is_input_file, itertools.islice(files, MAX_DATA))
 
     def _is_input_file(self, path: str) -> bool:
-        root = self._root_of(path)
-        is_others = any(map(is_tools_name, path[len(root) :].split(os.sep))) or (not root and path.startswith(SYSTEM))
+        root = self._root_of_path(path)
+        is_others = any(map(is_name_of_tool_file, path[len(root) :].split(os.sep))) or (
+            not root and path.startswith(SYSTEM)
+        )
         return self._is_users_file(path) and not is_others and mtime_and_size(path)[0] <= self._start
 
     def _variables_named_in(self, text: str) -> Iterator[dict[str, str]]:
@@ -217,7 +219,7 @@ class FileNames:
         self._roots = [root for root in dict.fromkeys(paths) if is_users_code(os.path.join(root, ""))]
 
     @property
-    def base(self) -> str:
+    def base_folder(self) -> str:
         """The folder of the script, with a separator at its end."""
         return os.path.join(self._base, "")
 
@@ -226,13 +228,13 @@ class FileNames:
         roots = sorted((root for root in self._roots if path.startswith(os.path.join(root, ""))), key=len)
         for root in reversed(roots):
             name = os.path.relpath(path, root)
-            if self.path(name) == path:
+            if self.path_of_name(name) == path:
                 return name.replace(os.sep, "/")
         name = os.path.relpath(path, self._base)
         is_near = name.split(os.sep).count("..") <= MAX_UP and os.path.commonpath([path, self._base]) != os.sep
         return name.replace(os.sep, "/") if is_near else path
 
-    def path(self, name: str) -> str | None:
+    def path_of_name(self, name: str) -> str | None:
         """Return the file of a name, where an import would find it now; None if there is none."""
         roots = [self._base] if name.startswith("..") else self._roots
         for root in roots:
@@ -263,7 +265,7 @@ def read_loaded_code(folder: Path) -> LoadedCode:
     return loaded
 
 
-def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
+def changed_code_files(files: Mapping[str, str], base: Path) -> dict[str, str]:
     """Return what code is not as it was recorded.
 
     Args:
@@ -276,13 +278,13 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
     names = FileNames(base)
     changed = {}
     for name, digest in files.items():
-        path = names.path(name)
+        path = names.path_of_name(name)
         if name.startswith("$"):
             if _digest_of_variable(os.environ.get(name[1:])) != digest:
                 changed[name] = "changed"
         elif path is None:
             changed[name] = "gone"
-        elif digest_of(path) != digest:
+        elif digest_of_file(path) != digest:
             changed[name] = "changed"
     return changed
 

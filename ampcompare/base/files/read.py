@@ -22,7 +22,7 @@ class FileFault(ValueError):
     """What is wrong with a file or a text, in one line."""
 
 
-def open_regular(path: Path) -> int:
+def open_regular_file(path: Path) -> int:
     """Return the descriptor of a regular file that is opened for reading, without waiting at a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -47,7 +47,7 @@ def read_text(path: Path, *, most: int = MAX_BYTES, encoding: str = "utf-8") -> 
         FileFault: it cannot be opened, is larger, or is not text in that encoding.
     """
     try:
-        with os.fdopen(open_regular(path), "rb") as file:
+        with os.fdopen(open_regular_file(path), "rb") as file:
             content = file.read(most + 1)
     except OSError as error:
         raise FileFault(error.strerror or str(error)) from None
@@ -78,14 +78,14 @@ def parse_json(text: str) -> Any:
 
 def check_plain_data(value: Any) -> None:
     """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone."""
-    for one in _values_inside(value):
+    for one in _values_inside_data(value):
         if isinstance(one, Mapping):
             odd = next((key for key in one if not isinstance(key, str)), None)
             if odd is not None:
                 raise FileFault(f"the key {odd!r} is not text; write it in quotes")
 
 
-def _values_inside(data: Any) -> list[Any]:
+def _values_inside_data(data: Any) -> list[Any]:
     """Return a value and all that it holds; what an alias of YAML stands for counts each time."""
     found, level = [data], [data]
     for _ in range(MAX_DEPTH):
@@ -132,7 +132,7 @@ def parse_yaml(text: str) -> Any:
         raise _fault_of_depth() from None
     except (ValueError, ArithmeticError, KeyError, AttributeError, TypeError) as error:  # as of `!!int abc`
         raise FileFault(f"it is not YAML: a value cannot be read ({error})") from None
-    _values_inside(data)
+    _values_inside_data(data)
     return data
 
 

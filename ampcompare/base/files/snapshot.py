@@ -31,10 +31,10 @@ def files_below(folder: str) -> Iterator[str]:
         if is_run_directory(path) or "pyvenv.cfg" in names:
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not is_tools_name(name))
+        folders[:] = sorted(name for name in folders if not is_name_of_tool_file(name))
         yield from filter(os.path.isfile, (os.path.join(path, name) for name in sorted(names)))
 
 
-def is_tools_name(name: str) -> bool:
+def is_name_of_tool_file(name: str) -> bool:
     """Return whether files and folders of a name are hidden, a package's metadata, or of an experiment tracker."""
     return name.startswith(".") or name.endswith(METADATA) or name in TRACKERS

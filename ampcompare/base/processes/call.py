@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.processes.sandbox import open_sandbox
-from ampcompare.base.processes.start import exit_code_text, isolated_environment, kill_group
+from ampcompare.base.processes.start import exit_code_text, isolated_environment, kill_process_group
 
 TIME_LIMIT = 60.0
 CHILD = Path(__file__).resolve().parent / "child.py"
@@ -32,12 +32,12 @@ class ChildAnswer:
     warnings: list[str] = field(default_factory=list)
 
     @property
-    def done(self) -> bool:
+    def has_returned(self) -> bool:
         """Whether the function returned."""
         return self.how == "done"
 
 
-def search_path() -> list[str]:
+def search_path_of_child() -> list[str]:
     """Return the folders that a child imports from: `sys.path`, with the working directory never first.
 
     If PYTHONPATH or an editable installation names the working directory, it comes last; else it is left out.
@@ -63,13 +63,13 @@ def call_in_child(
 
     Args:
         program: a file that defines the function, by default of its own name, which returns a dict of plain data.
-        path: folders to import from; `search_path()` by default.
+        path: folders to import from; `search_path_of_child()` by default.
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.
         environment: variables that the process gets in addition to those of this one.
         shared: puts the process, which runs a user's code, into a sandbox: the real files and folders where it writes.
     """
-    folders = [*(search_path() if path is None else path), PACKAGE_ROOT]
+    folders = [*(search_path_of_child() if path is None else path), PACKAGE_ROOT]
     request = json.dumps({"path": folders, "function": function or program.stem, "options": options or {}})
     with tempfile.TemporaryDirectory(prefix="ampcompare-child-") as folder:
         answer_file = Path(folder) / "answer" / "answer.json"
@@ -91,7 +91,7 @@ def call_in_child(
             try:
                 code = process.wait(timeout=seconds)
             except BaseException as error:
-                kill_group(process.pid)
+                kill_process_group(process.pid)
                 process.wait()
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise

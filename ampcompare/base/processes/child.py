@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 
-def end_at_hangup(descriptor: int) -> None:
+def end_process_at_hangup(descriptor: int) -> None:
     """Let the system end this process when the other end of a pipe or socket is closed, whatever it is doing.
 
     No thread could: an import of a large library holds the interpreter for seconds. What the other end writes ends
@@ -35,17 +35,17 @@ def end_at_hangup(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def ended_by_hangup(descriptor: int) -> Iterator[None]:
-    """Let `end_at_hangup` hold in a block; needs POSIX."""
+def process_ended_at_hangup(descriptor: int) -> Iterator[None]:
+    """Let `end_process_at_hangup` hold in a block; needs POSIX."""
     import fcntl
 
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    end_at_hangup(descriptor)
+    end_process_at_hangup(descriptor)
     yield
     fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
 
 
-def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
+def answer_request(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return the value of a program's function or what it raised, and the warnings that were given."""
     sys.path[:] = request["path"]
     if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above
@@ -65,15 +65,17 @@ def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     return {**result, "warnings": [" ".join(str(warning.message).split()) for warning in caught]}
 
 
-def _end_with_caller() -> None:
+def _end_when_caller_ends() -> None:
     """End when the caller is gone, which holds the other end of standard input; the function reads an empty one."""
-    end_at_hangup(os.dup(0))
+    end_process_at_hangup(os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
 
 
 if __name__ == "__main__":
-    _end_with_caller()
-    Path(sys.argv[2]).write_text(json.dumps(answer(Path(sys.argv[1]), json.loads(sys.argv[3]))), encoding="utf-8")
+    _end_when_caller_ends()
+    Path(sys.argv[2]).write_text(
+        json.dumps(answer_request(Path(sys.argv[1]), json.loads(sys.argv[3]))), encoding="utf-8"
+    )
     os._exit(0)  # a crash or a hang while Python shuts down does not change the answer

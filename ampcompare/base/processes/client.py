@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.processes.start import exit_code_text, kill_group, kill_with_descendants, module_command
+from ampcompare.base.processes.start import exit_code_text, kill_process_group, kill_with_descendants, module_command
 
 MAX_SERVERS = 5  # for one process: if each of them is killed, the next one would be too
 POLL_SECONDS = 0.1
@@ -71,11 +71,11 @@ class ProcessServer:
         self.pid = self._process.pid
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the server runs."""
         return self._process.poll() is None
 
-    def how_it_ended(self) -> str:
+    def exit_phrase(self) -> str:
         """Return the end of a sentence about a server that has ended."""
         return exit_code_text(self._wait_for_exit_code())
 
@@ -84,7 +84,7 @@ class ProcessServer:
         deadline = time.monotonic() + START_SECONDS
         while not self.is_ready:
             try:
-                self.is_ready = self.message() is not None
+                self.is_ready = self.next_message() is not None
             except ServerLost:
                 if self._is_closed or (code := self._wait_for_exit_code()) < 0:
                     raise
@@ -97,7 +97,7 @@ class ProcessServer:
                 raise LaunchError(f"the process server was not ready after {START_SECONDS:g} s")
         return True
 
-    def start(
+    def start_fork(
         self,
         function: str,
         words: Sequence[str],
@@ -129,15 +129,15 @@ class ProcessServer:
             except OSError:
                 raise ServerLost from None
             deadline = time.monotonic() + START_SECONDS
-            while (message := self.message()) is None:
+            while (message := self.next_message()) is None:
                 if time.monotonic() > deadline:
-                    kill_group(self.pid)
+                    kill_process_group(self.pid)
                     raise ServerLost
             self.fork = fork = Fork(self, message["pid"], stdout)
-            fork.handle_message(message)
+            fork.note_end_from_message(message)
             return fork
 
-    def message(self, seconds: float = POLL_SECONDS) -> dict[str, Any] | None:
+    def next_message(self, seconds: float = POLL_SECONDS) -> dict[str, Any] | None:
         """Return the next message, or None if there is none in some seconds."""
         while b"\n" not in self._unread:
             with self._reading:
@@ -161,8 +161,8 @@ class ProcessServer:
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RDWR)  # the server ends its fork and itself
-        if not self.is_ready and self.runs:  # on a system where that does not end it while it loads
-            kill_group(self.pid)
+        if not self.is_ready and self.is_running:  # on a system where that does not end it while it loads
+            kill_process_group(self.pid)
         self._wait_for_exit_code()
         if self.fork is not None:
             self.fork.kill()
@@ -175,7 +175,7 @@ class ProcessServer:
         try:
             return self._process.wait(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
-            kill_group(self.pid)
+            kill_process_group(self.pid)
             return self._process.wait()
 
 
@@ -200,7 +200,7 @@ class Fork:
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process = psutil.Process(pid)
 
-    def handle_message(self, message: Mapping[str, Any]) -> None:
+    def note_end_from_message(self, message: Mapping[str, Any]) -> None:
         """Note the end, if a message reports it."""
         if message["event"] == "exit":
             self.returncode = message["code"]
@@ -216,7 +216,7 @@ class Fork:
 
     def kill(self) -> None:
         """Kill the process with its group and descendants; if it has ended, what it has left of its group."""
-        (kill_with_descendants if self.is_alive() else kill_group)(self.pid)
+        (kill_with_descendants if self.is_alive() else kill_process_group)(self.pid)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended."""
@@ -231,11 +231,11 @@ class Fork:
         """
         if self.returncode is None:
             try:
-                message = self._server.message(seconds)
+                message = self._server.next_message(seconds)
             except ServerLost:
                 self.returncode = -signal.SIGKILL
             else:
-                self.handle_message(message or {"event": ""})
+                self.note_end_from_message(message or {"event": ""})
         return self.returncode
 
     def wait(self) -> int:

@@ -59,15 +59,15 @@ def _enter_sandbox(store: str, shared: Sequence[str], roots: Sequence[str]) -> N
     home, temporary = os.path.expanduser("~"), tempfile.gettempdir()
     store = tempfile.mkdtemp(dir=store)  # of this process: another one of the same cell may have had one before
     is_privileged = _enter_new_namespace()
-    _mount_path(None, "/", None, MS_REC | MS_PRIVATE)
+    _mount_source_on_target(None, "/", None, MS_REC | MS_PRIVATE)
     common = (here, home, temporary, "/tmp", "/var/tmp")
     root = _NewRoot(store, None if is_privileged else (*common, *roots))
     root.cover_folder("/")
     for path in (*_socket_paths(), *shared):
-        if os.path.lexists(root.at(path)):
-            _mount_path(path, root.at(path), None, MS_BIND | MS_REC)
+        if os.path.lexists(root.present_path_of(path)):
+            _mount_source_on_target(path, root.present_path_of(path), None, MS_BIND | MS_REC)
     Path(store, LAYERS).write_text(json.dumps(root.layers))
-    os.chdir(root.at("/"))
+    os.chdir(root.present_path_of("/"))
     _call_libc("pivot_root", b".", b".")
     _call_libc("umount2", b".", MNT_DETACH)
     os.chdir(here)
@@ -86,13 +86,13 @@ class _NewRoot:
         self._roots = roots
         self._stage = os.path.join(store, "stage")
         os.makedirs(self._stage)
-        _mount_path("tmpfs", self._stage, "tmpfs")
-        os.mkdir(self.at("/"))
+        _mount_source_on_target("tmpfs", self._stage, "tmpfs")
+        os.mkdir(self.present_path_of("/"))
         os.mkdir(os.path.join(self._stage, "empty"))
-        self._mounts = _mount_points()
+        self._mounts = _file_system_kinds_by_mount_point()
         self._numbers = itertools.count()
 
-    def at(self, path: str) -> str:
+    def present_path_of(self, path: str) -> str:
         """Return where a path of the new root is reached from the present one."""
         return os.path.join(self._stage, "root", path.lstrip("/")).rstrip("/")
 
@@ -102,36 +102,36 @@ class _NewRoot:
         A mount point that another process has removed meanwhile, as container engines do, is left out.
         """
         try:
-            self._cover_below(path)
+            self._cover_folders_below(path)
         except FileNotFoundError:
             if os.path.lexists(path):
                 raise
 
-    def _cover_below(self, path: str) -> None:
+    def _cover_folders_below(self, path: str) -> None:
         below = [mount for mount in self._mounts if mount != path and mount.startswith(os.path.join(path, ""))]
         is_machines = path in OF_THE_MACHINE or self._mounts.get(path) in OF_THE_KERNEL
         if is_machines or not os.path.isdir(path):
-            _mount_path(path, self.at(path), None, MS_BIND | MS_REC)
+            _mount_source_on_target(path, self.present_path_of(path), None, MS_BIND | MS_REC)
         elif self._mount_overlay(path):
             for mount in below:  # of which none lies in another one
                 if not any(mount.startswith(os.path.join(other, "")) for other in below):
                     self.cover_folder(mount)
         elif below:  # a user's namespace may not look below them
-            self._copy_names(path)
+            self._cover_contents_one_by_one(path)
         elif os.access(path, os.W_OK):
             raise OSError(errno.ENOTSUP, "no overlay can lie here", path)
         else:
-            _mount_path(path, self.at(path), None, MS_BIND | MS_REC)
+            _mount_source_on_target(path, self.present_path_of(path), None, MS_BIND | MS_REC)
 
-    def _copy_names(self, path: str) -> None:
+    def _cover_contents_one_by_one(self, path: str) -> None:
         """Make a folder in place of one on which no overlay can lie, and cover what is in it."""
         if path == "/":
             self.layers[path] = self._make_layer_folder(NAMES)
-            _mount_path(self.layers[path], self.at(path), None, MS_BIND)
+            _mount_source_on_target(self.layers[path], self.present_path_of(path), None, MS_BIND)
         with os.scandir(path) as found:
             entries = list(found)
         for entry in entries:
-            target = self.at(entry.path)
+            target = self.present_path_of(entry.path)
             if entry.is_symlink():
                 os.symlink(os.readlink(entry.path), target)
                 continue
@@ -148,16 +148,18 @@ class _NewRoot:
         if self._roots is None:
             os.chown(upper, facts.st_uid, facts.st_gid)
         for root in self._roots or ():
-            _make_folders(path, root, upper)
+            _make_folders_in_upper_layer(path, root, upper)
         for lower in (path, os.path.join(self._stage, f"{number}.lower")):
             if lower != path:  # the store is below `path`, which an overlay refuses, so it gets a view of `path`
                 os.mkdir(lower)
-                with _open_folders(os.path.join(self._stage, "empty"), path) as (empty, real):
+                with _folder_names_without_mount_signs(os.path.join(self._stage, "empty"), path) as (empty, real):
                     options_of_view = f"lowerdir={empty}:{real}" + ",userxattr" * (self._roots is not None)
                     if not _try_mount_overlay(lower, options_of_view, MS_RDONLY):
                         return False
-            with _open_folders(lower, upper, work) as (below, above, aside):
-                if _try_mount_overlay(self.at(path), f"lowerdir={below},upperdir={above},workdir={aside},{options}"):
+            with _folder_names_without_mount_signs(lower, upper, work) as (below, above, aside):
+                if _try_mount_overlay(
+                    self.present_path_of(path), f"lowerdir={below},upperdir={above},workdir={aside},{options}"
+                ):
                     self.layers[path] = upper
                     return True
                 if ctypes.get_errno() != errno.ELOOP:
@@ -170,7 +172,7 @@ class _NewRoot:
         return path
 
 
-def _make_folders(path: str, root: str, upper: str) -> None:
+def _make_folders_in_upper_layer(path: str, root: str, upper: str) -> None:
     """Make the folders from `path` down to `root` in an upper layer, so that the kernel need not copy them."""
     if os.path.commonpath([path, os.path.realpath(root)]) != path:
         return
@@ -197,7 +199,7 @@ def _enter_new_namespace() -> bool:
     return False
 
 
-def _mount_points() -> dict[str, str]:
+def _file_system_kinds_by_mount_point() -> dict[str, str]:
     """Return the kinds of the file systems of this process, by where they are mounted."""
     found = {}
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).splitlines():
@@ -216,21 +218,23 @@ def _socket_paths() -> Iterator[str]:
             yield path
 
 
-def _mount_path(source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
+def _mount_source_on_target(
+    source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None
+) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
     _call_libc("mount", *words, ctypes.c_ulong(flags), None if options is None else options.encode())
 
 
 def _try_mount_overlay(target: str, options: str, flags: int = 0) -> bool:
     try:
-        _mount_path("overlay", target, "overlay", flags, options)
+        _mount_source_on_target("overlay", target, "overlay", flags, options)
     except OSError:
         return False
     return True
 
 
 @contextlib.contextmanager
-def _open_folders(*folders: str) -> Iterator[list[str]]:
+def _folder_names_without_mount_signs(*folders: str) -> Iterator[list[str]]:
     """Yield names of folders without the signs that have a meaning among the options of a mount."""
     with contextlib.ExitStack() as stack:
         names = []

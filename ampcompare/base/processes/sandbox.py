@@ -60,7 +60,7 @@ class Sandbox:
     is_partial: bool = False
     written: list[WrittenFile] = field(default_factory=list)
 
-    def at(self, path: str) -> str:
+    def place_of_path(self, path: str) -> str:
         """Return where the processes find a file of the user."""
         return (self.place_of(path) if os.path.isabs(path) else None) or path
 
@@ -98,24 +98,24 @@ def open_sandbox(
             yield sandbox
         finally:
             found = _files_in_layers(place) if copies is None else copies.written_files()
-            sandbox.written = _move_files(found, None if target is None else os.path.realpath(target), here)
+            sandbox.written = _move_written_files(found, None if target is None else os.path.realpath(target), here)
     finally:
         for folder in {place, str(store)}:
-            remove_tree(folder)
+            remove_store(folder)
 
 
 def can_sandbox(folder: str) -> bool:
     """Return whether processes whose store is in a folder can be sandboxed here; it tries that once for each disk."""
     disk = os.stat(folder).st_dev
     if disk not in _tried:
-        _tried[disk] = sys.platform.startswith("linux") and _try_sandbox(folder)
+        _tried[disk] = sys.platform.startswith("linux") and _is_sandbox_possible(folder)
     return _tried[disk]
 
 
 _tried: dict[int, bool] = {}
 
 
-def _try_sandbox(folder: str) -> bool:
+def _is_sandbox_possible(folder: str) -> bool:
     store = tempfile.mkdtemp(prefix=".sandbox.", dir=folder)
     request = {"store": store, "shared": [], "roots": []}
     null = subprocess.DEVNULL
@@ -132,7 +132,7 @@ def _try_sandbox(folder: str) -> bool:
                 process.wait(1.0)
         return False
     finally:
-        remove_tree(store)
+        remove_store(store)
 
 
 def _files_in_layers(store: str) -> Iterator[tuple[str, str, How]]:
@@ -145,12 +145,16 @@ def _files_in_layers(store: str) -> Iterator[tuple[str, str, How]]:
                 for name in [*names, *links]:
                     place = os.path.join(folder, name)
                     path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
-                    how = None if _is_temporary_leftover(path) or is_bytecode(path) else _how_written(place, path)
+                    how = (
+                        None
+                        if _is_temporary_leftover(path) or is_bytecode(path)
+                        else _change_of_written_path(place, path)
+                    )
                     if how is not None and (how == "new" or not upper.endswith(NAMES)):
                         yield path, place, how
 
 
-def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[WrittenFile]:
+def _move_written_files(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[WrittenFile]:
     """Move files into a folder, if any, and return them by path."""
     written = {}
     for path, place, how in found:
@@ -170,7 +174,7 @@ def _is_temporary_leftover(path: str) -> bool:
     return bool(root) and not os.path.lexists(root)
 
 
-def _how_written(place: str, path: str) -> How | None:
+def _change_of_written_path(place: str, path: str) -> How | None:
     """Return what was done with a path, of which a layer holds what lies at `place`; None if that is no file."""
     facts, exists = os.lstat(place), os.path.lexists(path)
     if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0:
@@ -181,7 +185,7 @@ def _how_written(place: str, path: str) -> How | None:
     return "changed" if exists else "new"
 
 
-def remove_tree(folder: str) -> None:
+def remove_store(folder: str) -> None:
     """Remove a store, as far as that is possible; overlays leave folders that nobody may read."""
     for path, folders, _ in os.walk(folder):
         for each in (os.path.join(path, name) for name in folders):

@@ -28,7 +28,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.base.processes.child import ended_by_hangup
+from ampcompare.base.processes.child import process_ended_at_hangup
 from ampcompare.base.processes.overlay import enter_sandbox_if_asked
 from ampcompare.base.processes.start import kill_with_descendants
 
@@ -44,7 +44,7 @@ def main(number: int, names: list[str]) -> int:
     for stop in restored:
         signal.signal(stop, signal.SIG_IGN)
     channel = socket.socket(fileno=number)
-    with ended_by_hangup(number):
+    with process_ended_at_hangup(number):
         _load_torch()
         for name in names:
             _load_module(name)
@@ -53,7 +53,7 @@ def main(number: int, names: list[str]) -> int:
     _send_event(channel, "ready")
     while received := _receive_request(channel):
         request, output = received
-        with ended_by_hangup(number), contextlib.suppress(Exception):  # the fork reports what cannot be loaded
+        with process_ended_at_hangup(number), contextlib.suppress(Exception):  # the fork reports what cannot be loaded
             for name in request["load"]:
                 _load_module(name)
         with warnings.catch_warnings():
@@ -66,7 +66,7 @@ def main(number: int, names: list[str]) -> int:
             _send_event(channel, "begin", pid=os.getpid())  # not by the server, which may be killed first
             return _run_request(request, output, channel)
         os.close(output)
-        if not _follow_fork(child, channel):
+        if not _report_fork_exit(child, channel):
             return 0
     return 0
 
@@ -115,7 +115,7 @@ def _receive_request(channel: socket.socket) -> tuple[dict[str, Any], int] | Non
     return json.loads(line), files[0]
 
 
-def _follow_fork(child: int, channel: socket.socket) -> bool:
+def _report_fork_exit(child: int, channel: socket.socket) -> bool:
     """Report the exit of a fork; return False where the client is gone, after killing the fork."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -42,7 +42,7 @@ def exit_code_text(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}{cause}"
 
 
-def kill_group(pid: int) -> None:
+def kill_process_group(pid: int) -> None:
     """Kill a process and its group, if it runs; without process groups, as on Windows, its children one by one."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -61,7 +61,7 @@ def kill_with_descendants(pid: int) -> None:
         for child in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 child.kill()
-    kill_group(pid)
+    kill_process_group(pid)
 
 
 def _run_named_module() -> None:

@@ -54,7 +54,7 @@ class ShimFinder(MetaPathFinder):
             self.unload_engine_modules()
             return None
         importer = find_importer(calling_frame(), self.answered)
-        found = self._find_installed()
+        found = self._find_installed_apex()
         if fullname in EXTENSIONS:
             usable = found.kind in ("absent", "namespace", "no_amp")
             if importer != "own" or not usable or self._next_spec(fullname, path) is not None:
@@ -85,7 +85,7 @@ class ShimFinder(MetaPathFinder):
             if getattr(sys.modules[name], "__name__", "").startswith(ENGINE):
                 del sys.modules[name]
 
-    def _find_installed(self) -> ApexInstall:
+    def _find_installed_apex(self) -> ApexInstall:
         if self._found is None or self._path != sys.path:
             self._path, self._found = list(sys.path), find_installed_apex()
         return self._found
@@ -172,7 +172,7 @@ class _ForgottenSpec(ModuleSpec):
     def _initializing(self, value: bool) -> None:
         ends = self._is_loading and not value
         self._is_loading = value
-        if ends and "." not in self.name and not _is_for_submodule():
+        if ends and "." not in self.name and not _is_import_for_submodule():
             self._finder.unload_engine_modules()
 
 
@@ -186,11 +186,11 @@ class _ForgottenModule(ModuleType):
         # `apex.amp._amp_state` is the state object, which has the name of a submodule.
         if isinstance(self.__dict__.get(name, value), ModuleType):
             super().__setattr__(name, value)
-        if isinstance(value, ModuleType) and not _is_for_submodule():
+        if isinstance(value, ModuleType) and not _is_import_for_submodule():
             self.__dict__["_shim"].unload_engine_modules()
 
 
-def _is_for_submodule() -> bool:
+def _is_import_for_submodule() -> bool:
     """Return whether the import that ends is that of a package for one of its submodules, which needs it."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(IMPORT_SYSTEM):
@@ -222,6 +222,7 @@ def install(answered: Iterable[str] = ()) -> ShimFinder:
     Args:
         answered: libraries that are answered as the user's own code is where there is no Apex.
     """
+    # Files that `shim on` has written into environments call it by this name.
     for finder in sys.meta_path:
         if isinstance(finder, ShimFinder):
             return finder

@@ -39,14 +39,14 @@ def find_importer(frame: FrameType | None, answered: Collection[str] = ()) -> Im
             return "probe"
         if top in answered:
             return "own"
-        if not (file.startswith(("<frozen ", ROOM)) or top in CARRIERS or _is_standard(file)):
+        if not (file.startswith(("<frozen ", ROOM)) or top in CARRIERS or _is_standard_library_file(file)):
             is_librarys = top in PROBING or file.startswith(PACKAGE) or INSTALLED.search(file)
             return "library" if is_librarys else "own"
         frame = frame.f_back
     return "library"
 
 
-def _is_standard(file: str) -> bool:
+def _is_standard_library_file(file: str) -> bool:
     return os.path.realpath(file).startswith(STANDARD) and not INSTALLED.search(file)
 
 

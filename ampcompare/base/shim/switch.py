@@ -64,10 +64,10 @@ def shim_status(folder: Path | None = None) -> ShimStatus:
     names = tuple(re.findall(r"'([^']*)'", listed[1])) if listed else ()
     on = (folder / STARTS).is_file() and (folder / MODULE).is_file()
     apex = find_installed_apex()
-    return ShimStatus(on, folder, _names_added_to(apex), names, apex)
+    return ShimStatus(on, folder, _names_added_to_apex(apex), names, apex)
 
 
-def _names_added_to(apex: ApexInstall) -> tuple[str, ...]:
+def _names_added_to_apex(apex: ApexInstall) -> tuple[str, ...]:
     if apex.kind in ("absent", "namespace"):
         return ("apex",)
     if apex.kind == "no_amp" and apex.path is not None:
@@ -75,7 +75,7 @@ def _names_added_to(apex: ApexInstall) -> tuple[str, ...]:
     return ()
 
 
-def switch_on(answered: Sequence[str] = (), folder: Path | None = None) -> ShimStatus:
+def switch_shim_on(answered: Sequence[str] = (), folder: Path | None = None) -> ShimStatus:
     """Let processes of this environment that start from now on find what is missing of Apex.
 
     Where nothing is missing, nothing is written.
@@ -107,8 +107,8 @@ def switch_on(answered: Sequence[str] = (), folder: Path | None = None) -> ShimS
     return shim_status(status.folder)
 
 
-def switch_off(folder: Path | None = None) -> ShimStatus:
-    """Remove the files that `switch_on` wrote; site-packages is then what it was before, to the byte.
+def switch_shim_off(folder: Path | None = None) -> ShimStatus:
+    """Remove the files that `switch_shim_on` wrote; site-packages is then what it was before, to the byte.
 
     Raises:
         EnvironmentUnfit: they cannot be removed.

@@ -31,20 +31,20 @@ def run_backward(loss: Tensor, initial_grad: Tensor | None = None) -> None:
     )
     if is_observed and initial_grad is not None:
         loss.backward(initial_grad.clone())  # a hook may change it in place
-    elif is_observed or (initial_grad is None and not _is_plain_scalar(loss)):
+    elif is_observed or (initial_grad is None and not _is_plain_fp32_scalar(loss)):
         loss.backward()
     else:
-        initial_grads = (_make_one_on(loss.device) if initial_grad is None else initial_grad,)
+        initial_grads = (_make_one_on_device(loss.device) if initial_grad is None else initial_grad,)
         graph._engine_run_backward(
             (loss,), initial_grads, False, False, (), allow_unreachable=True, accumulate_grad=True
         )
 
 
-def _is_plain_scalar(loss: Tensor) -> bool:
+def _is_plain_fp32_scalar(loss: Tensor) -> bool:
     return loss.__class__ is Tensor and loss.dtype is torch.float32 and not loss.shape  # no fake tensor, for instance
 
 
-def _make_one_on(device: torch.device) -> Tensor:
+def _make_one_on_device(device: torch.device) -> Tensor:
     one = _ones.get(device)
     if one is None or one._version:  # something has changed it in place
         one = _ones[device] = torch.full((), 1.0, dtype=torch.float32, device=device)

@@ -56,7 +56,7 @@ _SAMPLES: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Cast(Enum):
+class CastKind(Enum):
     """What autocast does with the tensors that an operation gets."""
 
     LOWER = "in the 16-bit type"
@@ -70,13 +70,13 @@ _Call = tuple[Any, tuple[torch.dtype, ...]]  # an operation below autocast, and 
 
 
 @dataclass(frozen=True)
-class _Shape:
+class _TensorShape:
     """A tensor to be made without memory, where no mode of the caller, as of a compiler that traces, changes it."""
 
     sizes: tuple[int, ...]
     dtype: torch.dtype
 
-    def make(self) -> Tensor:
+    def make_tensor(self) -> Tensor:
         return torch.empty(self.sizes, dtype=self.dtype, device=_META)
 
 
@@ -95,15 +95,15 @@ class _ObservedCall:
         return next(iter(floating), None) or (self.casts[-1] if self.casts else None)
 
 
-class _WithoutMemory(Tensor):
+class _TensorWithoutMemory(Tensor):
     """A tensor without memory that claims to be on a device, so that autocast for that device casts it."""
 
     meta: Tensor
     calls: list[_Call]
 
     @staticmethod
-    def __new__(cls, meta: Tensor, device: str, calls: list[_Call]) -> _WithoutMemory:
-        made: _WithoutMemory = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, meta: Tensor, device: str, calls: list[_Call]) -> _TensorWithoutMemory:
+        made: _TensorWithoutMemory = torch.Tensor._make_wrapper_subclass(
             cls, meta.size(), strides=meta.stride(), dtype=meta.dtype, device=torch.device(device)
         )
         made.meta, made.calls = meta, calls
@@ -115,17 +115,17 @@ class _WithoutMemory(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         leaves = pytree.tree_leaves((args, kwargs))
-        own = next(one for one in leaves if isinstance(one, _WithoutMemory))
+        own = next(one for one in leaves if isinstance(one, _TensorWithoutMemory))
         given = [one.dtype if isinstance(one, Tensor) else one for one in leaves]
         own.calls.append((func, tuple(one for one in given if isinstance(one, torch.dtype))))
 
         def without(value: Any) -> Any:
-            return value.meta if isinstance(value, _WithoutMemory) else _META if _is_device(value) else value
+            return value.meta if isinstance(value, _TensorWithoutMemory) else _META if _is_device(value) else value
 
         result = func(*pytree.tree_map(without, args), **pytree.tree_map(without, kwargs))
         device = own.device.type
         return pytree.tree_map(
-            lambda one: _WithoutMemory(one, device, own.calls) if isinstance(one, Tensor) else one, result
+            lambda one: _TensorWithoutMemory(one, device, own.calls) if isinstance(one, Tensor) else one, result
         )
 
 
@@ -178,7 +178,7 @@ def _observe_call(
     """Call an operation on tensors without memory, under autocast for a device unless `dtype` is None.
 
     Args:
-        args, kwargs: of the operation, with a `_Shape` in the place of each tensor.
+        args, kwargs: of the operation, with a `_TensorShape` in the place of each tensor.
         with_casts: cast here, as on CUDA, what torch does not cast so for the device.
     """
 
@@ -186,7 +186,10 @@ def _observe_call(
         calls: list[_Call] = []
         result, error = None, None
         fake_args, fake_kwargs = pytree.tree_map(
-            lambda one: _WithoutMemory(one.make(), device, calls) if isinstance(one, _Shape) else one, (args, kwargs)
+            lambda one: (
+                _TensorWithoutMemory(one.make_tensor(), device, calls) if isinstance(one, _TensorShape) else one
+            ),
+            (args, kwargs),
         )
         try:
             with torch.no_grad(), warnings.catch_warnings():
@@ -194,12 +197,12 @@ def _observe_call(
                 if dtype is not None:
                     torch._C.set_autocast_dtype(device, dtype)
                     torch._C.set_autocast_enabled(device, True)
-                    switch_casts(with_casts)
+                    switch_cuda_casts(with_casts)
                 try:
                     result = function(*fake_args, **fake_kwargs)
                 finally:
                     torch._C.set_autocast_enabled(device, False)
-                    switch_casts(False)
+                    switch_cuda_casts(False)
         except Exception as raised:  # of any kind: what torch says is the answer
             error = raised.with_traceback(None)
             error.__context__ = None
@@ -211,14 +214,14 @@ def _observe_call(
 
 
 def _sample_arguments(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return arguments of an operation by its schema, with a `_Shape` of each type in turn; None for unknown kinds.
+    """Return arguments of an operation by its schema, a `_TensorShape` of each type in turn; None for unknown kinds.
 
     Casts come first, so that the shapes need not fit one another.
     """
     left = list(types)
 
-    def make_sample_tensor() -> _Shape:
-        return _Shape((3, 3), left.pop(0) if len(left) > 1 else left[0])
+    def make_sample_tensor() -> _TensorShape:
+        return _TensorShape((3, 3), left.pop(0) if len(left) > 1 else left[0])
 
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -232,7 +235,7 @@ def _sample_arguments(function: Any, types: Sequence[torch.dtype]) -> tuple[list
         elif kind == "List[Tensor]":
             value = [make_sample_tensor(), make_sample_tensor()]
         elif kind == "List[Optional[Tensor]]":
-            value = [_Shape((3,), torch.long)]
+            value = [_TensorShape((3,), torch.long)]
         elif kind.startswith("List["):
             value = [1] * (argument.N or 1) if "int" in kind.lower() else [False] * (argument.N or 1)
         elif kind in _SAMPLES:
@@ -246,7 +249,7 @@ def _sample_arguments(function: Any, types: Sequence[torch.dtype]) -> tuple[list
     return args, kwargs
 
 
-def find_cast(name: str, device: str = "cuda") -> Cast:
+def cast_of_operation(name: str, device: str = "cuda") -> CastKind:
     """Return what autocast for a device does with an operation.
 
     Args:
@@ -258,24 +261,24 @@ def find_cast(name: str, device: str = "cuda") -> Cast:
     """
     function = find_operation(name)
     if function is None or name not in operations_cast_on(device.upper()):
-        return Cast.NONE
+        return CastKind.NONE
     half, full = torch.float16, torch.float32
     seen = []
     for types in ([half], [full], [half, full]):
         sample = _sample_arguments(function, types)
         if sample is None:
-            return Cast.NONE
+            return CastKind.NONE
         seen.append(_observe_call(device, half, function, *sample))
     of_half, of_full, of_both = (each.result_type() for each in seen)
     if of_full is half:
-        return Cast.LOWER
+        return CastKind.LOWER
     if of_half is full:
-        return Cast.FP32
+        return CastKind.FP32
     if not any(each.casts or each.results for each in seen):
         sample = _sample_arguments(function, [full])
         assert sample is not None
-        return Cast.REFUSED if _observe_call(device, None, function, *sample).error is None else Cast.NONE
-    return Cast.WIDEST if seen[2].casts or of_both is full else Cast.NONE
+        return CastKind.REFUSED if _observe_call(device, None, function, *sample).error is None else CastKind.NONE
+    return CastKind.WIDEST if seen[2].casts or of_both is full else CastKind.NONE
 
 
 # Casting on a CPU.
@@ -302,7 +305,9 @@ def _cast_arguments(values: Any, cast: Callable[[Tensor], Tensor]) -> Iterator[A
             yield each
 
 
-def _call_with(function: Any, args: Any, kwargs: dict[str, Any], cast: Callable[[Tensor], Tensor]) -> Any:
+def _call_with_cast_arguments(
+    function: Any, args: Any, kwargs: dict[str, Any], cast: Callable[[Tensor], Tensor]
+) -> Any:
     """Return what an operation computes of arguments that are cast, with autocast off inside."""
     args = [*_cast_arguments(args, cast)]
     if kwargs:
@@ -316,7 +321,7 @@ def _call_without_casts(function: Any, args: Any, kwargs: dict[str, Any]) -> Any
         return function(*args, **kwargs)
 
 
-def _names_result_type(args: Any, kwargs: dict[str, Any]) -> bool:
+def _is_result_type_named(args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a call says in which type it is to be computed."""
     return torch.dtype in map(type, args) or (bool(kwargs) and kwargs.get("dtype") is not None)
 
@@ -327,40 +332,46 @@ def _to_fp32(one: Tensor) -> Tensor:
 
 def _fp32_rule(function: Any) -> _Rule:
     def call_in_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _names_result_type(args, kwargs):
+        if _is_result_type_named(args, kwargs):
             return _call_without_casts(function, args, kwargs)
-        return _call_with(function, args, kwargs, _to_fp32)
+        return _call_with_cast_arguments(function, args, kwargs, _to_fp32)
 
     return call_in_fp32
 
 
-def _lower_rule(function: Any, *, cached: bool = True) -> _Rule:
+def _lower_type_rule(function: Any, *, cached: bool = True) -> _Rule:
     def call_in_autocast_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = _type_now("cpu")
-        return _call_with(function, args, kwargs, lambda one: _cached_cast(one, dtype) if cached else one.to(dtype))
+        return _call_with_cast_arguments(
+            function, args, kwargs, lambda one: _cast_tensor_by_cache(one, dtype) if cached else one.to(dtype)
+        )
 
     return call_in_autocast_type
 
 
-def _widest_rule(function: Any, *, must_round: bool = False) -> _Rule:
+def _widest_type_rule(function: Any, *, must_round: bool = False) -> _Rule:
     def call_in_widest_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lower = _type_now("cpu")
-        types = {one.dtype for one in _tensors_among((args, kwargs)) if one.is_floating_point()} - {torch.float64}
+        types = {one.dtype for one in _tensors_among_arguments((args, kwargs)) if one.is_floating_point()} - {
+            torch.float64
+        }
         if types - {torch.float32, lower}:  # the 16-bit type that autocast is not in
             _refuse_as_on_gpu(function, lower, args, kwargs)
         dtype = torch.float32 if torch.float32 in types else lower
         if (
             must_round
             and dtype is not torch.float32
-            and torch.float64 not in {one.dtype for one in _tensors_among((args, kwargs))}
+            and torch.float64 not in {one.dtype for one in _tensors_among_arguments((args, kwargs))}
         ):
-            return _round_results(function, tuple(_cast_arguments(args, lambda one: one.to(dtype))), kwargs, [dtype])
-        return _call_with(function, args, kwargs, lambda one: one.to(dtype))
+            return _call_in_fp32_and_round(
+                function, tuple(_cast_arguments(args, lambda one: one.to(dtype))), kwargs, [dtype]
+            )
+        return _call_with_cast_arguments(function, args, kwargs, lambda one: one.to(dtype))
 
     return call_in_widest_type
 
 
-def _refusal_rule(function: Any) -> _Rule:
+def _rule_that_refuses_as_gpu(function: Any) -> _Rule:
     def refuse_or_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _refuse_as_on_gpu(function, _type_now("cpu"), args, kwargs)
         return _call_without_casts(function, args, kwargs)
@@ -370,31 +381,31 @@ def _refusal_rule(function: Any) -> _Rule:
 
 def _refuse_as_on_gpu(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
     """Raise what torch raises for such arguments on a GPU, if it does."""
-    error = _observe_call("cuda", lower, function, *_shapes((args, kwargs))).error
+    error = _observe_call("cuda", lower, function, *_replace_tensors_by_shapes((args, kwargs))).error
     if error is not None:
         raise error
 
 
-def _tensors_among(values: Any) -> list[Tensor]:
+def _tensors_among_arguments(values: Any) -> list[Tensor]:
     args, kwargs = values
     if not kwargs and not any(isinstance(one, (list, tuple)) for one in args):  # nearly always, and far cheaper
         return [one for one in args if isinstance(one, Tensor)]
     return [one for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
 
 
-def _shapes(values: Any, *, widen: bool = False) -> Any:
-    """Return arguments with a `_Shape` in the place of each tensor, 16-bit ones widened to 32 if asked."""
+def _replace_tensors_by_shapes(values: Any, *, widen: bool = False) -> Any:
+    """Return arguments with a `_TensorShape` in the place of each tensor, 16-bit ones widened to 32 if asked."""
 
     def shape(one: Any) -> Any:
         if not isinstance(one, Tensor):
             return one
         sizes = tuple(size if isinstance(size, int) else size.node.hint for size in one.shape)
-        return _Shape(sizes, WIDE.get(one.dtype, one.dtype) if widen else one.dtype)
+        return _TensorShape(sizes, WIDE.get(one.dtype, one.dtype) if widen else one.dtype)
 
     return pytree.tree_map(shape, values)
 
 
-def _cached_cast(one: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast_tensor_by_cache(one: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor in the type of autocast, a weight by the cache that torch's own casts fill and clear.
 
     A weight that two operations of a block use has one copy, in which its gradients meet. Nothing returns that copy,
@@ -426,14 +437,14 @@ def _return_as_it_is(value: Tensor) -> Tensor:
     return value
 
 
-def _uncast_rule(name: str, function: Any) -> _Rule:
+def _rule_of_uncast_operation(name: str, function: Any) -> _Rule:
     """Return the rule of an operation that the CPU casts and CUDA does not: in fp32, each result rounded once.
 
     Not every kernel of a CPU knows 16-bit types, or adds in fp32. What a function is composed of may have casts of its
     own; then it is computed by its parts, as on CUDA.
     """
     is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSED)
-    is_plain = _is_view(function) or name.partition("::")[2].startswith((*AS_ON_CPU, *BY_PARTS))
+    is_plain = _is_view_operation(function) or name.partition("::")[2].startswith((*AS_ON_CPU, *BY_PARTS))
     plans: dict[Any, tuple[torch.dtype, ...] | None] = {}
     compose = functools.partial(function._op_dk, getattr(torch._C.DispatchKey, COMPOSED))
     are_alike: dict[Any, bool] = {}
@@ -452,30 +463,30 @@ def _uncast_rule(name: str, function: Any) -> _Rule:
                     return compose(*args)
         results = None
         if not is_plain:
-            types = tuple(one.dtype for one in _tensors_among((args, kwargs)))
+            types = tuple(one.dtype for one in _tensors_among_arguments((args, kwargs)))
             if not WIDE.keys().isdisjoint(types):
                 if (lower, *types) not in plans:
-                    plans[lower, *types] = _types_on_cuda(function, lower, args, kwargs)
+                    plans[lower, *types] = _result_types_on_cuda(function, lower, args, kwargs)
                 results = plans[lower, *types]
         if results is not None:
-            return _round_results(function, args, kwargs, results)
+            return _call_in_fp32_and_round(function, args, kwargs, results)
         if not is_composed:
             return _call_without_casts(function, args, kwargs)
         if key is not None and is_alike is None and len(are_alike) < MAX_KEYS:
-            are_alike[key] = _are_parts_alike(compose, lower, args)
+            are_alike[key] = _are_casts_of_parts_alike(compose, lower, args)
         return compose(*args, **kwargs)
 
     return call_in_fp32_and_round
 
 
-def _are_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tuple[Any, ...]) -> bool:
+def _are_casts_of_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tuple[Any, ...]) -> bool:
     """Return whether torch's own casts for the CPU, of the parts of a function, are those for CUDA."""
-    shapes, _ = _shapes((args, {}))
+    shapes, _ = _replace_tensors_by_shapes((args, {}))
     cast, left = (_observe_call("cpu", lower, compose, shapes, {}, with_casts=on) for on in (True, False))
     return cast.error is left.error is None and cast.calls == left.calls
 
 
-def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
+def _call_in_fp32_and_round(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
     """Return the results of an operation in 32 bits, rounded to types in turn."""
     with _without(_KEYS):
         results = function(*pytree.tree_map(_widen_to_fp32, args), **pytree.tree_map(_widen_to_fp32, kwargs))
@@ -490,24 +501,24 @@ def _widen_to_fp32(one: Any) -> Any:
     return one.to(WIDE[one.dtype]) if isinstance(one, Tensor) and one.dtype in WIDE else one
 
 
-def _is_view(function: Any) -> bool:
+def _is_view_operation(function: Any) -> bool:
     """Return whether a result shares the memory of an argument."""
     return any(one.alias_info is not None for one in function._schema.returns)
 
 
-def _types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> tuple[torch.dtype, ...] | None:
+def _result_types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> tuple[torch.dtype, ...] | None:
     """Return the types of an operation's results on a GPU; None where a part of it is cast, or they are not shown.
 
     Raises:
         RuntimeError: torch refuses 16-bit types there.
     """
-    shapes = _shapes((args, kwargs))
+    shapes = _replace_tensors_by_shapes((args, kwargs))
     seen = _observe_call("cuda", lower, function, *shapes)
     if seen.error is None:
         # A function may convert by itself: numbers to complex ones.
         is_cast = bool(seen.casts) and seen.calls != _observe_call("cuda", None, function, *shapes).calls
         return None if is_cast else seen.results
-    if _observe_call("cuda", lower, function, *_shapes((args, kwargs), widen=True)).error is None:
+    if _observe_call("cuda", lower, function, *_replace_tensors_by_shapes((args, kwargs), widen=True)).error is None:
         raise seen.error
     return None
 
@@ -516,32 +527,37 @@ def _fused_rms_norm_rule(function: Any) -> _Rule:
     """Return the rule before it has a cast: the fused kernel of CUDA rounds to the type of the input."""
 
     def call_in_fp32_and_round_back(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _call_with(function, args, kwargs, Tensor.float).to(args[0].dtype)
+        return _call_with_cast_arguments(function, args, kwargs, Tensor.float).to(args[0].dtype)
 
     return call_in_fp32_and_round_back
 
 
-_RULES = {Cast.FP32: _fp32_rule, Cast.LOWER: _lower_rule, Cast.WIDEST: _widest_rule, Cast.REFUSED: _refusal_rule}
+_RULES = {
+    CastKind.FP32: _fp32_rule,
+    CastKind.LOWER: _lower_type_rule,
+    CastKind.WIDEST: _widest_type_rule,
+    CastKind.REFUSED: _rule_that_refuses_as_gpu,
+}
 
 
-def _rule_of(name: str, function: Any) -> _Rule | None:
+def _cast_rule_of_operation(name: str, function: Any) -> _Rule | None:
     """Return how an operation is cast; None where torch's own kernel for the CPU casts it so."""
     if name.removeprefix("aten::") in RECURRENT:
-        return _lower_rule(function, cached=False)
+        return _lower_type_rule(function, cached=False)
     if name == "aten::rms_norm" and name not in operations_cast_on("CUDA"):
         return _fused_rms_norm_rule(function)
     if name.startswith(OF_LISTS):
         return functools.partial(_call_without_casts, function)
     if name not in operations_cast_on("CUDA"):
-        return _uncast_rule(name, function)
-    cast = find_cast(name)
+        return _rule_of_uncast_operation(name, function)
+    cast = cast_of_operation(name)
     if name in operations_cast_on("CPU"):
-        of_cpu = find_cast(name, "cpu")
+        of_cpu = cast_of_operation(name, "cpu")
         if cast is of_cpu:
             return None
-        if cast is Cast.WIDEST and of_cpu is Cast.FP32:
-            return _widest_rule(function, must_round=True)
-    return _RULES[cast](function) if cast in _RULES else _uncast_rule(name, function)
+        if cast is CastKind.WIDEST and of_cpu is CastKind.FP32:
+            return _widest_type_rule(function, must_round=True)
+    return _RULES[cast](function) if cast in _RULES else _rule_of_uncast_operation(name, function)
 
 
 def _make_kernel(name: str, function: Any) -> Callable[..., Any]:
@@ -550,9 +566,9 @@ def _make_kernel(name: str, function: Any) -> Callable[..., Any]:
     def call_by_rule(*args: Any, **kwargs: Any) -> Any:
         nonlocal rule
         if rule is None:
-            rule = _rule_of(name, function)
+            rule = _cast_rule_of_operation(name, function)
             if rule is None:
-                _leave_to_torch(name)
+                _leave_operation_to_torch(name)
                 rule = functools.partial(_call_torchs_kernel, function)
         if not _is_enabled("cpu"):  # inside of an operation that is cast, or of a block that switches autocast off
             return _call_without_casts(function, args, kwargs)
@@ -566,7 +582,7 @@ def _call_torchs_kernel(function: Any, args: tuple[Any, ...], kwargs: dict[str, 
         return function(*args, **kwargs)
 
 
-def _leave_to_torch(name: str) -> None:
+def _leave_operation_to_torch(name: str) -> None:
     """Let calls of an operation pass by without a detour through Python, where this torch can replace a kernel."""
     # torch 2.6 refuses that: there the kernel in Python calls torch's own, which costs time alone.
     with warnings.catch_warnings(), suppress(RuntimeError):
@@ -589,7 +605,7 @@ _known: set[str] = set()
 _seen_modules = 0
 
 
-def install() -> None:
+def install_cuda_casts() -> None:
     """Register the casts, for the life of this process; nothing reaches them until the key is on for a thread."""
     global _seen_modules
     with _lock:
@@ -609,13 +625,13 @@ def install() -> None:
         _known.update(names)
 
 
-def switch_casts(on: bool) -> None:
+def switch_cuda_casts(on: bool) -> None:
     """Cast on this thread as for CUDA, or no longer; autocast for the CPU must be in the same state."""
     _include(_KEY, on)
     _exclude(_KEY, not on)
 
 
-class _OpenBlocks(threading.local):
+class _OpenAutocastBlocks(threading.local):
     count = 0  # of blocks of this thread that are entered
 
 
@@ -624,36 +640,36 @@ class _AutocastFollower:
 
     def __init__(self) -> None:
         self._blocks = self._everywhere = 0
-        self._here = _OpenBlocks()
+        self._here = _OpenAutocastBlocks()
         self._setter: Any = None
 
-    def is_on(self) -> bool:
+    def is_on_in_this_thread(self) -> bool:
         return bool(self._everywhere or self._here.count)
 
-    def enter(self, everywhere: bool) -> None:
-        install()
+    def begin_following(self, everywhere: bool) -> None:
+        install_cuda_casts()
         with _lock:
             if not self._blocks:
                 self._setter = torch.set_autocast_enabled
-                torch.set_autocast_enabled = self._set_enabled  # type: ignore[assignment]
+                torch.set_autocast_enabled = self._set_autocast_enabled  # type: ignore[assignment]
             self._blocks += 1
             self._everywhere += everywhere
         self._here.count += 1
 
-    def leave(self, everywhere: bool) -> None:
+    def end_following(self, everywhere: bool) -> None:
         self._here.count -= 1
         with _lock:
             self._blocks -= 1
             self._everywhere -= everywhere
             if not self._blocks:
                 torch.set_autocast_enabled = self._setter
-        if not self.is_on():
-            switch_casts(False)
+        if not self.is_on_in_this_thread():
+            switch_cuda_casts(False)
 
-    def _set_enabled(self, *args: Any) -> None:
+    def _set_autocast_enabled(self, *args: Any) -> None:
         self._setter(*args)
         if args[0] == "cpu" and (self._everywhere or self._here.count):
-            switch_casts(bool(args[1]))
+            switch_cuda_casts(bool(args[1]))
 
 
 _follower = _AutocastFollower()
@@ -670,15 +686,15 @@ class cuda_casts(AbstractContextManager[None]):  # a context, such as torch.auto
         self._everywhere = everywhere
 
     def __enter__(self) -> None:
-        _follower.enter(self._everywhere)
+        _follower.begin_following(self._everywhere)
 
     def __exit__(self, *exception: object) -> None:
-        _follower.leave(self._everywhere)
+        _follower.end_following(self._everywhere)
 
 
-def is_casting() -> bool:
+def is_casting_as_on_cuda() -> bool:
     """Return whether blocks of autocast for the CPU that this thread enters cast as those for CUDA do."""
-    return _follower.is_on()
+    return _follower.is_on_in_this_thread()
 
 
 def cast_as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
@@ -688,10 +704,10 @@ def cast_as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None
         device_type: of the block, such as "cpu"; on another device nothing changes.
         lists: "cuda"; "cpu" leaves autocast on a CPU its own lists.
     """
-    return AS_IT_IS if device_type != "cpu" or lists != "cuda" or is_casting() else cuda_casts()
+    return AS_IT_IS if device_type != "cpu" or lists != "cuda" or is_casting_as_on_cuda() else cuda_casts()
 
 
-class TwoContexts(AbstractContextManager[Any]):
+class NestedContexts(AbstractContextManager[Any]):
     """Two contexts, one inside of the other; returns what the inner one returns.
 
     It may be entered as often as both contexts may.

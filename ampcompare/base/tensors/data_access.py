@@ -11,7 +11,7 @@ from torch import Tensor
 _DATA: Any = vars(torch._C.TensorBase)["data"]
 
 
-class DataAccess:
+class DataAccessFollower:
     """Notes for which of some tensors `data` was read or replaced; without any, `tensor.data` is torch's own.
 
     Args:
@@ -28,14 +28,14 @@ class DataAccess:
         self._followed: dict[int, Tensor] = {}
         self._taken: set[int] = set()
 
-    def follow(self, tensors: Iterable[Tensor]) -> None:
+    def follow_tensors(self, tensors: Iterable[Tensor]) -> None:
         """Follow these too, which stay alive until `end`."""
         self._followed.update({id(one): one for one in tensors})
         if self._followed and self not in _followers:
             _followers.append(self)
             Tensor.data = _PROPERTY  # type: ignore[assignment]
 
-    def take(self, tensors: Iterable[Tensor]) -> bool:
+    def was_accessed_since_last_call(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether `data` of one of these was accessed since the last call for it."""
         if not self._taken:
             return False
@@ -52,35 +52,35 @@ class DataAccess:
         if not _followers and vars(Tensor).get("data") is _PROPERTY:
             del Tensor.data
 
-    def note(self, tensor: Tensor) -> None:
+    def note_access(self, tensor: Tensor) -> None:
         """Note an access, if the tensor is followed."""
         if self._followed.get(id(tensor)) is tensor and id(tensor) not in self._taken:
             self._taken.add(id(tensor))
             if self._before is not None:
                 self._before(tensor)
 
-    def note_given(self, tensor: Tensor, data: Tensor) -> None:
+    def note_data_read(self, tensor: Tensor, data: Tensor) -> None:
         """Note what a reading has given, if the tensor is followed."""
         if self._after is not None and self._followed.get(id(tensor)) is tensor:
             self._after(tensor, data)
 
 
-_followers: list[DataAccess] = []  # of this process
+_followers: list[DataAccessFollower] = []  # of this process
 
 
-def _get_data(tensor: Tensor) -> Any:
+def _get_data_and_notify(tensor: Tensor) -> Any:
     for follower in _followers:
-        follower.note(tensor)
+        follower.note_access(tensor)
     data = _DATA.__get__(tensor)
     for follower in _followers:
-        follower.note_given(tensor, data)
+        follower.note_data_read(tensor, data)
     return data
 
 
-def _set_data(tensor: Tensor, values: Tensor) -> None:
+def _set_data_and_notify(tensor: Tensor, values: Tensor) -> None:
     for follower in _followers:
-        follower.note(tensor)
+        follower.note_access(tensor)
     _DATA.__set__(tensor, values)
 
 
-_PROPERTY = property(_get_data, _set_data)
+_PROPERTY = property(_get_data_and_notify, _set_data_and_notify)

@@ -13,10 +13,18 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
-__all__ = ["copies_on_host", "copy_by_dtype", "flatten", "group_by_type", "is_dense", "magnitudes", "unflatten"]
+__all__ = [
+    "copies_on_host",
+    "copy_tensors_by_dtype",
+    "flatten",
+    "group_tensors_by_type",
+    "is_dense",
+    "largest_magnitudes",
+    "unflatten",
+]
 
 
-def group_by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+def group_tensors_by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group tensors by dtype and device, in the order of first appearance."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
@@ -30,7 +38,7 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=channels_last)
 
 
-def copy_by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+def copy_tensors_by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy each source into its target, rounding to the target's dtype, with one call for each pair of dtypes.
 
     Args:
@@ -45,18 +53,20 @@ def copy_by_dtype(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         torch._foreach_copy_(some_targets, some_sources)
 
 
-def magnitudes(tensors: Iterable[Tensor]) -> Tensor:
+def largest_magnitudes(tensors: Iterable[Tensor]) -> Tensor:
     """Return the largest magnitude of each tensor in fp32, grouped by dtype and device; none may be empty.
 
     A 2-norm in fp16 overflows on large finite values.
     """
-    return torch.cat([torch.stack(torch._foreach_norm(alike, math.inf)).float() for alike in group_by_type(tensors)])
+    return torch.cat(
+        [torch.stack(torch._foreach_norm(alike, math.inf)).float() for alike in group_tensors_by_type(tensors)]
+    )
 
 
 def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies on the CPU, in the order given: one transfer, which waits for the device, for each dtype."""
     copies: dict[int, Tensor] = {}
-    for group in group_by_type(tensors):
+    for group in group_tensors_by_type(tensors):
         flat = flatten([tensor.detach() for tensor in group]).cpu()
         copies.update(zip(map(id, group), unflatten(flat, group), strict=True))
     return [copies[id(tensor)] for tensor in tensors]

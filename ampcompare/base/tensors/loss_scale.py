@@ -65,7 +65,7 @@ class DeviceLossScale:
         self._loaded, self._steps, self._halvings = 1.0, 0, 0
         self._window: int | None = None
 
-    def new_flag(self) -> Tensor:
+    def new_overflow_flag(self) -> Tensor:
         """Return an overflow flag that is not set: a separate fp32 scalar, valid after the pass."""
         flag, self._flag = self._flag, None
         return self._clear.clone() if flag is None else flag
@@ -87,24 +87,24 @@ class DeviceLossScale:
         """Return the scale as it is now, in a tensor that will not change."""
         return self.scale.clone()
 
-    def load(self, scale: float, good_steps: int) -> None:
+    def load_host_values(self, scale: float, good_steps: int) -> None:
         """Set the host's values; does not wait for the device."""
         self.scale.fill_(scale)
         self.tracker.fill_(good_steps)
         self._loaded, self._steps, self._halvings, self._window = scale, good_steps, 0, None
-        self._invert(None)
+        self._update_inverse(None)
 
     def update(
         self, flag: Tensor, growth_interval: int, min_scale: float | None = None, max_scale: float = math.inf
     ) -> None:
         """Move the scale by the rule of `next_scale_and_steps`: by the factor 2, down if `flag` is not 0."""
         torch._amp_update_scale_(self.scale, self.tracker, flag, 2.0, 0.5, growth_interval)
-        self._count(growth_interval)
-        if min_scale or self.repeated or self._may_exceed(max_scale, growth_interval):
+        self._count_good_steps(growth_interval)
+        if min_scale or self.repeated or self._may_exceed_max_scale(max_scale, growth_interval):
             self.scale.clamp_(min=min_scale or None, max=max_scale)
-        self._invert(min_scale)
+        self._update_inverse(min_scale)
 
-    def _count(self, window: int) -> None:
+    def _count_good_steps(self, window: int) -> None:
         self._steps += 1
         self._halvings += 1
         if self._window is None:
@@ -112,18 +112,18 @@ class DeviceLossScale:
         elif self._window != window:
             self._window = _SEVERAL_WINDOWS
 
-    def _may_exceed(self, max_scale: float, window: int) -> bool:
+    def _may_exceed_max_scale(self, max_scale: float, window: int) -> bool:
         """Return whether the scale can be above `max_scale`: the clamp costs a kernel."""
         doublings = min(self._steps // max(window, 1), 256)
         return self._window == _SEVERAL_WINDOWS or math.ldexp(self._loaded, doublings) > max_scale
 
-    def _invert(self, min_scale: float | None) -> None:
+    def _update_inverse(self, min_scale: float | None) -> None:
         torch.reciprocal(self.scale, out=self.inverse)
         smallest = max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0)  # that it can be
         if self.repeated or smallest < 1 / _MAX_EXACT:
             self.inverse.clamp_(max=FLOAT32_MAX)
 
-    def read(self) -> tuple[float, int]:
+    def read_on_host(self) -> tuple[float, int]:
         """Return the scale and the counter; waits for the device."""
         return self.scale.item(), int(self.tracker.item())
 

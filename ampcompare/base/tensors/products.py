@@ -82,11 +82,11 @@ class OperationMode(TorchDispatchMode, abc.ABC):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def see_linear(self, product: LinearProduct) -> None:
+    def see_linear_product(self, product: LinearProduct) -> None:
         """Receive a product of a linear layer whose own operations are not seen."""
 
     @abc.abstractmethod
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def see_operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Receive an operation that has run."""
 
     def __torch_dispatch__(
@@ -95,7 +95,7 @@ class OperationMode(TorchDispatchMode, abc.ABC):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.is_idle:
-            self.see(func, args, kwargs, result)
+            self.see_operation(func, args, kwargs, result)
         return result
 
 

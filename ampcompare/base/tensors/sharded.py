@@ -30,7 +30,7 @@ def gather_whole(tensor: Tensor) -> Tensor:
     return gathered
 
 
-def gather_tree(value: Any) -> Any:
+def gather_tensors_in_tree(value: Any) -> Any:
     """Return nested dictionaries with all of each sharded tensor, gathered to the host one after the other.
 
     Every rank calls it with its parts of the same tensors. Tensors that are not sharded are passed on, and so is a
@@ -39,7 +39,7 @@ def gather_tree(value: Any) -> Any:
     if isinstance(value, Tensor):
         return gather_whole(value.detach()).cpu() if is_sharded(value) else value
     if isinstance(value, dict):
-        gathered = {name: gather_tree(item) for name, item in value.items()}
+        gathered = {name: gather_tensors_in_tree(item) for name, item in value.items()}
         return value if all(gathered[name] is item for name, item in value.items()) else gathered
     return value
 

@@ -1,7 +1,7 @@
 """Let the step of a stock optimizer obey an overflow flag on the device, so that the host need not wait for it.
 
-torch's fused kernels take `optimizer.found_inf` and change nothing if it is set. `skip_on_device` gives `SGD`, `Adam`
-and `AdamW` in any other implementation the same behavior, with the bits of a step that is skipped on the host:
+torch's fused kernels take `optimizer.found_inf` and change nothing if it is set. `make_step_skippable` gives `SGD`,
+`Adam` and `AdamW` in any other implementation the same behavior, with the bits of a step that is skipped on the host:
 
 1. Weights and moments are copied, on the device.
 2. The optimizer's own step runs, as if nothing had overflowed.
@@ -22,19 +22,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ampcompare.base.tensors.lists import group_by_type, is_dense
+from ampcompare.base.tensors.lists import group_tensors_by_type, is_dense
 
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
 
 
-def skip_on_device(optimizer: Optimizer) -> None:
+def make_step_skippable(optimizer: Optimizer) -> None:
     """Make `optimizer.step` leave weights and state as they are if `optimizer.found_inf` is set when it is called.
 
     The flag is an fp32 scalar on the device of the parameters, 0 or positive; `GradScaler` sets it, and `grad_scale`,
     as it does for fused optimizers. Without a flag `step` is what it was. With step hooks or a closure the flag is read
     on the host, since a skipped step runs neither. After a skipped step `optimizer.state` shows what that step would
-    have counted and created until the next `step`, `state_dict`, `load_state_dict` or `settle_skipped_step`.
+    have counted and created until the next `step`, `state_dict`, `load_state_dict` or `undo_skipped_step_on_host`.
     """
     if is_step_skippable(optimizer):
         return
@@ -52,20 +52,20 @@ def skip_on_device(optimizer: Optimizer) -> None:
         step_unless_flag._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = types.MethodType(step_unless_flag, optimizer)  # type: ignore[method-assign]
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler's word for it
-    optimizer.register_state_dict_pre_hook(settle_skipped_step)
-    optimizer.register_load_state_dict_pre_hook(lambda self, _state: settle_skipped_step(self))
+    optimizer.register_state_dict_pre_hook(undo_skipped_step_on_host)
+    optimizer.register_load_state_dict_pre_hook(lambda self, _state: undo_skipped_step_on_host(self))
 
 
 def is_step_skippable(optimizer: Optimizer) -> bool:
-    """Return whether `skip_on_device` has prepared `optimizer`."""
+    """Return whether `make_step_skippable` has prepared `optimizer`."""
     return hasattr(optimizer, ATTRIBUTE)
 
 
-def settle_skipped_step(optimizer: Optimizer) -> None:
+def undo_skipped_step_on_host(optimizer: Optimizer) -> None:
     """Undo on the host what a skipped step has changed there; may wait for the device."""
     skippable: _SkippableStep | None = getattr(optimizer, ATTRIBUTE, None)
     if skippable is not None:
-        skippable.settle(optimizer)
+        skippable.undo_on_host_if_skipped(optimizer)
 
 
 class DeferredFlag:
@@ -126,7 +126,7 @@ class _SkippableStep:
         self._flag = DeferredFlag()
         self._unsettled: _HostChanges | None = None
 
-    def settle(self, optimizer: Optimizer) -> None:
+    def undo_on_host_if_skipped(self, optimizer: Optimizer) -> None:
         """Undo the changes of the last step on the host, if its flag was set."""
         changes, self._unsettled = self._unsettled, None
         if changes is not None and self._flag.receive():
@@ -134,7 +134,7 @@ class _SkippableStep:
 
     def step(self, optimizer: Any, closure: Callable[[], Any] | None) -> Any:
         """Step, unless the flag of the optimizer is set."""
-        self.settle(optimizer)
+        self.undo_on_host_if_skipped(optimizer)
         flag: Tensor | None = getattr(optimizer, "found_inf", None)
         if flag is None:
             return self._inner() if closure is None else self._inner(closure)
@@ -151,19 +151,19 @@ class _SkippableStep:
         optimizer.found_inf = optimizer.grad_scale = None
         try:
             with torch.no_grad():
-                self._step_and_undo(optimizer, flag)
+                self._step_and_undo_if_flagged(optimizer, flag)
         finally:
             optimizer.found_inf, optimizer.grad_scale = flag, given_scale
         return None
 
-    def _step_and_undo(self, optimizer: Any, flag: Tensor) -> None:
+    def _step_and_undo_if_flagged(self, optimizer: Any, flag: Tensor) -> None:
         changes, tensors = _find_changes_of_next_step(optimizer)
         changes.values = torch.stack(changes.counts) if changes.counts else None
         copies = _copy_tensors(tensors)
         if changes:
             self._flag.send(flag)  # before the step, so that it arrives as early as it can
         self._inner()
-        _copy_back(copies, flag)
+        _restore_copies_if_flagged(copies, flag)
         changes.states = [entry for entry in changes.states if _has_tensors(optimizer.state.get(entry[0]))]
         self._unsettled = changes if changes else None
 
@@ -225,14 +225,14 @@ Copies = list[tuple[list[Tensor], list[Tensor]]]
 
 def _copy_tensors(tensors: Sequence[Tensor]) -> Copies:
     copies = []
-    for alike in group_by_type(tensor.detach() for tensor in tensors):
+    for alike in group_tensors_by_type(tensor.detach() for tensor in tensors):
         made = [torch.empty_like(tensor) for tensor in alike]
         torch._foreach_copy_(made, alike)
         copies.append((made, alike))
     return copies
 
 
-def _copy_back(copies: Copies, flag: Tensor) -> None:
+def _restore_copies_if_flagged(copies: Copies, flag: Tensor) -> None:
     """Write the copies into their tensors where `flag` is set; the copies may be lost."""
     for made, tensors in copies:
         local = flag.to(tensors[0].device, non_blocking=True)
@@ -280,6 +280,6 @@ def _unscale_gradients(optimizer: Any, scale: Tensor) -> None:
     params = (param for group in optimizer.param_groups for param in group["params"])
     every = [param.grad for param in params if param.grad is not None]
     with torch.no_grad():
-        for grads in group_by_type(grad._values() if grad.is_sparse else grad for grad in every):
+        for grads in group_tensors_by_type(grad._values() if grad.is_sparse else grad for grad in every):
             local = inverse.to(grads[0].device, non_blocking=True)
             torch._amp_foreach_non_finite_check_and_unscale_(grads, torch.zeros_like(local), local)

@@ -17,11 +17,11 @@ import torch
 def set_tf32(on: bool) -> None:
     """Switch TF32 on or off for fp32 matrix products and convolutions of this process."""
     precision = "tf32" if on else "ieee"
-    Tf32(precision, precision, precision).apply()
+    Tf32Switches(precision, precision, precision).set_switches()
 
 
 @dataclass(frozen=True)
-class Tf32:
+class Tf32Switches:
     """What torch's switches say, in the words of the newer ones: `tf32`, `ieee`, or `none` for the default."""
 
     products: str
@@ -29,7 +29,7 @@ class Tf32:
     recurrent: str  # which the older switch joins with convolutions
 
     @classmethod
-    def read(cls) -> Tf32:
+    def read(cls) -> Tf32Switches:
         """Return the switches as they are; no script's way of setting them makes this raise."""
         backends: Any = torch.backends
         if hasattr(backends.cuda.matmul, "fp32_precision"):
@@ -38,7 +38,7 @@ class Tf32:
         of_cudnn = "tf32" if backends.cudnn.allow_tf32 else "ieee"
         return cls("tf32" if backends.cuda.matmul.allow_tf32 else "ieee", of_cudnn, of_cudnn)
 
-    def apply(self) -> None:
+    def set_switches(self) -> None:
         """Set the switches of both kinds."""
         backends: Any = torch.backends
         backends.cuda.matmul.allow_tf32 = self.products == "tf32"
@@ -49,11 +49,11 @@ class Tf32:
             backends.cudnn.rnn.fp32_precision = self.recurrent
 
     @contextmanager
-    def while_set(self) -> Iterator[None]:
+    def switches_set_in_block(self) -> Iterator[None]:
         """Set the switches, and put them back as they were on exit."""
-        before = Tf32.read()
-        self.apply()
+        before = Tf32Switches.read()
+        self.set_switches()
         try:
             yield
         finally:
-            before.apply()
+            before.set_switches()

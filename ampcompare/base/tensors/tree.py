@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def map_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors_in_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to each tensor of a nested value.
 
     Args:
@@ -24,60 +24,60 @@ def map_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if type(value) is dict:
-        return {key: map_tree(item, change) for key, item in value.items()}
+        return {key: map_tensors_in_tree(item, change) for key, item in value.items()}
     if isinstance(value, dict):
         outputs = copy.copy(value)  # such as those of transformers, whose items are attributes too
         for key, item in value.items():
-            outputs[key] = map_tree(item, change)
+            outputs[key] = map_tensors_in_tree(item, change)
         return outputs
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tree(item, change) for item in value))
+        return type(value)(*(map_tensors_in_tree(item, change) for item in value))
     if isinstance(value, list | tuple):
-        return type(value)(map_tree(item, change) for item in value)
+        return type(value)(map_tensors_in_tree(item, change) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):  # else one without a default, which was not set yet
-                item = map_tree(getattr(value, field.name), change)
+                item = map_tensors_in_tree(getattr(value, field.name), change)
                 object.__setattr__(changed, field.name, item)  # it may be frozen
         return changed
     return value
 
 
-def cast_floating(value: Any, dtype: torch.dtype) -> Any:
+def cast_floating_tensors(value: Any, dtype: torch.dtype) -> Any:
     """Cast what is floating in a nested value.
 
     Args:
-        value: as for `map_tree`.
+        value: as for `map_tensors_in_tree`.
         dtype: of each floating tensor in the result; integers and bools keep theirs.
 
     Returns:
         A copy; a tensor that has the type is the same object, and a cast one is in the graph of autograd.
     """
-    return map_tree(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return map_tensors_in_tree(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in_value(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in `value`, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from tensors_in_value(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from tensors_in(item)
+            yield from tensors_in_value(item)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None))
+            yield from tensors_in_value(getattr(value, field.name, None))
 
 
 def first_floating_type(value: Any) -> torch.dtype | None:
     """Return the type of the first floating tensor in `value`; None if it has none."""
-    return next((tensor.dtype for tensor in tensors_in(value) if tensor.is_floating_point()), None)
+    return next((tensor.dtype for tensor in tensors_in_value(value) if tensor.is_floating_point()), None)
 
 
-def first_difference(one: Any, other: Any, *, apart: Collection[str] = (), place: str = "") -> str:
+def first_difference_text(one: Any, other: Any, *, apart: Collection[str] = (), place: str = "") -> str:
     """Compare two states, such as those of optimizers.
 
     Args:
@@ -89,7 +89,7 @@ def first_difference(one: Any, other: Any, *, apart: Collection[str] = (), place
         The place and the kind of the first difference; "" if there is none. A NaN equals a NaN.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return _tensor_difference(one.detach().cpu(), other.detach().cpu(), place)
+        return _tensor_difference_text(one.detach().cpu(), other.detach().cpu(), place)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in {**one, **other}:
             inner = f"{place}.{key}" if place else str(key)
@@ -97,22 +97,24 @@ def first_difference(one: Any, other: Any, *, apart: Collection[str] = (), place
                 continue
             if key not in one or key not in other:
                 return f"{inner} is only in the {'second' if key in other else 'first'}"
-            if found := first_difference(one[key], other[key], apart=apart, place=inner):
+            if found := first_difference_text(one[key], other[key], apart=apart, place=inner):
                 return found
         return ""
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         if len(one) != len(other):
             return f"{place} has {len(one)} entries, then {len(other)}"
         for index, (first, second) in enumerate(zip(one, other, strict=True)):
-            if found := first_difference(first, second, apart=apart, place=f"{place}.{index}" if place else str(index)):
+            if found := first_difference_text(
+                first, second, apart=apart, place=f"{place}.{index}" if place else str(index)
+            ):
                 return found
         return ""
-    if one == other or _both_nan(one, other):
+    if one == other or _are_both_nan(one, other):
         return ""
     return f"{place} is {one!r}, then {other!r}"
 
 
-def _tensor_difference(one: Tensor, other: Tensor, place: str) -> str:
+def _tensor_difference_text(one: Tensor, other: Tensor, place: str) -> str:
     for what in ("dtype", "shape"):
         first, second = getattr(one, what), getattr(other, what)
         if first != second:
@@ -127,5 +129,5 @@ def _tensor_difference(one: Tensor, other: Tensor, place: str) -> str:
     return f"{place} differs in {count} elements, first in {index}: {first!r}, then {second!r}"
 
 
-def _both_nan(one: Any, other: Any) -> bool:
+def _are_both_nan(one: Any, other: Any) -> bool:
     return isinstance(one, float) and isinstance(other, float) and math.isnan(one) and math.isnan(other)

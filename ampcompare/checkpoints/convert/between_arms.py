@@ -8,17 +8,23 @@ from torch import Tensor
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
-from ampcompare.checkpoints.convert.detect import find_contents
-from ampcompare.checkpoints.convert.fp32_weights import Conversion, convert_to_fp32, copy_containers
+from ampcompare.checkpoints.convert.detect import contents_by_kind
+from ampcompare.checkpoints.convert.fp32_weights import ConvertedCheckpoint, convert_to_fp32, copy_containers
 from ampcompare.checkpoints.convert.scalers import (
     APEX_INTERVAL,
     FIRST_SCALE,
     NEVER,
     apex_state_from_grad_scalers,
-    grad_scalers_from_apex,
+    grad_scaler_states_from_apex,
     parse_scale,
 )
-from ampcompare.checkpoints.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list
+from ampcompare.checkpoints.store.layout import (
+    CONVERTED,
+    PRECISION_KEYS,
+    TRAINER,
+    list_of_one_or_several,
+    only_entry_or_list,
+)
 
 COMPENSATION = "compensation"  # in the state of each weight under `half:kahan`
 NEW_SCALER = {
@@ -30,7 +36,7 @@ NEW_SCALER = {
 }
 
 
-def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> Conversion:
+def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> ConvertedCheckpoint:
     """Convert an ampcompare checkpoint into one that another arm resumes from; the source is untouched.
 
     Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters gets
@@ -43,13 +49,13 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     Raises:
         ConversionError: no run of ampcompare wrote the state.
     """
-    parts = find_contents(state)
+    parts = contents_by_kind(state)
     if parts.arm is None or not parts.models:
         raise ConversionError("it is not a checkpoint that a run of ampcompare wrote")
     text = str(Arm.parse(arm))
     was, target = _arm_that_holds_state(parts.arm), _arm_that_holds_state(arm)
-    level, was_level = _opt_level(target), _opt_level(was)
-    result = Conversion(copy_containers(state), source_kind(parts.arm), level or was_level, text)
+    level, was_level = _opt_level_of_arm_state(target), _opt_level_of_arm_state(was)
+    result = ConvertedCheckpoint(copy_containers(state), conversion_kind_of_arm(parts.arm), level or was_level, text)
     scalers = _scalers_as_grad_scalers(state, was, was_level, result)
     _drop_compensation(result.state, result)
     convert_to_fp32(parts, result, was_level)
@@ -58,7 +64,7 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     state_now[key] = entry
     masters = [
         {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype is torch.float32}
-        for model in as_list(state_now["model"])
+        for model in list_of_one_or_several(state_now["model"])
         if has_masters(arm)
     ]
     if masters:
@@ -68,16 +74,18 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     tally = (state_now.get("parts") or {}).get("tally")
     if not entry and isinstance(tally, dict):
         tally["final_loss_scale"] = None  # the containers of a conversion are copies
-    state_now.update(arm=text, engine=None, masters=one_or_list(masters) if masters else {})
+    state_now.update(arm=text, engine=None, masters=only_entry_or_list(masters) if masters else {})
     if "zeroed" in state_now:
         state_now["zeroed"] = []
     result.state = state_now
     return result
 
 
-def _drop_compensation(state: dict[str, Any], result: Conversion) -> None:
+def _drop_compensation(state: dict[str, Any], result: ConvertedCheckpoint) -> None:
     """Remove what the rounding of weights has cut off, which only an arm with Kahan's compensation keeps."""
-    entries = [entry for optimizer in as_list(state["optimizer"]) for entry in optimizer["state"].values()]
+    entries = [
+        entry for optimizer in list_of_one_or_several(state["optimizer"]) for entry in optimizer["state"].values()
+    ]
     dropped = [entry.pop(COMPENSATION) for entry in entries if isinstance(entry, dict) and COMPENSATION in entry]
     if dropped:
         result.lost.append(f"the compensation of {len(dropped)} weights: their values are those of the 16-bit weights")
@@ -95,12 +103,12 @@ def _arm_that_holds_state(text: str) -> Arm:
     return arm.inner or arm
 
 
-def _opt_level(arm: Arm) -> str | None:
+def _opt_level_of_arm_state(arm: Arm) -> str | None:
     """Return the opt level whose `amp.state_dict` an arm keeps; None if it keeps none."""
     return arm.spec.checkpoint.opt_level(arm.options) or None
 
 
-def source_kind(arm: str) -> str:
+def conversion_kind_of_arm(arm: str) -> str:
     """Return "apex" or "native" for the arms that convert to each other, and the name of the backend for others."""
     inner = _arm_that_holds_state(arm)
     return "native" if inner.spec.checkpoint.grad_scaler is not None else inner.backend
@@ -111,7 +119,7 @@ def nearest_native_arm(arm: str) -> str:
     inner = _arm_that_holds_state(arm)
     if inner.roles is not None and "bf16" in (inner.roles.weights, inner.roles.products):
         return "native:bf16"
-    level, scale = _opt_level(inner), inner.options.get("loss_scale")
+    level, scale = _opt_level_of_arm_state(inner), inner.options.get("loss_scale")
     if level is None:
         return "native:fp16"
     if level == "O0":
@@ -122,7 +130,7 @@ def nearest_native_arm(arm: str) -> str:
 
 
 def _scalers_as_grad_scalers(
-    state: Mapping[str, Any], was: Arm, level: str | None, result: Conversion
+    state: Mapping[str, Any], was: Arm, level: str | None, result: ConvertedCheckpoint
 ) -> list[dict[str, Any]]:
     """Return the loss scalers of the source as states of GradScalers."""
     if "amp" in state:
@@ -131,11 +139,11 @@ def _scalers_as_grad_scalers(
                 result.lost.append(f"{name} {was.options[name]:g}: GradScaler has none")
         given = was.options.get("loss_scale")
         static = given is not None and given != "dynamic"
-        return grad_scalers_from_apex(
+        return grad_scaler_states_from_apex(
             state["amp"], level=level, static=static, lost=result.lost, changed=result.changed, for_arm=True
         )
     if "scaler" in state:
-        scalers = [dict(entry) for entry in as_list(state["scaler"])]
+        scalers = [dict(entry) for entry in list_of_one_or_several(state["scaler"])]
     else:
         own = state.get("precision") or {}
         held = {"scale": own.get("loss_scale"), "_growth_tracker": own.get("good_steps"), "growth_interval": 1000}
@@ -146,7 +154,7 @@ def _scalers_as_grad_scalers(
 
 
 def _precision_state_for_arm(
-    target: Arm, level: str | None, scalers: list[dict[str, Any]], result: Conversion
+    target: Arm, level: str | None, scalers: list[dict[str, Any]], result: ConvertedCheckpoint
 ) -> tuple[str, Any]:
     if level is not None:
         scale = target.options.get("loss_scale")

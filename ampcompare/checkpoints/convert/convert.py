@@ -8,36 +8,36 @@ from typing import Any, Literal
 import torch
 
 from ampcompare.base.errors import CheckpointError, ConversionError
-from ampcompare.base.formatting import printable
-from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm, nearest_native_arm, source_kind
-from ampcompare.checkpoints.convert.detect import CheckpointContents, find_contents, is_scaler_state
+from ampcompare.base.formatting import printable_line
+from ampcompare.checkpoints.convert.between_arms import conversion_kind_of_arm, convert_state_to_arm, nearest_native_arm
+from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind, is_scaler_state
 from ampcompare.checkpoints.convert.fp32_weights import (
-    Conversion,
+    ConvertedCheckpoint,
     add_fused_step_counts,
     convert_to_fp32,
     copy_containers,
     entry_at_place,
-    key_at,
     rename_key,
+    resolve_key_name,
     strip_wrapper_prefixes,
 )
-from ampcompare.checkpoints.convert.masters import half_type_of_weights, is_optimizer
+from ampcompare.checkpoints.convert.masters import half_type_of_weights, is_optimizer_state
 from ampcompare.checkpoints.convert.scalers import (
     UNKNOWN_STATIC,
     LossScalerValues,
     apex_state_from_grad_scalers,
     apex_state_from_values,
-    grad_scalers_from_apex,
-    grad_scalers_from_values,
+    grad_scaler_states_from_apex,
+    grad_scaler_states_from_values,
     is_number,
-    lines_on_lost_flags,
-    unchecked_scale,
+    lost_flag_lines,
+    unchecked_scale_of_state,
     values_of_loss_scaler,
 )
-from ampcompare.checkpoints.inspect import broken_value_sentences, guess_level
-from ampcompare.checkpoints.reader.foreign import PlainContents, faults_named, open_checkpoint
+from ampcompare.checkpoints.inspect import broken_value_sentences, guess_opt_level
+from ampcompare.checkpoints.reader.foreign import PlainContents, open_checkpoint, parser_errors_translated
 from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint, write_pickle
-from ampcompare.checkpoints.store.layout import CONVERTED, TRAINER, one_or_list, state_in_apex_layout
+from ampcompare.checkpoints.store.layout import CONVERTED, TRAINER, only_entry_or_list, state_in_apex_layout
 
 Target = Literal["native", "apex"]
 MAX_NAME = 120
@@ -51,19 +51,19 @@ LIGHTNING_BEFORE_2 = ("native_amp_scaling_state", "NativeMixedPrecisionPlugin")
 
 def convert_state(
     root: Mapping[str, Any], to: Target, *, opt_level: str | None = None, static_scale: bool | None = None
-) -> Conversion:
+) -> ConvertedCheckpoint:
     """Convert a checkpoint in memory, of tensors and plain values; the source is untouched.
 
     `opt_level` is that of the Apex side. By default it is inferred from the numbers of a source, and O1 for a result.
     `static_scale` says that the loss scale of an Apex source does not move; by default what the source shows.
     """
-    parts = find_contents(root)
+    parts = contents_by_kind(root)
     if not parts.models:
         what = f"it is {parts.writer}, and there" if parts.writer.endswith(" alone") else "there"
         raise ConversionError(f"{what} are no weights in it; `ampcompare convert --inspect` shows its contents")
     if parts.wrappers or parts.loss_scales:
-        level = opt_level or ("O2" if _half_dtypes(parts) else "O1")
-        return _convert_other_scalers(root, parts, to, level, static_scale)
+        level = opt_level or ("O2" if _half_types_in_checkpoint(parts) else "O1")
+        return _convert_checkpoint_with_own_scalers(root, parts, to, level, static_scale)
     source = _target_kind(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
@@ -73,7 +73,7 @@ def convert_state(
         return convert_state_to_arm(
             root, nearest_native_arm(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}"
         )
-    result = Conversion(copy_containers(root), source, opt_level)
+    result = ConvertedCheckpoint(copy_containers(root), source, opt_level)
     if to == "native":
         _convert_to_native(parts, result, opt_level, static_scale)
     else:
@@ -86,10 +86,10 @@ def convert_state(
 
 def _target_kind(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
     if parts.arm is not None:
-        return source_kind(parts.arm)
+        return conversion_kind_of_arm(parts.arm)
     if parts.apex or (given_level and not parts.scalers):
         return "apex"
-    if _half_dtypes(parts):
+    if _half_types_in_checkpoint(parts):
         return "16-bit weights"
     if parts.scalers or to == "apex":
         return "native"
@@ -98,42 +98,44 @@ def _target_kind(parts: CheckpointContents, to: Target, given_level: str | None)
     )
 
 
-def _half_dtypes(parts: CheckpointContents) -> set[torch.dtype]:
+def _half_types_in_checkpoint(parts: CheckpointContents) -> set[torch.dtype]:
     return {dtype for model in parts.models.values() if (dtype := half_type_of_weights(model)) is not None}
 
 
 def _convert_to_native(
-    parts: CheckpointContents, result: Conversion, opt_level: str | None, static_scale: bool | None
+    parts: CheckpointContents, result: ConvertedCheckpoint, opt_level: str | None, static_scale: bool | None
 ) -> None:
-    level = result.level = opt_level or guess_level(parts)[0]
+    level = result.level = opt_level or guess_opt_level(parts)[0]
     for place, state in parts.apex.items():
-        scalers = grad_scalers_from_apex(
+        scalers = grad_scaler_states_from_apex(
             state, level=level, static=static_scale, lost=result.lost, changed=result.changed
         )
         if parts.writer in PROGRAMS and place[-1] in TWIN_KEYS:
             key = TWIN_KEYS[place[-1]]
             result.changed.append(f"{'.'.join(place)}: under {key}, where {parts.writer} has the GradScaler")
-            _replace_key(result, place, key, one_or_list(scalers))
+            _replace_key(result, place, key, only_entry_or_list(scalers))
         else:
-            _put_scalers(result, place, scalers, "amp_scaler" if parts.writer == "timm" else "scaler")
+            _put_grad_scalers(result, place, scalers, "amp_scaler" if parts.writer == "timm" else "scaler")
     if parts.apex:
         result.lost.append("min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler")
-    elif not parts.scalers and torch.bfloat16 not in _half_dtypes(parts):
+    elif not parts.scalers and torch.bfloat16 not in _half_types_in_checkpoint(parts):
         result.lost.append("no state of amp was saved: the GradScaler starts at 65536 and skips its first steps")
     convert_to_fp32(parts, result, level)
 
 
-def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[str, Any]], also: str) -> None:
+def _put_grad_scalers(
+    result: ConvertedCheckpoint, place: tuple[str, ...], scalers: list[dict[str, Any]], also: str
+) -> None:
     """Put GradScalers where a script had the state of Apex, which a migrated script reads, and under `also` too.
 
     Of several scalers a migrated script reads the state of Apex: only it names them.
     """
     holder, name = entry_at_place(result.state, place[:-1]), ".".join(place)
-    own = key_at(holder, place[-1])
+    own = resolve_key_name(holder, place[-1])
     also = "scalers" if own == also else also
     is_free = isinstance(holder, dict) and (also not in holder or _is_empty_scaler_entry(holder[also]))
     if not is_free or (len(scalers) == 1 and own == "scaler"):
-        holder[own] = one_or_list(scalers)
+        holder[own] = only_entry_or_list(scalers)
         what = "a list of GradScalers" if len(scalers) > 1 else "the state of a GradScaler"
         result.changed.append(f"{name}: {what}, in place of that of Apex")
         return
@@ -148,7 +150,7 @@ def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[
             continue
         holder[key] = scalers[0] if key == own and len(scalers) == 1 else value
         if key == own:
-            holder[also] = one_or_list(scalers)
+            holder[also] = only_entry_or_list(scalers)
 
 
 def _is_empty_scaler_entry(value: Any) -> bool:
@@ -156,7 +158,7 @@ def _is_empty_scaler_entry(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, Mapping | list | tuple | str) and not value)
 
 
-def _convert_to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
+def _convert_to_apex(parts: CheckpointContents, result: ConvertedCheckpoint, level: str) -> None:
     result.level = level
     into_groups = [(entry_at_place(result.state, place), ".".join(place)) for place in parts.optimizers]
     for optimizer, name in into_groups:
@@ -168,17 +170,17 @@ def _convert_to_apex(parts: CheckpointContents, result: Conversion, level: str) 
     state = apex_state_from_grad_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
     for place in reversed(places[1:]):
         holder = entry_at_place(result.state, place[:-1])
-        del holder[key_at(holder, place[-1])]
-    place = places[0] if places else (_key_without_scaler(result),)
+        del holder[resolve_key_name(holder, place[-1])]
+    place = places[0] if places else (_key_for_apex_state_without_scaler(result),)
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
-    key = place[-1] if has_own_name else _apex_keys(parts.writer).get(place[-1], "amp")
+    key = place[-1] if has_own_name else _apex_keys_by_scaler_key(parts.writer).get(place[-1], "amp")
     _replace_key(result, place, key, state)
     if level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
 
 
 def _scalers_in_order(
-    parts: CheckpointContents, result: Conversion
+    parts: CheckpointContents, result: ConvertedCheckpoint
 ) -> tuple[list[tuple[str, ...]], list[Mapping[str, Any]]]:
     """Return the places of the GradScalers of a file, and their states, each once.
 
@@ -198,7 +200,7 @@ def _scalers_in_order(
     return [group, *others], [*(entry or {} for entry in entries), *others.values()]
 
 
-def _apex_keys(writer: str) -> dict[str, str]:
+def _apex_keys_by_scaler_key(writer: str) -> dict[str, str]:
     """Return the key that the state of Apex has in files of a program, by that of its GradScaler."""
     keys = {theirs: own for own, theirs in TWIN_KEYS.items()}
     if writer == "timm":
@@ -208,33 +210,33 @@ def _apex_keys(writer: str) -> dict[str, str]:
     return keys
 
 
-def _key_without_scaler(result: Conversion) -> str:
+def _key_for_apex_state_without_scaler(result: ConvertedCheckpoint) -> str:
     """Return where the state of Apex goes in a file that has no scaler: where a script has left an entry empty."""
     return next(
         (key for key in ("scaler", "amp_scaler") if _is_empty_scaler_entry(result.state.get(key, "none"))), "amp"
     )
 
 
-def _replace_key(result: Conversion, place: tuple[str, ...], key: str, value: Any) -> None:
+def _replace_key(result: ConvertedCheckpoint, place: tuple[str, ...], key: str, value: Any) -> None:
     """Put an entry under another key, and name another that had this key."""
     holder = entry_at_place(result.state, place[:-1])
     if isinstance(holder, list):
         holder[int(place[-1])] = {key: value}
         return
-    own = key_at(holder, place[-1])
+    own = resolve_key_name(holder, place[-1])
     if key in holder and (key != own or place[-1] not in holder) and not _is_empty_scaler_entry(holder[key]):
         result.lost.append(f"{'.'.join((*place[:-1], key))}: another entry has this key now")
     rename_key(result.state, place, key, value)
 
 
-def _convert_other_scalers(
+def _convert_checkpoint_with_own_scalers(
     root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str, static_scale: bool | None
-) -> Conversion:
+) -> ConvertedCheckpoint:
     """Convert what a script with `FP16_Optimizer`, or with a loss scaler of its own, saved.
 
     The inner optimizer replaces one that wraps it; the scale goes where the file has it, or to the top.
     """
-    result = Conversion(
+    result = ConvertedCheckpoint(
         copy_containers(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level
     )
     scales = _unwrap_optimizers(parts, result)
@@ -243,7 +245,7 @@ def _convert_other_scalers(
         scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
     elif any(map(is_number, parts.loss_scales.values())):
         result.lost.append(UNKNOWN_STATIC)
-    _put_scales(scales, parts, result, to, level)
+    _put_loss_scales(scales, parts, result, to, level)
     convert_to_fp32(parts, result, None)
     if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
@@ -251,24 +253,24 @@ def _convert_other_scalers(
     return result
 
 
-def _unwrap_optimizers(parts: CheckpointContents, result: Conversion) -> dict[str, LossScalerValues]:
+def _unwrap_optimizers(parts: CheckpointContents, result: ConvertedCheckpoint) -> dict[str, LossScalerValues]:
     """Put the inner optimizer in place of each that wraps one, and return the scales of those, by place."""
     scales = {}
     for place, state in parts.wrappers.items():
-        if unchecked_scale(state) is not None or "loss_scaler" in state:
+        if unchecked_scale_of_state(state) is not None or "loss_scaler" in state:
             scales[".".join(place)] = values_of_loss_scaler(state)
-        result.lost += lines_on_lost_flags(state)
+        result.lost += lost_flag_lines(state)
         result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
         holder = entry_at_place(result.state, place[:-1])
-        key = key_at(holder, place[-1])
-        holder[key] = next(entry for entry in holder[key].values() if is_optimizer(entry))
+        key = resolve_key_name(holder, place[-1])
+        holder[key] = next(entry for entry in holder[key].values() if is_optimizer_state(entry))
     inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
     parts.optimizers = {place: entry_at_place(result.state, place) for place in inner.values()}
     return scales
 
 
-def _put_scales(
-    scales: dict[str, LossScalerValues], parts: CheckpointContents, result: Conversion, to: Target, level: str
+def _put_loss_scales(
+    scales: dict[str, LossScalerValues], parts: CheckpointContents, result: ConvertedCheckpoint, to: Target, level: str
 ) -> None:
     """Put loss scales where the file has the state of the one scaler, or else to the top; plain numbers go."""
     for place, state in parts.loss_scales.items():
@@ -280,7 +282,7 @@ def _put_scales(
     if to == "native":
         own_key, entry = (
             "scaler",
-            one_or_list(grad_scalers_from_values(scales, lost=result.lost, changed=result.changed)),
+            only_entry_or_list(grad_scaler_states_from_values(scales, lost=result.lost, changed=result.changed)),
         )
     else:
         own_key = "amp"
@@ -300,7 +302,7 @@ def convert_file(
     opt_level: str | None = None,
     legacy_layout: bool = False,
     static_scale: bool | None = None,
-) -> Conversion:
+) -> ConvertedCheckpoint:
     """Convert a file. An ampcompare checkpoint stays one; any other keeps the layout of its program.
 
     Args:
@@ -327,23 +329,23 @@ def convert_file(
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
     root, left_out, changed = load_any_checkpoint(source)
-    with faults_named(source), torch.no_grad():
-        parts = find_contents(root)
-        if legacy_layout and parts.is_ours and "amp" in root:
-            result = Conversion(dict(root), "apex", guess_level(parts)[0], parts.arm)
+    with parser_errors_translated(source), torch.no_grad():
+        parts = contents_by_kind(root)
+        if legacy_layout and parts.is_of_ampcompare and "amp" in root:
+            result = ConvertedCheckpoint(dict(root), "apex", guess_opt_level(parts)[0], parts.arm)
         else:
             result = convert_state(root, to, opt_level=opt_level, static_scale=static_scale)
         result.notes += broken_value_sentences(parts)
         result.changed += changed
         result.lost += [
-            f"{printable(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)" for place in left_out
+            f"{printable_line(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)" for place in left_out
         ]
-        if legacy_layout and parts.is_ours:
+        if legacy_layout and parts.is_of_ampcompare:
             known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
             others = [key for key, value in result.state.items() if key not in known and value not in (None, {}, [])]
             result.lost += [f"{key}: an Apex script does not save it" for key in others]
             result.state, result.arm = state_in_apex_layout(result.state), None
-    if parts.is_ours and not legacy_layout:
+    if parts.is_of_ampcompare and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
     else:
         write_pickle(target, result.state)
@@ -355,8 +357,8 @@ def load_any_checkpoint(path: Path) -> PlainContents:
     contents = open_checkpoint(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):
         return PlainContents(read_checkpoint(path), [], [])
-    with faults_named(path):
-        plain = contents.plain()
+    with parser_errors_translated(path):
+        plain = contents.plain_contents()
     if not isinstance(plain.value, dict):
         raise CheckpointError(f"{path} holds a {type(plain.value).__name__}, not a checkpoint")
     return plain

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.checkpoints.convert.masters import find_masters, is_optimizer
-from ampcompare.checkpoints.convert.scalers import is_loss_scaler, is_number
-from ampcompare.checkpoints.store.layout import as_list
+from ampcompare.checkpoints.convert.masters import find_masters, is_optimizer_state
+from ampcompare.checkpoints.convert.scalers import is_loss_scaler_state, is_number
+from ampcompare.checkpoints.store.layout import list_of_one_or_several
 
 Place = tuple[str, ...]
 BOOKKEEPING = {"callbacks", "loops"}
@@ -58,7 +58,7 @@ class CheckpointContents:
     arm: str | None = None  # of an ampcompare checkpoint
 
     @property
-    def is_ours(self) -> bool:
+    def is_of_ampcompare(self) -> bool:
         """Whether this is the layout of `layout`."""
         return self.writer == "ampcompare"
 
@@ -73,27 +73,34 @@ class CheckpointContents:
 
 def is_apex_state(value: Any) -> bool:
     """Return whether a value is what `amp.state_dict()` returns."""
-    return _is_dict(value) and all(
-        isinstance(key, str) and "loss_scaler" in key and _is_dict(entry) and {"loss_scale", "unskipped"} <= set(entry)
+    return _is_filled_mapping(value) and all(
+        isinstance(key, str)
+        and "loss_scaler" in key
+        and _is_filled_mapping(entry)
+        and {"loss_scale", "unskipped"} <= set(entry)
         for key, entry in value.items()
     )
 
 
 def is_scaler_state(value: Any) -> bool:
     """Return whether a value is what `GradScaler.state_dict()` returns for a scaler that is enabled."""
-    return _is_dict(value) and set(value) >= SCALER_KEYS
+    return _is_filled_mapping(value) and set(value) >= SCALER_KEYS
 
 
 def _is_weights(value: Any) -> bool:
     """Return whether a value is a state dict of a model: names to tensors, and at most some other entries."""
-    if not _is_dict(value) or not all(isinstance(key, str) for key in value):
+    if not _is_filled_mapping(value) or not all(isinstance(key, str) for key in value):
         return False
     tensors = [entry for entry in value.values() if isinstance(entry, Tensor)]
     has_weights = any(tensor.is_floating_point() and tensor.ndim for tensor in tensors)
-    return has_weights and 2 * len(tensors) >= len(value) and not any(_is_dict(entry) for entry in value.values())
+    return (
+        has_weights
+        and 2 * len(tensors) >= len(value)
+        and not any(_is_filled_mapping(entry) for entry in value.values())
+    )
 
 
-def _is_of_optimizer(place: Place) -> bool:
+def _is_in_optimizer_state(place: Place) -> bool:
     """Return whether a place lies in the state of an optimizer, by parameter; Composer has all it saves below `state`.
 
     What is known as an optimizer's state dict is not walked; this is of those in another form.
@@ -112,22 +119,22 @@ def _key_of_inner_optimizer(value: Any, place: Place) -> str | None:
     """
     if not isinstance(value, Mapping) or not any("opt" in key.lower() for key in place):
         return None
-    inner = [str(key) for key, entry in value.items() if is_optimizer(entry)]
+    inner = [str(key) for key, entry in value.items() if is_optimizer_state(entry)]
     if len(inner) != 1 or any(_is_weights(entry) for entry in value.values()):
         return None
     keeps_scale = any(is_number(value.get(name)) for name in SCALE_NAMES) or "loss_scaler" in value
     keeps_copies = any(
         isinstance(entry, list) and any(isinstance(item, Tensor | list) for item in entry) for entry in value.values()
     )
-    has_scaler = any(is_loss_scaler(entry) and not is_scaler_state(entry) for entry in value.values())
+    has_scaler = any(is_loss_scaler_state(entry) and not is_scaler_state(entry) for entry in value.values())
     return inner[0] if keeps_scale or keeps_copies or has_scaler else None
 
 
-def _is_dict(value: Any) -> bool:
+def _is_filled_mapping(value: Any) -> bool:
     return isinstance(value, Mapping) and len(value) > 0
 
 
-def find_contents(root: Any) -> CheckpointContents:
+def contents_by_kind(root: Any) -> CheckpointContents:
     """Sort the entries of a checkpoint, of tensors and plain values, looking at most six levels deep."""
     alone = _contents_of_lone_state(root)
     if alone is not None:
@@ -138,19 +145,19 @@ def find_contents(root: Any) -> CheckpointContents:
     parts = CheckpointContents("", "")
     lightning = "pytorch-lightning_version" in root
     walked = {key: value for key, value in root.items() if not (lightning and key in BOOKKEEPING)}
-    _note_scale(parts, root, ())
+    _note_loss_scale(parts, root, ())
     for place, value in _walk_entries(walked, (), set()):
         if is_ours and place[0] not in STATES_OF_OURS:
             continue
-        name = _field_of(value, place)
+        name = _contents_field_of_entry(value, place)
         if name is not None:
             getattr(parts, name)[place] = value
         if name != "wrappers":
-            _note_scale(parts, value, place)
+            _note_loss_scale(parts, value, place)
     if is_ours:
         parts.writer, parts.because = "ampcompare", f"schema {root['schema']}"
         parts.arm = root["arm"][:LONGEST_ARM]
-        parts.masters = [dict(held) for held in as_list(root.get("masters") or {})]
+        parts.masters = [dict(held) for held in list_of_one_or_several(root.get("masters") or {})]
         return parts
     if not parts.models:
         parts.models, parts.averages = parts.averages, {}
@@ -159,7 +166,7 @@ def find_contents(root: Any) -> CheckpointContents:
     return parts
 
 
-def _field_of(value: Any, place: Place) -> str | None:
+def _contents_field_of_entry(value: Any, place: Place) -> str | None:
     """Return the field of `CheckpointContents` to which an entry belongs; None for an entry of no kind."""
     if is_apex_state(value):
         return "apex"
@@ -167,11 +174,11 @@ def _field_of(value: Any, place: Place) -> str | None:
         return "scalers"
     if _key_of_inner_optimizer(value, place) is not None:
         return "wrappers"
-    if is_optimizer(value):
+    if is_optimizer_state(value):
         return "optimizers"
-    if is_loss_scaler(value):
+    if is_loss_scaler_state(value):
         return "loss_scales"
-    if _is_weights(value) and not _is_of_optimizer(place):
+    if _is_weights(value) and not _is_in_optimizer_state(place):
         is_averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
         return "averages" if is_averaged else "models"
     return None
@@ -189,24 +196,26 @@ def _add_masters(root: Mapping[Any, Any], parts: CheckpointContents) -> None:
 def _contents_of_lone_state(root: Any) -> CheckpointContents | None:
     """Return the contents of a file that is one state without a holder; None for others."""
     kinds: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-        ("optimizers", "an optimizer's state", is_optimizer),
+        ("optimizers", "an optimizer's state", is_optimizer_state),
         ("apex", "a state of apex.amp", is_apex_state),
         ("scalers", "a GradScaler's state", is_scaler_state),
-        ("loss_scales", "a loss scaler's state", is_loss_scaler),
+        ("loss_scales", "a loss scaler's state", is_loss_scaler_state),
         ("models", "a state dict", _is_weights),
     )
     for name, what, is_kind in kinds:
         if is_kind(root):
             parts = CheckpointContents(f"{what} alone", "it holds nothing else")
             setattr(parts, name, {(): dict(root)})
-            _note_scale(parts, root, ())
+            _note_loss_scale(parts, root, ())
             return parts
     return None
 
 
-def _note_scale(parts: CheckpointContents, value: Any, place: Place) -> None:
+def _note_loss_scale(parts: CheckpointContents, value: Any, place: Place) -> None:
     """Note a loss scale that is a number next to the state of an optimizer or inside of it; settings have such too."""
-    if isinstance(value, Mapping) and (is_optimizer(value) or any(is_optimizer(entry) for entry in value.values())):
+    if isinstance(value, Mapping) and (
+        is_optimizer_state(value) or any(is_optimizer_state(entry) for entry in value.values())
+    ):
         for name in SCALE_NAMES:
             if is_number(value.get(name)):
                 parts.loss_scales[(*place, name)] = value[name]
@@ -226,8 +235,8 @@ def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Pl
         inner = _key_of_inner_optimizer(entry, path)
         if inner is not None:
             held = entry.values() if isinstance(entry, Mapping) else entry
-            yield from _walk_entries({inner: next(filter(is_optimizer, held))}, path, seen)
-        elif is_optimizer(entry):
+            yield from _walk_entries({inner: next(filter(is_optimizer_state, held))}, path, seen)
+        elif is_optimizer_state(entry):
             others = {name: item for name, item in entry.items() if name not in ("state", "param_groups")}
             yield from _walk_entries(others, path, seen)
         else:

@@ -19,7 +19,7 @@ PREFIXES = ("module.", "_orig_mod.")
 
 
 @dataclass
-class Conversion:
+class ConvertedCheckpoint:
     """A converted checkpoint.
 
     The lists have a line for each thing.
@@ -61,24 +61,24 @@ def copy_containers(root: Mapping[str, Any]) -> dict[str, Any]:
 def entry_at_place(state: Any, place: tuple[str, ...]) -> Any:
     """Return the entry at a place as `CheckpointContents` gives it."""
     for name in place:
-        state = state[key_at(state, name)]
+        state = state[resolve_key_name(state, name)]
     return state
 
 
-def key_at(holder: Any, name: str) -> Any:
+def resolve_key_name(holder: Any, name: str) -> Any:
     """Return the index or key of a list or dict that a place names: keys need not be text."""
     if isinstance(holder, list):
         return int(name)
     return name if name in holder else next((key for key in holder if str(key) == name), name)
 
 
-def convert_to_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
+def convert_to_fp32(parts: CheckpointContents, result: ConvertedCheckpoint, level: str | None) -> None:
     """Make weights and optimizer state fp32, from masters if any; `level` is the one of Apex that saved them."""
     _widen_weights(parts, result, level)
     _widen_optimizer_state(parts, result)
 
 
-def _widen_weights(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
+def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level: str | None) -> None:
     """Replace half weights by their fp32 masters, and cast the other half weights to fp32."""
     carried = 0
     halves: Counter[str] = Counter()
@@ -106,7 +106,7 @@ def _widen_weights(parts: CheckpointContents, result: Conversion, level: str | N
         result.lost.append(f"{parts.unmatched} masters: no weight has their values in 16 bits, to tell their names")
 
 
-def _widen_optimizer_state(parts: CheckpointContents, result: Conversion) -> None:
+def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
     for place in parts.optimizers:
         halves: Counter[str] = Counter()
         with entry_errors_translated(*place):
@@ -120,12 +120,12 @@ def _widen_optimizer_state(parts: CheckpointContents, result: Conversion) -> Non
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
         split_flat_optimizer_state(optimizer, ".".join(place), parts, result)
-        unfuse_optimizer_state(optimizer, ".".join(place), result)
+        unfuse_adam_state(optimizer, ".".join(place), result)
         complete_adagrad_state(optimizer, ".".join(place), result)
 
 
 def split_flat_optimizer_state(
-    optimizer: dict[str, Any], name: str, parts: CheckpointContents, result: Conversion
+    optimizer: dict[str, Any], name: str, parts: CheckpointContents, result: ConvertedCheckpoint
 ) -> None:
     """Give the state of flat parameters to the weights that lie in them, each with a number of its own.
 
@@ -136,7 +136,7 @@ def split_flat_optimizer_state(
     shapes = [_shapes_of_weights(model) for model in parts.models.values()]
     layouts = [*parts.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
     copies = {size for size, _ in parts.layouts}
-    if not _looks_flat(optimizer, [shape for model in shapes for shape in model], copies):
+    if not _are_parameters_flat(optimizer, [shape for model in shapes for shape in model], copies):
         return
     state: dict[int, Any] = {}
     groups: list[list[int]] = []
@@ -147,7 +147,7 @@ def split_flat_optimizer_state(
         with entry_errors_translated(name, "param_groups", place):
             for number in group["params"]:
                 entry = optimizer["state"].get(number)
-                size = _flat_size(entry)
+                size = _flat_element_count(entry)
                 layout = next((held for held in layouts if held[0] == size), None)
                 if layout is None and size:
                     result.lost.append(f"{name}: its state is flat, {size} elements in an order that is not known")
@@ -175,7 +175,7 @@ def _shapes_of_weights(model: Mapping[str, Any]) -> list[torch.Size]:
     return list(weights.values())
 
 
-def _flat_size(entry: Any) -> int:
+def _flat_element_count(entry: Any) -> int:
     """Return the elements of the state of a parameter that has one dimension, as all of it has; 0 if not.
 
     8-bit state has tables next to it, LBFGS has lists, and both belong to parameters as they are.
@@ -189,14 +189,14 @@ def _flat_size(entry: Any) -> int:
     return sizes.pop() if is_flat else 0
 
 
-def _looks_flat(optimizer: Mapping[str, Any], weights: list[torch.Size], copies: set[int]) -> bool:
+def _are_parameters_flat(optimizer: Mapping[str, Any], weights: list[torch.Size], copies: set[int]) -> bool:
     """Return whether the parameters of an optimizer are flat: fewer than the weights, and of other shapes.
 
     A group may hold a bias alone, where others are as large as flat copies of weights; `copies` has the sizes of these.
     """
     numbers = [number for group in optimizer["param_groups"] for number in group.get("params", ())]
     entries = [optimizer["state"][number] for number in numbers if optimizer["state"].get(number)]
-    sizes = [_flat_size(entry) for entry in entries]
+    sizes = [_flat_element_count(entry) for entry in entries]
     vectors = {shape.numel() for shape in weights if len(shape) == 1}
     if not sizes or not all(sizes) or len(numbers) >= len(weights):
         return False
@@ -218,7 +218,7 @@ def _cut_flat_state(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[
     return pieces
 
 
-def unfuse_optimizer_state(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+def unfuse_adam_state(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
     """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
 
     The other fused optimizers with a step count in the group, and `FusedAdam` without bias correction, have no
@@ -228,7 +228,7 @@ def unfuse_optimizer_state(optimizer: dict[str, Any], name: str, result: Convers
         if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
             continue
         if "amsgrad" in group and all(
-            "step" in entry for entry in _states_of_group(optimizer, group)
+            "step" in entry for entry in _states_of_parameter_group(optimizer, group)
         ):  # see `add_fused_step_counts`
             del group["step"], group["bias_correction"]
             continue
@@ -239,7 +239,7 @@ def unfuse_optimizer_state(optimizer: dict[str, Any], name: str, result: Convers
         with entry_errors_translated(name, "param_groups", number):
             step = group.pop("step")
             count = float(step.reshape(-1)[0]) if isinstance(step, Tensor) else float(step)
-            entries = _states_of_group(optimizer, group)
+            entries = _states_of_parameter_group(optimizer, group)
             for entry in entries:
                 if "exp_avg" in entry and "step" not in entry:
                     entry["step"] = torch.tensor(count)
@@ -247,19 +247,19 @@ def unfuse_optimizer_state(optimizer: dict[str, Any], name: str, result: Convers
         del group["bias_correction"]
 
 
-def _states_of_group(optimizer: Mapping[str, Any], group: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _states_of_parameter_group(optimizer: Mapping[str, Any], group: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the state of each parameter of a group that has any."""
     held = (optimizer["state"].get(number) for number in group["params"])
     return [entry for entry in held if isinstance(entry, dict) and entry]
 
 
-def complete_adagrad_state(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+def complete_adagrad_state(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
     """Give the state of `apex.optimizers.FusedAdagrad` what torch's Adagrad reads too, at a decay of the rate of 0."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "lr_decay" in group or "eps" not in group:
             continue
         with entry_errors_translated(name, "param_groups", number):
-            entries = _states_of_group(optimizer, group)
+            entries = _states_of_parameter_group(optimizer, group)
             if not entries or any(set(entry) != {"sum"} for entry in entries):
                 continue
             for entry in entries:
@@ -268,13 +268,13 @@ def complete_adagrad_state(optimizer: dict[str, Any], name: str, result: Convers
         result.changed.append(f"{name}: the state of FusedAdagrad, as Adagrad has it: with lr_decay 0 and a step count")
 
 
-def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
     """Give the groups of Adam's state the step count that `apex.optimizers.FusedAdam` keeps there; AdamW ignores it."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or not {"betas", "amsgrad"} <= set(group):
             continue
         with entry_errors_translated(name, "param_groups", number):
-            entries = _states_of_group(optimizer, group)
+            entries = _states_of_parameter_group(optimizer, group)
             if not entries or not all({"step", "exp_avg", "exp_avg_sq"} <= set(entry) for entry in entries):
                 continue
             counts = {float(entry["step"]) for entry in entries}
@@ -288,7 +288,7 @@ def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: Conversi
 def rename_key(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
     """Put an entry under another key, at the same position."""
     holder = entry_at_place(state, place[:-1])
-    own = key_at(holder, place[-1])
+    own = resolve_key_name(holder, place[-1])
     items = list(holder.items()) if own in holder else [*holder.items(), (own, None)]
     holder.clear()
     for name, old in items:
@@ -298,7 +298,7 @@ def rename_key(state: dict[str, Any], place: tuple[str, ...], key: str, value: A
             holder[name] = old
 
 
-def strip_wrapper_prefixes(parts: CheckpointContents, result: Conversion) -> None:
+def strip_wrapper_prefixes(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
     """Remove the prefixes of DDP and `torch.compile` from the names of a model, if all names have them."""
     for place in [*parts.models, *parts.averages]:
         model = entry_at_place(result.state, place)

@@ -51,7 +51,7 @@ class _TensorsTogether(NamedTuple):
     is_state: bool  # of an optimizer: moments, and copies in some programs
 
 
-def is_optimizer(value: Any) -> TypeGuard[Mapping[str, Any]]:
+def is_optimizer_state(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Return whether a value is the state dict of an optimizer."""
     return (
         isinstance(value, Mapping)
@@ -82,13 +82,13 @@ def half_type_of_weights(model: Mapping[str, Any]) -> torch.dtype | None:
 
     Batch norms, which O2 keeps in fp32, are not looked at.
     """
-    weights = list(floating_entries(model, of_norms=False))
+    weights = list(floating_entries_of_model(model, of_norms=False))
     held = next((weight.dtype for weight in weights if weight.dtype in HALF_DTYPES), None)
     narrowest_first = (torch.bfloat16, torch.float16)  # whose bits are among those of fp16
     return held or next((dtype for dtype in narrowest_first if are_rounded_to(iter(weights), dtype)), None)
 
 
-def floating_entries(model: Mapping[str, Any], *, of_norms: bool) -> Iterator[Tensor]:
+def floating_entries_of_model(model: Mapping[str, Any], *, of_norms: bool) -> Iterator[Tensor]:
     """Yield the floating-point entries of batch norms, which O2 leaves in fp32, or all others."""
     norms = tuple(name.removesuffix("running_mean") for name in model if name.endswith("running_mean"))
     for name, value in model.items():
@@ -104,7 +104,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     """
     found = Masters([{} for _ in models])
     halves = {place for place, model in models.items() if half_type_of_weights(model)}
-    every = _weights_at(models, halves)
+    every = _weights_at_places(models, halves)
     first: dict[Any, _WeightAtPlace] = {}
     for weight in every:
         first.setdefault(_memory_key(weight.value), weight)
@@ -112,8 +112,8 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     for bundle in _tensors_together_in(root, (), set()):
         if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
             continue
-        matches = _find_matches(bundle, free)
-        is_known = _is_of_copies(bundle, wrappers)
+        matches = _weights_copied_by_each_tensor(bundle, free)
+        is_known = _are_where_copies_lie(bundle, wrappers)
         if not is_known:
             matches = _convincing_matches(bundle, matches, free)
         if is_known or 2 * sum(map(bool, matches)) > len(matches):
@@ -130,7 +130,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     return found
 
 
-def _weights_at(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -> list[_WeightAtPlace]:
+def _weights_at_places(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -> list[_WeightAtPlace]:
     """Return the weights of those models that lie at some places."""
     weights = []
     for index, (place, model) in enumerate(models.items()):
@@ -140,7 +140,7 @@ def _weights_at(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -
     return weights
 
 
-def _is_of_copies(bundle: _TensorsTogether, wrappers: Sequence[Place]) -> bool:
+def _are_where_copies_lie(bundle: _TensorsTogether, wrappers: Sequence[Place]) -> bool:
     """Return whether tensors lie where programs keep fp32 copies: by the names above them, or in a known optimizer."""
     if bundle.is_state:
         return False
@@ -174,11 +174,11 @@ def _share_with_tied_weights(found: Masters, weights: list[_WeightAtPlace]) -> N
     named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
     for weight in weights:
         held = found.by_model[weight.model]
-        if weight.name not in held and (twin := _tied_weight(weight, named)) is not None:
+        if weight.name not in held and (twin := _first_tied_weight(weight, named)) is not None:
             held[weight.name] = found.by_model[twin.model][twin.name]
 
 
-def _tied_weight(weight: _WeightAtPlace, named: list[_WeightAtPlace]) -> _WeightAtPlace | None:
+def _first_tied_weight(weight: _WeightAtPlace, named: list[_WeightAtPlace]) -> _WeightAtPlace | None:
     """Return the first of some weights that is tied to another one; None if none is."""
     varies = _has_several_values(weight.value)
     for other in named:
@@ -194,21 +194,21 @@ def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_
     if not isinstance(value, Mapping | list | tuple) or id(value) in seen or len(place) > MAX_DEPTH:
         return
     seen.add(id(value))
-    if is_optimizer(value):
+    if is_optimizer_state(value):
         keys: dict[str, list[tuple[str, Any]]] = {}
         for number, entry in value["state"].items():
             for key, item in entry.items() if isinstance(entry, Mapping) else ():
                 keys.setdefault(str(key), []).append((str(number), item))
         for key, entries in keys.items():
-            yield from _group_of_items((*place, "state", key), entries, is_state=True)
+            yield from _tensors_together_among_items((*place, "state", key), entries, is_state=True)
         value = {key: item for key, item in value.items() if key != "state"}
     items = [(str(k), item) for k, item in (value.items() if isinstance(value, Mapping) else enumerate(value))]
-    yield from _group_of_items(place, items)
+    yield from _tensors_together_among_items(place, items)
     for key, item in items:
         yield from _tensors_together_in(item, (*place, key), seen)
 
 
-def _group_of_items(
+def _tensors_together_among_items(
     place: Place, items: list[tuple[str, Any]], *, is_state: bool = False
 ) -> Iterator[_TensorsTogether]:
     tensors = [
@@ -218,13 +218,14 @@ def _group_of_items(
         yield _TensorsTogether(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)
 
 
-def _find_matches(bundle: _TensorsTogether, free: list[_WeightAtPlace]) -> list[list[int]]:
+def _weights_copied_by_each_tensor(bundle: _TensorsTogether, free: list[_WeightAtPlace]) -> list[list[int]]:
     """Return the positions of the weights that each tensor is a copy of: one, several if it is flat, or none."""
     by_shape: dict[torch.Size, list[int]] = {}
     for at, weight in enumerate(free):
         by_shape.setdefault(weight.value.shape, []).append(at)
     options = [
-        [at for at in by_shape.get(tensor.shape, ()) if _is_copy(tensor, free[at].value)] for tensor in bundle.tensors
+        [at for at in by_shape.get(tensor.shape, ()) if _is_master_of_weight(tensor, free[at].value)]
+        for tensor in bundle.tensors
     ]
     chosen: list[list[int]] = [[] for _ in options]
     taken: set[int] = set()
@@ -273,7 +274,11 @@ def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) 
         for at in (*range(begin, count), *range(begin)):
             value = free[at].value
             piece = flat[offset : offset + value.numel()]
-            if at not in used and piece.numel() == value.numel() and _is_copy(piece.view(value.shape), value):
+            if (
+                at not in used
+                and piece.numel() == value.numel()
+                and _is_master_of_weight(piece.view(value.shape), value)
+            ):
                 yield at
 
     path: list[int] = []
@@ -325,7 +330,7 @@ def _has_several_values(tensor: Tensor) -> bool:
     return bool((tensor != tensor.reshape(-1)[0]).any())
 
 
-def _is_copy(master: Tensor, weight: Tensor) -> bool:
+def _is_master_of_weight(master: Tensor, weight: Tensor) -> bool:
     """Return whether a weight is the master in 16 bits; a script may have made it fp32 again, or kept it in fp32."""
     for count in (COMPARED_FIRST, None):
         full, value = master.reshape(-1)[:count], weight.reshape(-1)[:count]

@@ -56,7 +56,7 @@ def parse_scale(value: Any, where: str) -> float:
     value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_SCALE:
         raise ConversionError(
-            f"{where} is {_as_text(value)}, not a usable loss scale; convert a checkpoint from before that"
+            f"{where} is {_value_text(value)}, not a usable loss scale; convert a checkpoint from before that"
         )
     return float(value)
 
@@ -65,11 +65,11 @@ def parse_count(value: Any, where: str) -> int:
     """Return a number of steps, truncated to an integer; `where` says in the error what it counts."""
     value = plain_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf or value > MAX_STEPS:
-        raise ConversionError(f"{where} is {_as_text(value)}, not a valid step count")
+        raise ConversionError(f"{where} is {_value_text(value)}, not a valid step count")
     return int(value)
 
 
-def _as_text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     text = str(value) if isinstance(value, int | float | str | None) else f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:59]}…"
 
@@ -99,7 +99,7 @@ def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-def is_loss_scaler(value: Any) -> bool:
+def is_loss_scaler_state(value: Any) -> bool:
     """Return whether a value is the state of a loss scaler: a scale with what moves it, and little else."""
     if not isinstance(value, Mapping) or not any(is_number(value.get(key)) for key in SCALE_KEYS):
         return False
@@ -107,11 +107,11 @@ def is_loss_scaler(value: Any) -> bool:
     return not STATE_KEYS.isdisjoint(value) and 2 * len(known) >= len(value)
 
 
-def _scaler_in(state: Any) -> dict[str, Any]:
+def _scaler_values_in_state(state: Any) -> dict[str, Any]:
     """Return the values of the loss scaler that a state is or holds, as plain numbers where they are numbers."""
     if is_number(state):
         state = {"loss_scale": state, "dynamic": True}
-    scaler = state.get("loss_scaler", next((entry for entry in state.values() if is_loss_scaler(entry)), state))
+    scaler = state.get("loss_scaler", next((entry for entry in state.values() if is_loss_scaler_state(entry)), state))
     if not isinstance(scaler, Mapping):
         raise ConversionError(
             "the loss scaler of FP16_Optimizer is an object of a class that is not known; load it where it is "
@@ -121,14 +121,14 @@ def _scaler_in(state: Any) -> dict[str, Any]:
     return {key: plain_number(value) for key, value in {**around, **scaler}.items()}
 
 
-def _first_scaler_value(scaler: Mapping[str, Any], *keys: str) -> Any:
+def _first_value_under_keys(scaler: Mapping[str, Any], *keys: str) -> Any:
     return next((scaler[key] for key in keys if key in scaler), None)
 
 
-def unchecked_scale(state: Any) -> Any:
+def unchecked_scale_of_state(state: Any) -> Any:
     """Return the scale as a loss scaler of any program holds it, usable or not; None if it is of an unknown class."""
     try:
-        return _first_scaler_value(_scaler_in(state), *SCALE_KEYS)
+        return _first_value_under_keys(_scaler_values_in_state(state), *SCALE_KEYS)
     except ConversionError:
         return None
 
@@ -138,22 +138,22 @@ def values_of_loss_scaler(state: Any) -> LossScalerValues:
 
     A scale alone is taken for that of a dynamic scaler.
     """
-    scaler = _scaler_in(state)
-    scale = parse_scale(_first_scaler_value(scaler, *SCALE_KEYS), "the loss scale")
-    count = parse_count(_first_scaler_value(scaler, *COUNTS) or 0, "the count of clean steps")
-    interval = _first_scaler_value(scaler, *WINDOWS)
-    moves = interval is not None or _first_scaler_value(scaler, *COUNTS[3:]) is not None
+    scaler = _scaler_values_in_state(state)
+    scale = parse_scale(_first_value_under_keys(scaler, *SCALE_KEYS), "the loss scale")
+    count = parse_count(_first_value_under_keys(scaler, *COUNTS) or 0, "the count of clean steps")
+    interval = _first_value_under_keys(scaler, *WINDOWS)
+    moves = interval is not None or _first_value_under_keys(scaler, *COUNTS[3:]) is not None
     if not (scaler["dynamic"] if "dynamic" in scaler else scaler.get("mode", "dynamic") == "dynamic" and moves):
         return LossScalerValues(scale, clean=count)
     if interval is None:
         interval = MEGATRON_INTERVAL if "hysteresis_tracker" in scaler else APEX_INTERVAL
     window = max(1, parse_count(interval, "the scale window"))
-    iteration = _first_scaler_value(scaler, "cur_iter", "_iter")
-    last = _first_scaler_value(scaler, "last_overflow_iter", "_last_overflow_iter")
+    iteration = _first_value_under_keys(scaler, "cur_iter", "_iter")
+    last = _first_value_under_keys(scaler, "last_overflow_iter", "_last_overflow_iter")
     if iteration is not None:  # all iterations are counted, and the one of the last overflow
         since = parse_count(iteration, "cur_iter") - (last if isinstance(last, int) else -1) - 1
         count = max(0, since) % window
-    factor = parse_scale(_first_scaler_value(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
+    factor = parse_scale(_first_value_under_keys(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
     least = 1.0 if "cur_scale" in scaler else scaler.get("_min_loss_scale")
     most = scaler.get("_max_loss_scale")
     least = parse_scale(least, "min_loss_scale") if least else None
@@ -161,7 +161,7 @@ def values_of_loss_scaler(state: Any) -> LossScalerValues:
     return LossScalerValues(scale, True, count, window, factor, least, most)
 
 
-def lines_on_lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
+def lost_flag_lines(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each flag of an `FP16_Optimizer` that says what it was in the middle of."""
     if state.get("overflow"):
         yield "overflow=True: saved between backward and step, that step is no longer skipped; saved after it, nothing"
@@ -169,7 +169,7 @@ def lines_on_lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
         yield "first_closure_call_this_step=False: it was saved inside a closure, which cannot be resumed"
 
 
-def grad_scalers_from_apex(
+def grad_scaler_states_from_apex(
     state: Mapping[str, Any],
     *,
     level: str | None,
@@ -182,7 +182,7 @@ def grad_scalers_from_apex(
 
     `static` is whether the scale is a static one, if that is known: no state of Apex says so, and only some show it by
     their numbers. `lost` and `changed` get a line for each value that is lost, and for each that is written in another
-    form; so they do below. For `for_arm` see `grad_scalers_from_values`.
+    form; so they do below. For `for_arm` see `grad_scaler_states_from_values`.
     """
     scales: dict[str, LossScalerValues] = {}
     for name, entry in state.items():
@@ -199,7 +199,7 @@ def grad_scalers_from_apex(
         scales[name] = LossScalerValues(scale, not is_static, clean, None if is_static else APEX_INTERVAL)
     if static is None and any(held.dynamic for held in scales.values()):
         lost.append(UNKNOWN_STATIC)
-    return grad_scalers_from_values(scales, lost=lost, changed=changed, for_arm=for_arm)
+    return grad_scaler_states_from_values(scales, lost=lost, changed=changed, for_arm=for_arm)
 
 
 def apex_state_from_grad_scalers(
@@ -239,7 +239,7 @@ def apex_state_from_grad_scalers(
     return made
 
 
-def grad_scalers_from_values(
+def grad_scaler_states_from_values(
     scales: Mapping[str, LossScalerValues], *, lost: list[str], changed: list[str], for_arm: bool = False
 ) -> list[dict[str, Any]]:
     """Return one `GradScaler` state for each loss scaler.

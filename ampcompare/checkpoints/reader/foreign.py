@@ -23,17 +23,17 @@ from torch import Tensor
 
 from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.base.files.read import FileFault
-from ampcompare.base.files.read import open_regular as open_descriptor
+from ampcompare.base.files.read import open_regular_file as open_descriptor
 from ampcompare.checkpoints.reader.placeholders import (
     NotPickled,
     OpaqueObject,
     PlaceholderClass,
-    describe_fault,
-    holds_only_data,
+    fault_text,
+    is_class_of_plain_data,
 )
 from ampcompare.checkpoints.reader.unpickler import (
-    HeldDefaults,
-    HeldQueue,
+    DefaultDictPlaceholder,
+    DequePlaceholder,
     parse_storage_identity,
     require_bounded_unpickling,
     unpickle,
@@ -71,14 +71,14 @@ class FileContents:
         """Of the file, in bytes."""
         return self.path.stat().st_size
 
-    def plain(self) -> PlainContents:
+    def plain_contents(self) -> PlainContents:
         """Return what the file holds as tensors and plain values: nothing else passes `torch.load(weights_only=True)`.
 
         Classes that only hold values, such as `argparse.Namespace`, become dicts of what they hold, and pickled models
         their state dicts.
         """
         reader = _PlainReader(self.path, self.size)
-        value = reader.convert(self.root, None, 0)
+        value = reader.convert_value(self.root, None, 0)
         left_out = [f"{_place_text(place)}: {name}" for place, name in reader.left_out]
         return PlainContents(value, left_out, list(_change_lines(reader.changed)))
 
@@ -93,7 +93,7 @@ class _PlainReader:
         self.seen: dict[int, Any] = {}
         self.open: set[int] = set()
 
-    def convert(self, value: Any, place: Place, depth: int) -> Any:
+    def convert_value(self, value: Any, place: Place, depth: int) -> Any:
         """Return a value of the file as tensors and plain values."""
         if depth > MAX_DEPTH:
             raise CheckpointError(f"{self.path} holds values nested deeper than {MAX_DEPTH}; it is not read")
@@ -119,7 +119,7 @@ class _PlainReader:
     def _convert_container(self, value: Any, place: Place, depth: int) -> Any:
         if isinstance(value, dict):
             made = self._convert_mapping(value, place, depth)
-            if isinstance(value, HeldDefaults):
+            if isinstance(value, DefaultDictPlaceholder):
                 self.changed.append((place, "collections.defaultdict", "a dict"))
             elif isinstance(value, Counter):
                 return Counter(made)
@@ -129,13 +129,13 @@ class _PlainReader:
                 vars(held).update(self._convert_mapping(vars(value), (place, "(attributes)"), depth))
                 return held
             return made
-        items = [self.convert(item, (place, index), depth) for index, item in enumerate(value)]
+        items = [self.convert_value(item, (place, index), depth) for index, item in enumerate(value)]
         if isinstance(value, torch.Size):
             return value
         if isinstance(value, tuple):
             return tuple(items)
         if isinstance(value, list):
-            if isinstance(value, HeldQueue):
+            if isinstance(value, DequePlaceholder):
                 self.changed.append((place, "collections.deque", "a list"))
             return items
         if not all(isinstance(item, Hashable) and _is_hashable_key(item) for item in items):
@@ -148,14 +148,14 @@ class _PlainReader:
     def _convert_mapping(self, value: Mapping[Any, Any], place: Place, depth: int) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         for key, item in value.items():
-            own = key if _is_hashable_key(key) else self.convert(key, (place, "(a key)"), depth)
+            own = key if _is_hashable_key(key) else self.convert_value(key, (place, "(a key)"), depth)
             if not _is_hashable_key(own):
                 own = str(key)
                 self.changed.append(((place, own), f"a key of class {_class_name(key)}", "text"))
             if own in made:
                 self.left_out.append(((place, own), f"a second entry, under a key of class {_class_name(key)}"))
                 continue
-            made[own] = self.convert(item, (place, own), depth)
+            made[own] = self.convert_value(item, (place, own), depth)
         return made
 
     def _convert_object(self, value: OpaqueObject, place: Place, depth: int) -> Any:
@@ -163,26 +163,26 @@ class _PlainReader:
             made = value.value
             if isinstance(made, numpy.dtype):
                 made = made.str
-            made = self.convert(made, place, depth)
-            self.changed.append((place, value.name, _form_of_value(made)))
+            made = self.convert_value(made, place, depth)
+            self.changed.append((place, value.name, _form_of_value_text(made)))
             return made
-        if _is_module(value):
+        if _is_pickled_module(value):
             made = {
-                name: self.convert(item, (place, name), depth)
+                name: self.convert_value(item, (place, name), depth)
                 for name, item in self._entries_of_pickled_module(value, "", count())
             }
             self.changed.append((place, value.name, "its state dict"))
             return made
-        if not holds_only_data(value.name):
+        if not is_class_of_plain_data(value.name):
             self.left_out.append((place, value.name))
             return None
         if isinstance(value.state, dict):
-            made = self.convert(value.state, place, depth)
+            made = self.convert_value(value.state, place, depth)
         else:
             made = _value_of_known_object(value.name, value.arguments)
             if made is None:
-                made = [self.convert(item, place, depth) for item in value.arguments]
-        self.changed.append((place, value.name, _form_of_value(made)))
+                made = [self.convert_value(item, place, depth) for item in value.arguments]
+        self.changed.append((place, value.name, _form_of_value_text(made)))
         return made
 
     def _entries_of_pickled_module(
@@ -197,7 +197,7 @@ class _PlainReader:
             if value is not None and name not in passing:
                 yield f"{prefix}{name}", value
         for name, child in state["_modules"].items():
-            if _is_module(child):
+            if _is_pickled_module(child):
                 yield from self._entries_of_pickled_module(child, f"{prefix}{name}.", visits)
 
 
@@ -218,7 +218,7 @@ def _place_text(place: Place) -> str:
     return ".".join(keys) or "the whole file"
 
 
-def _is_module(value: Any) -> bool:
+def _is_pickled_module(value: Any) -> bool:
     return (
         isinstance(value, OpaqueObject)
         and isinstance(value.state, dict)
@@ -237,7 +237,7 @@ def _class_name(value: Any) -> str:
     return value.name if isinstance(value, OpaqueObject) else type(value).__name__
 
 
-def _form_of_value(value: Any) -> str:
+def _form_of_value_text(value: Any) -> str:
     names = {dict: "a dict", OrderedDict: "a dict", list: "a list", str: "text", set: "a set", bool: "a bool"}
     if isinstance(value, Tensor):
         return "a plain parameter" if isinstance(value, torch.nn.Parameter) else "a plain tensor"
@@ -295,7 +295,7 @@ def _change_lines(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
 
 
 @contextmanager
-def faults_named(path: Path) -> Iterator[None]:
+def parser_errors_translated(path: Path) -> Iterator[None]:
     """Turn whatever a parser raises on bytes that are not what they claim into one line about the file.
 
     Raises:
@@ -310,10 +310,10 @@ def faults_named(path: Path) -> Iterator[None]:
     except Exception as error:  # zipfile alone raises a dozen kinds on damaged archives, few of them its own
         if isinstance(error, OSError) and error.strerror:
             raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}") from None
-        raise CheckpointError(f"{path} is damaged: {describe_fault(error)}") from None
+        raise CheckpointError(f"{path} is damaged: {fault_text(error)}") from None
 
 
-def open_regular(path: Path) -> BufferedReader:
+def open_regular_file(path: Path) -> BufferedReader:
     """Open a file for reading; a pipe would block until a writer opens it."""
     try:
         return os.fdopen(open_descriptor(path), "rb")
@@ -323,8 +323,8 @@ def open_regular(path: Path) -> BufferedReader:
 
 def open_checkpoint(path: Path) -> FileContents:
     """Open a checkpoint: an archive of torch, a file of torch before 1.6, a plain pickle, or safetensors."""
-    with faults_named(path):
-        with open_regular(path) as file:
+    with parser_errors_translated(path):
+        with open_regular_file(path) as file:
             head = file.read(512)
         if not head:
             raise CheckpointError(f"{path} is empty; take the checkpoint before it")
@@ -336,8 +336,8 @@ def open_checkpoint(path: Path) -> FileContents:
             return FileContents(path, "safetensors", load_file(path), [])
         if not head.startswith(b"\x80"):
             raise CheckpointError(f"{path} is not a checkpoint: it is neither an archive nor a pickle")
-        require_bounded_unpickling(lambda: _read_stream(path, "meta"), path.stat().st_size)
-        return FileContents(path, *_read_stream(path, "cpu"))
+        require_bounded_unpickling(lambda: _read_old_torch_file(path, "meta"), path.stat().st_size)
+        return FileContents(path, *_read_old_torch_file(path, "cpu"))
     raise AssertionError
 
 
@@ -355,12 +355,12 @@ def _open_archive(path: Path) -> FileContents:
     if f"{folder}/constants.pkl" in members:
         raise CheckpointError(f"{path} is a TorchScript program; give the checkpoint that it was made from")
     order = f"{folder}/byteorder"
-    if order in members and _read_member(path, archive, order) != sys.byteorder.encode():
+    if order in members and _read_archive_member(path, archive, order) != sys.byteorder.encode():
         raise CheckpointError(
             f"{path} was saved on a machine with the other byte order, which cannot be read here; "
             f"save it again on a machine like this one"
         )
-    pickled = _read_member(path, archive, descriptions[0])
+    pickled = _read_archive_member(path, archive, descriptions[0])
 
     def load_with(read: Callable[[str], Tensor]) -> tuple[Any, list[str]]:
         storages: dict[str, Tensor] = {}
@@ -378,11 +378,11 @@ def _open_archive(path: Path) -> FileContents:
         return torch.empty(members[name].file_size, dtype=torch.uint8, device="meta")
 
     require_bounded_unpickling(lambda: load_with(outline_storage), path.stat().st_size)
-    root, calls = load_with(lambda name: as_tensor(_read_member(path, archive, name)))
+    root, calls = load_with(lambda name: tensor_of_bytes(_read_archive_member(path, archive, name)))
     return FileContents(path, "torch archive", root, calls, comment=archive.comment)
 
 
-def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+def _read_archive_member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     """Return the bytes of a member of an archive, with the check of their checksum, if the archive has checksums."""
     if not any(info.CRC for info in archive.infolist()):  # torch.serialization.set_crc32_options(False)
         info = archive.getinfo(name)
@@ -399,11 +399,11 @@ def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     except zipfile.BadZipFile as error:
         part = "the values of a tensor" if "/data/" in name else "its description of what it holds"
         raise CheckpointError(
-            f"{path} is damaged in {part} ({name}): {describe_fault(error)}; take the checkpoint before it"
+            f"{path} is damaged in {part} ({name}): {fault_text(error)}; take the checkpoint before it"
         ) from None
 
 
-def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
+def _read_old_torch_file(path: Path, device: str) -> tuple[str, Any, list[str]]:
     """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
     Returns the format, what the pickle holds, and what it would call. The device "meta" leaves the bytes unread.
@@ -441,6 +441,6 @@ def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
         return "torch before 1.6", main, calls
 
 
-def as_tensor(data: bytes) -> Tensor:
+def tensor_of_bytes(data: bytes) -> Tensor:
     """Return bytes as a tensor of them, in memory of its own."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

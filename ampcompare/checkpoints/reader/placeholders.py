@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ampcompare.base.errors import AmpCompareError, ConversionError
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 
 DATA_ONLY = frozenset(
     {
@@ -32,7 +32,7 @@ DATA_ONLY = frozenset(
 )
 
 
-def holds_only_data(name: str) -> bool:
+def is_class_of_plain_data(name: str) -> bool:
     """Return whether a class only holds values: some of the standard library, and the loss scalers of any program.
 
     Their values are carried, the class is not.
@@ -76,12 +76,12 @@ class OpaqueObject(metaclass=PlaceholderClass):
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         if cls.builder is not None and not keywords:
             return cls.builder(*arguments)
-        if not holds_only_data(cls.name):
+        if not is_class_of_plain_data(cls.name):
             cls.calls[cls.name] = None
-        return cls.made_by(cls.name, arguments)
+        return cls.from_call(cls.name, arguments)
 
     @classmethod
-    def made_by(cls, name: str, arguments: tuple[Any, ...]) -> OpaqueObject:
+    def from_call(cls, name: str, arguments: tuple[Any, ...]) -> OpaqueObject:
         """Return the placeholder of an object without a trace among the calls."""
         made: OpaqueObject = object.__new__(cls)
         made.name, made.arguments = name, arguments
@@ -115,12 +115,12 @@ def entry_errors_translated(*path: object) -> Iterator[None]:
     except AmpCompareError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        name = printable(".".join(map(str, path)), MAX_NAME) or "(all)"
-        raise ConversionError(f"its entry {name} is damaged: {describe_fault(error)}") from None
+        name = printable_line(".".join(map(str, path)), MAX_NAME) or "(all)"
+        raise ConversionError(f"its entry {name} is damaged: {fault_text(error)}") from None
 
 
-def describe_fault(error: Exception) -> str:
+def fault_text(error: Exception) -> str:
     """Return what an exception says about the data, as one line: a KeyError alone is only the name of the key."""
     if isinstance(error, KeyError) and error.args:
-        return f"it has no {printable(repr(error.args[0]), MAX_NAME)}"
-    return printable(str(error), MAX_FAULT) or type(error).__name__
+        return f"it has no {printable_line(repr(error.args[0]), MAX_NAME)}"
+    return printable_line(str(error), MAX_FAULT) or type(error).__name__

@@ -166,7 +166,7 @@ def _make_parameter(data: Any, grad: Any = True, hooks: Any = None) -> Any:
 
 
 def _make_parameter_with_attributes(data: Any, grad: Any, hooks: Any, state: Any) -> Any:
-    return _stand_in_for_object(_make_parameter(data, grad), "torch.nn.Parameter with attributes")
+    return _placeholder_for_object(_make_parameter(data, grad), "torch.nn.Parameter with attributes")
 
 
 def _make_tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
@@ -174,15 +174,15 @@ def _make_tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) 
     made = function(*arguments)
     name = kind.name if isinstance(kind, PlaceholderClass) else type(kind).__name__
     if name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
-        return _stand_in_for_object(made, name)
-    return _stand_in_for_object(made, f"{name} with attributes") if state else made
+        return _placeholder_for_object(made, name)
+    return _placeholder_for_object(made, f"{name} with attributes") if state else made
 
 
-def _stand_in_for_object(made: Any, name: str) -> Any:
+def _placeholder_for_object(made: Any, name: str) -> Any:
     """Return what stands for an object of a class that is read as another: as which is its value."""
     if isinstance(made, OpaqueObject):
         return made
-    holder = OpaqueObject.made_by(name, ())
+    holder = OpaqueObject.from_call(name, ())
     holder.value = made
     return holder
 
@@ -193,7 +193,7 @@ def _make_quantized_tensor(
     view = _make_tensor(storage, offset, shape, stride)  # checks that it lies within the storage
     kind = getattr(torch, QUANTIZED[storage.dtype], None)
     if kind is None or storage.device.type == "meta":
-        return OpaqueObject.made_by("torch._utils._rebuild_qtensor", ())
+        return OpaqueObject.from_call("torch._utils._rebuild_qtensor", ())
     scheme, *values = quantizer
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both types are deprecated, and a file may hold them all the same
@@ -208,17 +208,17 @@ def _make_quantized_tensor(
         return made.set_(typed, offset, tuple(shape), tuple(stride))
 
 
-class HeldDefaults(OrderedDict[Any, Any]):
+class DefaultDictPlaceholder(OrderedDict[Any, Any]):
     """What stands for a `defaultdict`, until pickle has filled it."""
 
 
-class HeldQueue(list[Any]):
+class DequePlaceholder(list[Any]):
     """What stands for a `deque`, until pickle has filled it."""
 
 
-def _hold_numpy_dtype(*arguments: Any) -> Any:
+def _make_numpy_dtype_placeholder(*arguments: Any) -> Any:
     code = arguments[0]
-    made = OpaqueObject.made_by("numpy.dtype", arguments)
+    made = OpaqueObject.from_call("numpy.dtype", arguments)
     if isinstance(code, str) and re.fullmatch("[fiub][1248]|c8|c16", code):
         made.value = numpy.dtype(code)
         made.receive = _set_byte_order
@@ -232,26 +232,26 @@ def _set_byte_order(made: OpaqueObject, state: Any) -> None:
 
 def _make_numpy_scalar(kind: Any, data: Any) -> Any:
     if kind.value is None or len(data) != kind.value.itemsize:
-        return OpaqueObject.made_by("numpy.scalar", (kind, data))
-    return _stand_in_for_object(
+        return OpaqueObject.from_call("numpy.scalar", (kind, data))
+    return _placeholder_for_object(
         numpy.frombuffer(_text_to_bytes(data), kind.value)[0].item(), f"numpy.{kind.value.name}"
     )
 
 
-def _hold_numpy_array(*arguments: Any) -> Any:
+def _make_numpy_array_placeholder(*arguments: Any) -> Any:
     """Return what stands for an array, empty until its state comes; it is carried as a tensor."""
-    made = OpaqueObject.made_by("numpy.ndarray", ())
-    made.receive = _fill_array
+    made = OpaqueObject.from_call("numpy.ndarray", ())
+    made.receive = _fill_numpy_array
     return made
 
 
 def _make_numpy_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> Any:
-    made = _hold_numpy_array()
-    _fill_array(made, (1, shape, kind, order != "C", data))
+    made = _make_numpy_array_placeholder()
+    _fill_numpy_array(made, (1, shape, kind, order != "C", data))
     return made
 
 
-def _fill_array(made: OpaqueObject, state: Any) -> None:
+def _fill_numpy_array(made: OpaqueObject, state: Any) -> None:
     _, shape, kind, in_columns, data = state
     if isinstance(kind, OpaqueObject) and kind.value is not None and not in_columns and not isinstance(data, list):
         array = numpy.frombuffer(_text_to_bytes(data), kind.value).reshape(shape)
@@ -276,8 +276,8 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "torch.device": torch.device,
     "collections.OrderedDict": OrderedDict,
     "collections.Counter": Counter,
-    "collections.defaultdict": lambda factory=None, *items: HeldDefaults(*items),
-    "collections.deque": lambda items=(), longest=None: HeldQueue(items),
+    "collections.defaultdict": lambda factory=None, *items: DefaultDictPlaceholder(*items),
+    "collections.deque": lambda items=(), longest=None: DequePlaceholder(items),
     "_codecs.encode": lambda text, encoding="latin1": _text_to_bytes(text),
     **{
         f"{module}.{name}": build
@@ -292,13 +292,13 @@ BUILDERS: dict[str, Callable[..., Any]] = {
         )
     },
     **{f"{module}._reconstructor": lambda kind, base, state: kind() for module in ("copyreg", "copy_reg")},
-    "numpy.dtype": _hold_numpy_dtype,
+    "numpy.dtype": _make_numpy_dtype_placeholder,
     **{
         f"{module}.{name}": build
         for module in ("numpy.core", "numpy._core")
         for name, build in (
             ("multiarray.scalar", _make_numpy_scalar),
-            ("multiarray._reconstruct", _hold_numpy_array),
+            ("multiarray._reconstruct", _make_numpy_array_placeholder),
             ("numeric._frombuffer", _make_numpy_from_buffer),
         )
     },

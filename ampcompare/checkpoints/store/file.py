@@ -17,7 +17,7 @@ import xxhash
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import write_atomically, write_file
-from ampcompare.checkpoints.reader.foreign import open_regular
+from ampcompare.checkpoints.reader.foreign import open_regular_file
 from ampcompare.checkpoints.store.layout import SCHEMA, require_plain_state
 
 CHUNK = 1 << 20
@@ -72,7 +72,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
     def verify_written(written: Path) -> None:
         try:
-            verify_file(written)
+            verify_checksum_of_file(written)
         except CheckpointError as error:
             raise EnvironmentUnfit(
                 f"what was written to {path} does not read back as written: {error}; check the disk"
@@ -119,7 +119,7 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
         path: of the file.
         device: where its tensors are put.
     """
-    verify_file(path)
+    verify_checksum_of_file(path)
     state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     if state["schema"] > SCHEMA:
         raise NewerCheckpoint(
@@ -128,11 +128,11 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
     return state
 
 
-def verify_file(path: Path) -> None:
+def verify_checksum_of_file(path: Path) -> None:
     """Check that a file ends with the checksum of its bytes."""
     try:
-        with open_regular(path) as file:
-            size, end = _read_frame(path, file)
+        with open_regular_file(path) as file:
+            size, end = _read_size_and_end_comment(path, file)
             file.seek(0)
             hashed = hash_bytes(file, size - COMMENT_SIZE - 2)
             last = file.read(2)
@@ -148,7 +148,7 @@ def verify_file(path: Path) -> None:
         )
 
 
-def _read_frame(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
+def _read_size_and_end_comment(path: Path, file: IO[bytes]) -> tuple[int, bytes]:
     """Return the size of a checkpoint, in bytes, and the comment at its end; refuse a file without one."""
     size = os.fstat(file.fileno()).st_size
     file.seek(max(0, size - COMMENT_SIZE))

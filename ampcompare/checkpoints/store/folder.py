@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import flush_to_disk
-from ampcompare.base.tensors.tree import map_tree
+from ampcompare.base.tensors.tree import map_tensors_in_tree
 from ampcompare.checkpoints.store.file import NewerCheckpoint, read_checkpoint, write_checkpoint
 
 BEST = "best.pt"
@@ -48,7 +48,7 @@ class CheckpointFolder:
         self.on_written = on_written
         self.counted = counted
 
-    def path_of(self, step: int) -> Path:
+    def checkpoint_path_of_step(self, step: int) -> Path:
         """Return where the checkpoint after `step` updates lies."""
         return self.folder / f"step-{step:08d}.pt"
 
@@ -58,8 +58,8 @@ class CheckpointFolder:
         The best so far also becomes `best.pt`. Files of later steps, which a run that was resumed further back leaves
         behind, are renamed.
         """
-        path = self.path_of(step)
-        self._prepare()
+        path = self.checkpoint_path_of_step(step)
+        self._prepare_folder()
         try:
             write_checkpoint(path, state)
         except EnvironmentUnfit as error:
@@ -68,10 +68,10 @@ class CheckpointFolder:
         if best:
             self._keep_as_best(path)
         self.on_written(state, best)
-        self._delete_older(step)
+        self._delete_older_checkpoints(step)
         return path
 
-    def _prepare(self) -> None:
+    def _prepare_folder(self) -> None:
         """Remove what writers that were killed have left, and put the steps that a checkpoint counts on the disk."""
         with contextlib.suppress(OSError):
             for path in self.folder.glob(".*.tmp"):
@@ -95,7 +95,7 @@ class CheckpointFolder:
                 "--output-dir"
             ) from error
 
-    def _delete_older(self, step: int) -> None:
+    def _delete_older_checkpoints(self, step: int) -> None:
         with contextlib.suppress(OSError):  # what cannot be removed costs space, not the run
             for number, path in self._checkpoint_files():
                 if number > step:
@@ -141,4 +141,4 @@ def copy_to_host(state: Any) -> Any:
             seen[id(tensor)] = tensor.detach().to("cpu", copy=True)
         return seen[id(tensor)]
 
-    return map_tree(state, copy_tensor)
+    return map_tensors_in_tree(state, copy_tensor)

@@ -51,12 +51,12 @@ PRECISION_KEYS = ("amp", "scaler", "precision")
 _PLAIN = (str, int, float, bool, bytes, type(None), torch.Size, torch.dtype, torch.device)
 
 
-def as_list(entry: Any) -> list[Any]:
-    """Return what `one_or_list` was given."""
+def list_of_one_or_several(entry: Any) -> list[Any]:
+    """Return what `only_entry_or_list` was given."""
     return list(entry) if isinstance(entry, list | tuple) else [entry]
 
 
-def one_or_list(entries: Sequence[Any]) -> Any:
+def only_entry_or_list(entries: Sequence[Any]) -> Any:
     """Return the only entry, as legacy scripts save it, or a list of several."""
     return entries[0] if len(entries) == 1 else list(entries)
 
@@ -113,7 +113,7 @@ def flat_weights_for_safetensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Entries of the second and further models get their index as a prefix.
     """
-    models, masters = as_list(state["model"]), as_list(state.get("masters") or {})
+    models, masters = list_of_one_or_several(state["model"]), list_of_one_or_several(state.get("masters") or {})
     weights = {}
     for index, model in enumerate(models):
         prefix = f"{index}." if len(models) > 1 else ""

@@ -19,14 +19,14 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP
-from ampcompare.diagnosis.sites import Sites
+from ampcompare.diagnosis.sites import ModuleSites
 from ampcompare.results.records.profile import Phase
 
 WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapped
 
 
-class PhaseMarks(Sites):
-    """Follows the phases of steps and the modules that run; a step ends where `end_step` is called."""
+class PhaseMarks(ModuleSites):
+    """Follows the phases of steps and the modules that run; a step ends where `end_step_and_take_seconds` is called."""
 
     def __init__(self, on_phase: Callable[[Phase, Phase], None] = lambda old, new: None) -> None:
         super().__init__()
@@ -48,31 +48,31 @@ class PhaseMarks(Sites):
     def install(self) -> None:
         """Begin to follow the loops of this process."""
         self._subscriptions.wrap(torch.autograd, "backward", self._backward)
-        self._subscriptions.wrap(_BaseDataLoaderIter, "__next__", self._next)
-        self._subscriptions.wrap(_tensor_str, "_str", self._note_print)
+        self._subscriptions.wrap(_BaseDataLoaderIter, "__next__", self._time_next_batch)
+        self._subscriptions.wrap(_tensor_str, "_str", self._note_tensor_print)
         self._handles = [
-            register_module_forward_pre_hook(self._enter_module),
-            register_module_forward_hook(self._leave_module, always_call=True),
+            register_module_forward_pre_hook(self._note_module_entered),
+            register_module_forward_hook(self._note_module_left, always_call=True),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]
 
-    def remove(self) -> None:
+    def restore_torch(self) -> None:
         """Leave torch as it was."""
         self._is_over = True
-        self.end_ranges()
+        self.end_profiler_ranges()
         self._subscriptions.end()
         for handle in self._handles:
             handle.remove()
 
-    def name_new_models(self, models: Iterable[nn.Module]) -> None:
+    def name_modules_of_new_models(self, models: Iterable[nn.Module]) -> None:
         """Name the modules of some models; with several, names begin with the class of the model."""
         given = list(models)
         for model in given:
             known = self.models
             if all(model is not other for other in known):
                 prefix = f"{type(model).__name__}:" if len(given) > 1 or known else ""
-                self.name(model, prefix, wrapper=WRAPPER)
+                self.name_modules(model, prefix, wrapper=WRAPPER)
 
     def begin_phase(self, phase: Phase) -> None:
         if phase == self.phase or self._is_over:
@@ -83,16 +83,16 @@ class PhaseMarks(Sites):
         old, self.phase = self.phase, phase
         if self.ranges and len(self._open) > 1:
             self._open.pop().__exit__(None, None, None)
-            self._open_range(f"{PHASE}{phase}")
+            self._open_profiler_range(f"{PHASE}{phase}")
         self.on_phase(old, phase)
 
-    def pause(self) -> None:
+    def stop_following(self) -> None:
         """Follow nothing more, such as in a process that was forked."""
         self._is_over = True
         self._open.clear()
         self.ranges = False
 
-    def end_step(self) -> dict[Phase, float]:
+    def end_step_and_take_seconds(self) -> dict[Phase, float]:
         """End the step, begin the next, and return the seconds of the phases."""
         now = time.perf_counter()
         self.seconds[self.phase] += now - self._since
@@ -100,22 +100,22 @@ class PhaseMarks(Sites):
         seconds, self.seconds = dict(self.seconds), defaultdict(float)
         return seconds
 
-    def restart(self) -> None:
-        """Begin the step from here: what happened since `end_step` is not part of it."""
+    def restart_step(self) -> None:
+        """Begin the step from here: what happened since `end_step_and_take_seconds` is not part of it."""
         self._since = time.perf_counter()
         self.seconds = defaultdict(float)
 
-    def begin_ranges(self) -> None:
+    def begin_profiler_ranges(self) -> None:
         self.ranges = True
-        self._open_range(STEP)
-        self._open_range(f"{PHASE}{self.phase}")
+        self._open_profiler_range(STEP)
+        self._open_profiler_range(f"{PHASE}{self.phase}")
 
-    def end_ranges(self) -> None:
+    def end_profiler_ranges(self) -> None:
         while self._open:
             self._open.pop().__exit__(None, None, None)
         self.ranges = False
 
-    def batches(self, given: Iterable[Any]) -> Iterator[Any]:
+    def time_batches(self, given: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, with the time that each takes as the phase "data"."""
         iterator = iter(given)
         while True:
@@ -128,12 +128,12 @@ class PhaseMarks(Sites):
                 self.begin_phase("forward")
             yield batch
 
-    def _open_range(self, name: str) -> None:
+    def _open_profiler_range(self, name: str) -> None:
         block = record_function(name)
         block.__enter__()
         self._open.append(block)
 
-    def _next(self, original: Any, *args: Any) -> Any:
+    def _time_next_batch(self, original: Any, *args: Any) -> Any:
         before = self.phase
         self.begin_phase("data")
         try:
@@ -141,7 +141,7 @@ class PhaseMarks(Sites):
         finally:
             self.begin_phase("forward" if before in ("data", "other") else before)
 
-    def _note_print(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_tensor_print(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Note that a tensor is printed: torch hides what it does for that from dispatch modes."""
         if self.on_print is not None:
             self.on_print()
@@ -166,21 +166,21 @@ class PhaseMarks(Sites):
     def _after_step(self, *_: Any) -> None:
         self.begin_phase("unscale")
 
-    def _enter_module(self, module: nn.Module, _arguments: Any) -> None:
+    def _note_module_entered(self, module: nn.Module, _arguments: Any) -> None:
         if self._depth:  # a checkpoint computes it again in the backward pass
             return
-        if not self.is_inside and torch.is_grad_enabled():
+        if not self.is_inside_module and torch.is_grad_enabled():
             self.begin_phase("forward")
-            if self.learns_models and not self.knows(module) and any(True for _ in module.parameters()):
-                self.name_new_models([module])
-        outer = self.module
-        self.enter(module)
-        is_range = self.ranges and self.module != outer
-        block = record_function(f"{MODULE}{self.module}") if is_range else nullcontext()
+            if self.learns_models and not self.has_module(module) and any(True for _ in module.parameters()):
+                self.name_modules_of_new_models([module])
+        outer = self.running_module
+        self.note_module_entered(module)
+        is_range = self.ranges and self.running_module != outer
+        block = record_function(f"{MODULE}{self.running_module}") if is_range else nullcontext()
         block.__enter__()
         self._modules.append(block)
 
-    def _leave_module(self, *_: Any) -> None:
+    def _note_module_left(self, *_: Any) -> None:
         if not self._depth and self._modules:
-            self.leave()
+            self.note_module_left()
             self._modules.pop().__exit__(None, None, None)

@@ -17,11 +17,15 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import dtype_name
-from ampcompare.base.tensors.tf32 import Tf32
-from ampcompare.diagnosis.loops import Conditions, isolated_precision
-from ampcompare.diagnosis.profiling.operation_counter import Counts, missed_sizes, repeated_casts
-from ampcompare.diagnosis.profiling.step_profiler import MeasuredSteps, StepProfiler, Steps
-from ampcompare.diagnosis.profiling.trace import Account
+from ampcompare.base.tensors.tf32 import Tf32Switches
+from ampcompare.diagnosis.loops import LoopConditions, arm_precision_isolated
+from ampcompare.diagnosis.profiling.operation_counter import (
+    OperationCounts,
+    repeated_casts_by_line,
+    untuned_sizes_of_product,
+)
+from ampcompare.diagnosis.profiling.step_profiler import MeasuredSteps, StepCounts, StepProfiler
+from ampcompare.diagnosis.profiling.trace import TraceTotals
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
@@ -36,9 +40,9 @@ from ampcompare.results.records.profile import (
     WorkKind,
 )
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.device import resolve_device, synchronize
+from ampcompare.training.device import resolve_device, synchronize_device
 from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 
 MAX_OPERATIONS = 20
 MAX_LAYERS = 12
@@ -60,10 +64,10 @@ class ProfiledPrecision(WatchedPrecision):
         self._profiler = profiler
         self._has_batches = False
 
-    def batches(self, given: Iterable[Any]) -> Iterator[Any]:
+    def time_batches(self, given: Iterable[Any]) -> Iterator[Any]:
         """Yield batches, with the time that each takes as the phase "data"; a step begins with each."""
         self._has_batches = True
-        for batch in self._profiler.marks.batches(given):
+        for batch in self._profiler.marks.time_batches(given):
             yield batch
             self._end_step()
 
@@ -83,10 +87,10 @@ class ProfiledPrecision(WatchedPrecision):
 Loop = Callable[[ProfiledPrecision], Any]
 
 
-def measure_loop(
+def profile_steps_of_loop(
     loop: Loop,
     arm: Arm,
-    steps: Steps,
+    steps: StepCounts,
     device: torch.device,
     *,
     half: str = "auto",
@@ -95,18 +99,20 @@ def measure_loop(
 ) -> tuple[StepProfiler, torch.dtype | None, str | None]:
     """Train a loop until all steps are made; return what measured them, the 16-bit type, and how that was computed."""
     profiler = StepProfiler(steps, device)
-    conditions = Conditions(device=str(device), half=half, lists=lists, seed=seed)
+    conditions = LoopConditions(device=str(device), half=half, lists=lists, seed=seed)
     with (
-        isolated_precision(arm, conditions, profiler.beneath) as precision,
+        arm_precision_isolated(arm, conditions, profiler.mode_beneath_emulation) as precision,
         closing(profiler),
         suppress(StepsDone),
     ):
         loop(ProfiledPrecision(precision, profiler))
-    mode, _ = cpu_half(half, precision.half_dtype, device)
+    mode, _ = choose_cpu_half(half, precision.half_dtype, device)
     return profiler, precision.half_dtype, mode
 
 
-def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None, mode: str | None) -> ArmProfile:
+def profile_from_steps(
+    arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None, mode: str | None
+) -> ArmProfile:
     """Return the profile of an arm from what its steps showed, with the peaks of the device where they are known.
 
     Args:
@@ -117,18 +123,18 @@ def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None,
     """
     measured, device = profiler.measured, profiler.device
     half = "" if half_dtype is None else dtype_name(half_dtype)
-    profile = build_profile(
+    profile = profile_from_measured(
         str(arm),
         measured,
         device=device_name(device),
         half_dtype=half,
         half=mode or "",
-        optimizer=", ".join(dict.fromkeys(map(optimizer_name, profiler.marks.optimizers))),
+        optimizer=", ".join(dict.fromkeys(map(optimizer_name_and_kind, profiler.marks.optimizers))),
     )
     if profile.limits is None:
         return profile
-    dtype = half or ("tf32" if device.type == "cuda" and _has_tf32() else "fp32")
-    peak = _peak_of(device, dtype, emulated="emulated" in (mode or ""))
+    dtype = half or ("tf32" if device.type == "cuda" and _has_tf32_on() else "fp32")
+    peak = _peak_of_device(device, dtype, emulated="emulated" in (mode or ""))
     limits = profile.limits.model_copy(
         update={"peak_flops": peak.flops, "peak_bytes": peak.bytes, "peak_dtype": dtype, "source": peak.source}
     )
@@ -139,7 +145,7 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def optimizer_name(optimizer: Any) -> str:
+def optimizer_name_and_kind(optimizer: Any) -> str:
     """Return the class of an optimizer and how it steps, as in "Adam (for-loop)"."""
     defaults = getattr(optimizer, "defaults", {})
     how = ""
@@ -154,14 +160,14 @@ def optimizer_name(optimizer: Any) -> str:
     return f"{type(optimizer).__name__}{f' ({how})' if how else ''}"
 
 
-def _has_tf32() -> bool:
+def _has_tf32_on() -> bool:
     if torch.version.hip is not None:
         return False
-    switches = Tf32.read()
+    switches = Tf32Switches.read()
     return torch.cuda.get_device_capability()[0] >= 8 and "tf32" in (switches.products, switches.convolutions)
 
 
-def build_profile(arm: str, measured: MeasuredSteps, **facts: object) -> ArmProfile:
+def profile_from_measured(arm: str, measured: MeasuredSteps, **facts: object) -> ArmProfile:
     """Return the profile of an arm without reasons, limits of the device and trials; `facts` are further fields."""
     account, counts = measured.account, measured.counts
     factors = _seconds_per_traced_second(measured)
@@ -169,21 +175,21 @@ def build_profile(arm: str, measured: MeasuredSteps, **facts: object) -> ArmProf
     found: dict[str, Any] = {
         "seconds": measured.step_seconds,
         "parts": _parts_of_step(measured, factors),
-        "operations": _operations(account, factors),
+        "operations": _longest_operations(account, factors),
         "layers": [
             ModuleTime(module=name, seconds=seconds * whole, fp32_seconds=account.fp32_layers.get(name, 0.0) * whole)
             for name, seconds in sorted(account.layers.items(), key=lambda one: -one[1])[:MAX_LAYERS]
         ],
         "memory": measured.memory,
-        "fp32_seconds": _fp32_seconds(account, factors),
+        "fp32_seconds": _seconds_in_fp32(account, factors),
     }
     if counts is not None:
         found |= {
-            "products": _untuned_products(counts),
-            "syncs": _host_reads(counts, account),
+            "products": _products_off_tensor_cores(counts),
+            "syncs": _host_read_places(counts, account),
             "repeated": [
                 RepeatedCast(where=where, module=module, casts=count, bytes=size)
-                for where, module, count, size in repeated_casts(counts)[:MAX_SYNCS]
+                for where, module, count, size in repeated_casts_by_line(counts)[:MAX_SYNCS]
             ],
             "limits": Limits(flops=counts.flops, bytes=counts.bytes, cast_bytes=counts.cast_bytes),
             "optimizer_operations": counts.optimizer_operations,
@@ -223,7 +229,7 @@ def _parts_of_step(measured: MeasuredSteps, factors: dict[Phase, float]) -> list
     ]
 
 
-def _fp32_seconds(account: Account, factors: dict[Phase, float]) -> float:
+def _seconds_in_fp32(account: TraceTotals, factors: dict[Phase, float]) -> float:
     return sum(
         max(0.0, seconds) * factors.get(phase, 0.0)
         for (_, phase, kind, dtype), seconds in account.operations.items()
@@ -231,7 +237,7 @@ def _fp32_seconds(account: Account, factors: dict[Phase, float]) -> float:
     )
 
 
-def _operations(account: Account, factors: dict[Phase, float]) -> list[Operation]:
+def _longest_operations(account: TraceTotals, factors: dict[Phase, float]) -> list[Operation]:
     rows = [
         Operation(name=name, phase=phase, kind=kind, dtype=dtype, seconds=max(0.0, seconds) * factors.get(phase, 0.0))
         for (name, phase, kind, dtype), seconds in account.operations.items()
@@ -240,11 +246,11 @@ def _operations(account: Account, factors: dict[Phase, float]) -> list[Operation
     return sorted(rows, key=lambda row: -row.seconds)[:MAX_OPERATIONS]
 
 
-def _untuned_products(counts: Counts) -> list[Product]:
+def _products_off_tensor_cores(counts: OperationCounts) -> list[Product]:
     forward = sum(counts.products.values())
     rows: dict[tuple[str, str, str, tuple[str, ...]], float] = defaultdict(float)
     for shape, flops in counts.products.items():
-        missed = missed_sizes(shape)
+        missed = untuned_sizes_of_product(shape)
         if missed:
             rows[shape.module, shape.operation, shape.dtype, tuple(missed)] += flops / forward
     found = [
@@ -255,7 +261,7 @@ def _untuned_products(counts: Counts) -> list[Product]:
     return sorted(found, key=lambda one: -one.share)[:MAX_PRODUCTS]
 
 
-def _host_reads(counts: Counts, account: Account) -> list[HostRead]:
+def _host_read_places(counts: OperationCounts, account: TraceTotals) -> list[HostRead]:
     """Return the places that read the device; the time that the host waited is spread over them by their calls."""
     steps = max(1, account.steps)
     names = {"item": ("aten::_local_scalar_dense", "aten::item"), "nonzero": ("aten::nonzero",)}
@@ -284,7 +290,7 @@ def _host_reads(counts: Counts, account: Account) -> list[HostRead]:
 
 
 @dataclass(frozen=True)
-class _Peak:
+class _DevicePeak:
     """FLOPs and bytes per second of a device for a type; None where unknown."""
 
     flops: float | None
@@ -293,39 +299,39 @@ class _Peak:
 
 
 @cache
-def _peak_table_rows() -> list[dict[str, str]]:
+def _rows_of_peak_table() -> list[dict[str, str]]:
     text = (files("ampcompare.diagnosis.profiling") / "data" / "peaks.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
-def known_peak(device_name: str, dtype: str) -> _Peak | None:
+def find_peak_in_table(device_name: str, dtype: str) -> _DevicePeak | None:
     """Return the peak of the data sheet; the first row whose name is in that of the device counts.
 
     A name stands alone: "L4" is not in "NVIDIA L40S". A row without figures is a device that is none of those below it.
     """
-    for row in _peak_table_rows():
+    for row in _rows_of_peak_table():
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(row['name'])}(?![A-Za-z0-9])", device_name):
             if not row.get(dtype):
                 return None
-            return _Peak(1e12 * float(row[dtype]), 1e9 * float(row["gigabytes_per_second"]), row["source"])
+            return _DevicePeak(1e12 * float(row[dtype]), 1e9 * float(row["gigabytes_per_second"]), row["source"])
     return None
 
 
-def _peak_of(device: torch.device, dtype: str, *, emulated: bool = False) -> _Peak:
+def _peak_of_device(device: torch.device, dtype: str, *, emulated: bool = False) -> _DevicePeak:
     """Return the peak of a device for a type such as "bf16"; measured (in fp32 if emulated) without a data sheet."""
     if device.type == "cuda":
-        known = known_peak(torch.cuda.get_device_name(device), dtype)
+        known = find_peak_in_table(torch.cuda.get_device_name(device), dtype)
         if known is not None:
             return known
-    return measured_peak(device, "fp32" if emulated else dtype)
+    return measured_peak_of_device(device, "fp32" if emulated else dtype)
 
 
 @cache
-def measured_peak(device: torch.device, dtype: str) -> _Peak:
+def measured_peak_of_device(device: torch.device, dtype: str) -> _DevicePeak:
     """Measure the fastest of some square products, and of some copies."""
     kind = TYPES.get(dtype)
     if kind is None:
-        return _Peak(None, None, "")
+        return _DevicePeak(None, None, "")
     size = SIZE if kind is torch.float32 else SIZE // 2
     if device.type != "cpu":
         size = GPU_SIZE
@@ -334,17 +340,19 @@ def measured_peak(device: torch.device, dtype: str) -> _Peak:
     target = torch.empty_like(source)
     products = _fastest_seconds(lambda: torch.mm(left, left), device)
     copies = _fastest_seconds(lambda: target.copy_(source), device)
-    return _Peak(2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {dtype} products of {size}, copies")
+    return _DevicePeak(
+        2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {dtype} products of {size}, copies"
+    )
 
 
 def _fastest_seconds(call: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     with torch.no_grad():
         for _ in range(REPEATS):
-            synchronize(device)
+            synchronize_device(device)
             begin = time.perf_counter()
             call()
-            synchronize(device)
+            synchronize_device(device)
             best = min(best, time.perf_counter() - begin)
     return max(best, 1e-9)
 
@@ -362,8 +370,8 @@ def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) ->
         ConfigError: it made fewer steps than a profile needs.
     """
     arm, device = config.parsed_arm, resolve_device(config.device)
-    wanted = Steps(timed=steps, profiled=profiled)
-    found = measure_loop(
+    wanted = StepCounts(timed=steps, profiled=profiled)
+    found = profile_steps_of_loop(
         loop, arm, wanted, device, half=config.cpu_half, lists=config.autocast_lists, seed=config.recipe.seed
     )
     measured = found[0].measured
@@ -373,4 +381,4 @@ def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) ->
             f"{wanted.warmup} to warm up, "
             f"{wanted.timed} timed, {wanted.profiled} under the profiler, and three that are counted"
         )
-    return profile_of(arm, *found), measured.trace
+    return profile_from_steps(arm, *found), measured.trace

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ampcompare.base.tensors.cuda_casts import TO_COPY
 from ampcompare.base.tensors.products import OperationMode, dtype_name
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.results.records.profile import HeldMemory, Memory
 from ampcompare.training.precision.base import owned_params
@@ -32,7 +32,7 @@ TEMPORARY = "results in use"
 
 
 @dataclass(frozen=True)
-class Block:
+class AllocatorBlock:
     """A block of an allocator that is in use, and when it was allocated, in ns since 1970."""
 
     address: int
@@ -42,7 +42,7 @@ class Block:
 
 
 @dataclass
-class _Storage:
+class _LiveStorage:
     """A storage while it lives; times in ns since 1970."""
 
     bytes: int
@@ -50,7 +50,7 @@ class _Storage:
     module: str
     phase: str
     kind: str = ""  # what it is for; "" until it is known
-    source: _Storage | None = None  # of which it is a cast
+    source: _LiveStorage | None = None  # of which it is a cast
     saved: bool = False  # for the backward pass
     address: int = 0
     made: int = 0
@@ -65,9 +65,9 @@ class MemoryLedger(OperationMode):
         self.is_idle = True
         self._marks = marks
         self._device = device
-        self._live: dict[int, _Storage] = {}
-        self._first: list[_Storage] = []
-        self._all: dict[int, list[_Storage]] = defaultdict(list)
+        self._live: dict[int, _LiveStorage] = {}
+        self._first: list[_LiveStorage] = []
+        self._all: dict[int, list[_LiveStorage]] = defaultdict(list)
         self._finalizers: list[Any] = []
         self._hooks: Any = None
 
@@ -76,19 +76,19 @@ class MemoryLedger(OperationMode):
         self.is_idle = False
         weights = [one for model in self._marks.models for one in [*model.parameters(), *model.buffers()]]
         for tensor in weights:
-            self._hold(tensor, WEIGHTS)
+            self._note_held_tensor(tensor, WEIGHTS)
             if tensor.grad is not None:
-                self._hold(tensor.grad, GRADIENTS)
+                self._note_held_tensor(tensor.grad, GRADIENTS)
         for optimizer in self._marks.optimizers:
             for param in owned_params(optimizer):
                 # A script names no model: what an optimizer steps is a weight then.
-                self._hold(param, MASTERS if self._marks.models else WEIGHTS)
+                self._note_held_tensor(param, MASTERS if self._marks.models else WEIGHTS)
                 if param.grad is not None:
-                    self._hold(param.grad, GRADIENTS)
+                    self._note_held_tensor(param.grad, GRADIENTS)
             for values in list(optimizer.state.values()):
-                for value in tensors_in(values):
-                    self._hold(value, STATE)
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+                for value in tensors_in_value(values):
+                    self._note_held_tensor(value, STATE)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._mark_saved_tensor, lambda tensor: tensor)
         self._hooks.__enter__()
 
     def begin_step(self) -> None:
@@ -101,35 +101,37 @@ class MemoryLedger(OperationMode):
         for finalizer in self._finalizers:
             finalizer.detach()
 
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def see_operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Follow the storages of the results of an operation that are new."""
-        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        inputs = [*tensors_in_value(args), *tensors_in_value(kwargs)]
         is_cast = func is TO_COPY
-        given = {self._key(tensor) for tensor in inputs}
-        for tensor in tensors_in(result):
-            key = self._key(tensor)
+        given = {self._find_storage_key(tensor) for tensor in inputs}
+        for tensor in tensors_in_value(result):
+            key = self._find_storage_key(tensor)
             if key is None or key in self._live or key in given:  # a view of what was there before, such as a data set
                 continue
             source = None
             if is_cast and inputs:
-                other = self._key(inputs[0])
+                other = self._find_storage_key(inputs[0])
                 source = None if other is None else self._live.get(other)
-            one = self._add(tensor, key)
+            one = self._add_storage(tensor, key)
             if source is not None:
                 one.source = source
                 is_narrower = tensor.element_size() < inputs[0].element_size()
                 if is_narrower and source.kind in (WEIGHTS, MASTERS) and self._marks.phase == "forward":
                     one.kind = CACHED_CASTS
 
-    def note_gradients(self) -> None:
+    def mark_gradients(self) -> None:
         models, stepped = self._marks.models, map(owned_params, self._marks.optimizers)
         for param in chain(*(model.parameters() for model in models), *stepped):
             if param.grad is not None:
-                key = self._key(param.grad)
+                key = self._find_storage_key(param.grad)
                 if key is not None and key in self._live:
                     self._live[key].kind = GRADIENTS
 
-    def memory_of(self, blocks: Sequence[Block], measured: int | None = None, reserved: int | None = None) -> Memory:
+    def memory_at_peak(
+        self, blocks: Sequence[AllocatorBlock], measured: int | None = None, reserved: int | None = None
+    ) -> Memory:
         """Return what holds the peak, from the allocator's blocks since `begin` that are in use then.
 
         `measured` and `reserved` are bytes of a GPU's allocator; on a CPU its blocks are summed up.
@@ -147,7 +149,7 @@ class MemoryLedger(OperationMode):
         layers: dict[tuple[str, str], int] = defaultdict(int)
         twice: dict[tuple[str, str], int] = defaultdict(int)
         for one in storages:
-            kind = self._kind(one)
+            kind = self._kind_of_storage(one)
             held[kind, one.dtype] += one.bytes
             if kind == ACTIVATIONS:
                 layers[one.module, one.dtype] += one.bytes
@@ -155,42 +157,42 @@ class MemoryLedger(OperationMode):
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
         return Memory(
             measured_bytes=measured,
-            held=[HeldMemory(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest_holders(held)],
+            held=[HeldMemory(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _sorted_holders(held)],
             rest_bytes=measured - sum(held.values()),
             layers=[
                 HeldMemory(kind=name, dtype=dtype, bytes=size)
-                for (name, dtype), size in _largest_holders(layers)[:MAX_LAYERS]
+                for (name, dtype), size in _sorted_holders(layers)[:MAX_LAYERS]
             ],
             kept_twice_bytes=sum(twice.values()),
             kept_twice=[
                 HeldMemory(kind=name, dtype=dtype, bytes=size)
-                for (name, dtype), size in _largest_holders(twice)[:MAX_LAYERS]
+                for (name, dtype), size in _sorted_holders(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
         )
 
-    def _kind(self, one: _Storage) -> str:
+    def _kind_of_storage(self, one: _LiveStorage) -> str:
         if one.kind:
             return one.kind
         if one.phase == "data":
             return BATCH
         return ACTIVATIONS if one.saved else TEMPORARY
 
-    def _hold(self, tensor: Tensor, kind: str) -> None:
-        key = self._key(tensor)
+    def _note_held_tensor(self, tensor: Tensor, kind: str) -> None:
+        key = self._find_storage_key(tensor)
         if key is not None and key not in self._live:
-            one = self._add(tensor, key)
+            one = self._add_storage(tensor, key)
             one.kind = kind
             self._first.append(one)
 
-    def _pack(self, tensor: Tensor) -> Tensor:
+    def _mark_saved_tensor(self, tensor: Tensor) -> Tensor:
         if not self.is_idle:
-            key = self._key(tensor)
+            key = self._find_storage_key(tensor)
             if key is not None and key in self._live:
                 self._live[key].saved = True
         return tensor
 
-    def _key(self, tensor: Tensor) -> int | None:
+    def _find_storage_key(self, tensor: Tensor) -> int | None:
         if tensor.device.type != self._device.type or tensor.layout != torch.strided:
             return None
         try:
@@ -198,22 +200,22 @@ class MemoryLedger(OperationMode):
         except (RuntimeError, NotImplementedError):
             return None  # a subclass without storage
 
-    def _add(self, tensor: Tensor, key: int) -> _Storage:
+    def _add_storage(self, tensor: Tensor, key: int) -> _LiveStorage:
         storage = tensor.untyped_storage()
-        one = _Storage(storage.nbytes(), dtype_name(tensor.dtype), self._marks.module, self._marks.phase)
+        one = _LiveStorage(storage.nbytes(), dtype_name(tensor.dtype), self._marks.running_module, self._marks.phase)
         one.address, one.made = storage.data_ptr(), time.time_ns()
         self._live[key] = one
         self._all[one.address].append(one)
-        finalizer = weakref.finalize(storage, self._note_end, key)
+        finalizer = weakref.finalize(storage, self._note_storage_freed, key)
         finalizer.atexit = False
         self._finalizers.append(finalizer)
         return one
 
-    def _note_end(self, key: int) -> None:
+    def _note_storage_freed(self, key: int) -> None:
         one = self._live.pop(key, None)
         if one is not None and not self.is_idle:
             one.ended = time.time_ns()
 
 
-def _largest_holders(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
+def _sorted_holders(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
     return sorted(((key, size) for key, size in sizes.items() if size), key=lambda pair: (-pair[1], pair[0]))

@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ampcompare.base.tensors.products import OperationMode, narrowest_type_name, product_flops, type_name
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.diagnosis.sites import PACKAGE, calling_line, shown_line
+from ampcompare.diagnosis.sites import PACKAGE, calling_user_line, shown_line_of_frame
 
 aten = torch.ops.aten
 OVERFLOW_CHECKS = tuple(
@@ -36,12 +36,12 @@ COMPUTING = ("forward", "backward", "unscale")
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
-def size_of(tensor: Tensor) -> int:
+def bytes_of_tensor(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
 @dataclass(frozen=True)
-class ProductShape:
+class ForwardProduct:
     """A product of the forward pass."""
 
     module: str
@@ -51,14 +51,14 @@ class ProductShape:
 
 
 @dataclass
-class Counts:
+class OperationCounts:
     """What was counted in some steps; all but host reads are of the first."""
 
     steps: int = 0
     flops: int = 0
     bytes: int = 0
     cast_bytes: int = 0
-    products: Counter[ProductShape] = field(default_factory=Counter)
+    products: Counter[ForwardProduct] = field(default_factory=Counter)
     syncs: Counter[tuple[str, str]] = field(default_factory=Counter)  # host reads by line and sort
     sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)  # the steps that have any
     casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
@@ -73,10 +73,10 @@ class OperationCounter(OperationMode):
         super().__init__()
         self.marks = marks
         self.device = device
-        self.counts = Counts()
+        self.counts = OperationCounts()
         self._reads: Counter[tuple[str, str]] = Counter()  # of the present step
         self._computed: set[int] = set()  # addresses of storages that the model's work has filled
-        self._calls = _HostReads(self)
+        self._calls = _HostReadWatch(self)
 
     def __enter__(self) -> OperationCounter:
         self._calls.__enter__()  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ class OperationCounter(OperationMode):
         self.counts.steps += 1
         self._reads.clear()
 
-    def count_transfer(self, tensor: Tensor) -> None:
+    def count_read_by_host(self, tensor: Tensor) -> None:
         """Count that a tensor is asked for by the host: on a CPU no operation tells, as it is there already.
 
         A result counts once, and a batch does not: on a GPU it may be asked for before it is brought to the device.
@@ -101,39 +101,39 @@ class OperationCounter(OperationMode):
         address = _storage_address(tensor)
         if self.device.type == "cpu" and address in self._computed:
             self._computed.discard(address)
-            self._reads[self._reader("copy to the host")] += 1
+            self._reads[self._reading_line_and_value("copy to the host")] += 1
 
-    def count_print(self) -> None:
-        self._reads[self._reader("print")] += 1
+    def count_tensor_print(self) -> None:
+        self._reads[self._reading_line_and_value("print")] += 1
 
-    def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+    def see_operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         counts, marks = self.counts, self.marks
         name = func._schema.name.rpartition("::")[2]
         if func.is_view or name in ALLOCATIONS or name == "detach":
             return
-        inputs = [*tensors_in(args), *tensors_in(kwargs)]
-        outputs = list(tensors_in(result))
+        inputs = [*tensors_in_value(args), *tensors_in_value(kwargs)]
+        outputs = list(tensors_in_value(result))
         if self.device.type == "cpu":
             note = self._computed.update if marks.phase in COMPUTING else self._computed.difference_update
             note(map(_storage_address, outputs))
-        if what := self._host_read(name, inputs, outputs):
-            self._reads[self._reader(what)] += 1
+        if what := self._how_host_is_read(name, inputs, outputs):
+            self._reads[self._reading_line_and_value(what)] += 1
         if counts.steps or name == READ_OF_NUMBER:
             return
         if marks.phase == "optimizer":
             counts.optimizer_operations += 1
-        moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
+        moved = sum(map(bytes_of_tensor, inputs)) + sum(map(bytes_of_tensor, outputs))
         counts.bytes += moved
         if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
-            self._count_cast(inputs[0], outputs[0], moved)
+            self._count_repeated_cast(inputs[0], outputs[0], moved)
             return
         flops = product_flops(func, args, kwargs, result) or 0
         counts.flops += flops
-        sizes = _sizes(name, args, outputs) if marks.phase == "forward" and flops else ()
+        sizes = _product_sizes(name, args, outputs) if marks.phase == "forward" and flops else ()
         if sizes:
-            counts.products[ProductShape(marks.module, name, narrowest_type_name(inputs), sizes)] += flops
+            counts.products[ForwardProduct(marks.running_module, name, narrowest_type_name(inputs), sizes)] += flops
 
-    def _host_read(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
+    def _how_host_is_read(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
         """Return how an operation makes the host wait for a value; "" if it does not."""
         if name == READ_OF_NUMBER:
             # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
@@ -146,7 +146,7 @@ class OperationCounter(OperationMode):
         is_copy = name in ("_to_copy", "copy_") and bool(outputs) and outputs[0].device.type == "cpu"
         return "copy to the host" if is_copy else ""
 
-    def _count_cast(self, source: Tensor, result: Tensor, moved: int) -> None:
+    def _count_repeated_cast(self, source: Tensor, result: Tensor, moved: int) -> None:
         counts = self.counts
         if not (source.dtype.is_floating_point and result.dtype.is_floating_point):
             return
@@ -154,13 +154,13 @@ class OperationCounter(OperationMode):
         storage = source.untyped_storage()
         counts.keep.append(storage)
         key = (storage.data_ptr(), source._version, type_name(result))
-        counts.casts[key].append((calling_line(sys._getframe(2)), self.marks.module, moved))
+        counts.casts[key].append((calling_user_line(sys._getframe(2)), self.marks.running_module, moved))
 
-    def _reader(self, what: str) -> tuple[str, str]:
+    def _reading_line_and_value(self, what: str) -> tuple[str, str]:
         """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
         frame: FrameType | None = sys._getframe(3)  # past the mode that has seen it
         while frame is not None:
-            if line := shown_line(frame):
+            if line := shown_line_of_frame(frame):
                 return line, what
             name = frame.f_code.co_filename
             if name.endswith(SCALER) or name.startswith(OVERFLOW_CHECKS):
@@ -169,7 +169,7 @@ class OperationCounter(OperationMode):
         return "", what
 
 
-class _HostReads(TorchFunctionMode):
+class _HostReadWatch(TorchFunctionMode):
     """Tells a counter which tensors the host asks for."""
 
     def __init__(self, counter: OperationCounter) -> None:
@@ -181,11 +181,11 @@ class _HostReads(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in TO_HOST:
-            self._counter.count_transfer(args[0])
+            self._counter.count_read_by_host(args[0])
         return result
 
 
-def _sizes(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[tuple[str, int], ...]:
+def _product_sizes(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[tuple[str, int], ...]:
     """Return the sizes of a product that tensor cores see; none for other operations."""
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         left, right = args[-2:] if name in ("mm", "bmm") else args[1:3]
@@ -202,7 +202,7 @@ def _storage_address(tensor: Tensor) -> int:
         return 0
 
 
-def missed_sizes(shape: ProductShape) -> list[str]:
+def untuned_sizes_of_product(shape: ForwardProduct) -> list[str]:
     """Return the sizes of a product that are no multiples of 8 and keep a GPU from its tensor cores, or slow it there.
 
     These are the sizes that are contiguous in memory: not the rows of a batch. The channels of an image at the input of
@@ -218,7 +218,7 @@ def missed_sizes(shape: ProductShape) -> list[str]:
     return missed
 
 
-def repeated_casts(counts: Counts) -> list[tuple[str, str, int, int]]:
+def repeated_casts_by_line(counts: OperationCounts) -> list[tuple[str, str, int, int]]:
     """Return line, module, number and bytes of the tensors that were cast to one type again, the largest first."""
     found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
     for calls in counts.casts.values():

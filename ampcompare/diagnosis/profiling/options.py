@@ -54,11 +54,11 @@ class ProfileRequest(ScriptRequest):
     profiled: int
     answers: str  # folder for the profile of each rank, and for the trace of rank 0
 
-    def answer(self, rank: int) -> Path:
+    def answer_path_of_rank(self, rank: int) -> Path:
         return Path(self.answers) / f"profile-{rank}.json"
 
     @property
-    def trace(self) -> Path:
+    def trace_path(self) -> Path:
         return Path(self.answers) / RunFile.TRACE
 
 

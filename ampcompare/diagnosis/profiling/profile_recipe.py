@@ -12,19 +12,19 @@ import torch
 
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.diagnosis.loops import recipe_loop
-from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
+from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, profile_from_steps, profile_steps_of_loop
 from ampcompare.diagnosis.profiling.reasons import BATCH, seconds_without_emulation
-from ampcompare.diagnosis.profiling.step_profiler import Steps
+from ampcompare.diagnosis.profiling.step_profiler import StepCounts
 from ampcompare.results.records.profile import ArmProfile, TimedChange
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import answering_errors
+from ampcompare.settings.examination import return_user_errors
 from ampcompare.settings.layers import set_path
-from ampcompare.settings.validation import validate
-from ampcompare.training.assemble import cpu_half_of
-from ampcompare.training.process import configure_process, enter_process
+from ampcompare.settings.validation import build_validated_model
+from ampcompare.training.assemble import cpu_half_mode_of_run
+from ampcompare.training.process import configure_process, enter_examining_process
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
-TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
+TRIAL_STEPS = StepCounts(warmup=2, timed=4, profiled=0, watched=0)
 MIN_OPTIMIZER = 0.10
 MIN_DATA = 0.15
 MIN_OVERHEAD = 0.15
@@ -33,15 +33,15 @@ ROUNDS = 2
 MORE = 4  # times the batch
 
 
-def _recipe_loop(config: RunConfig, device: torch.device) -> Loop:
+def _endless_recipe_loop(config: RunConfig, device: torch.device) -> Loop:
     """Return the loop of the recipe, which trains epoch after epoch until it is stopped."""
     return recipe_loop(
-        config, device, epochs=itertools.count(), batches_of=ProfiledPrecision.batches, drain_every=NEVER
+        config, device, epochs=itertools.count(), batches_of=ProfiledPrecision.time_batches, drain_every=NEVER
     )
 
 
-def profile_config(
-    config: RunConfig, steps: Steps, device: torch.device, *, trials: bool
+def profile_config_here(
+    config: RunConfig, steps: StepCounts, device: torch.device, *, trials: bool
 ) -> tuple[ArmProfile, dict[str, Any]]:
     """Return the profile of the arm of a configuration in this process, which is set up, and its trace.
 
@@ -49,34 +49,42 @@ def profile_config(
     """
     is_compiled = config.recipe.compile != "none"
     if is_compiled:  # a dispatch mode would see the operations of a compiled graph only as it is traced
-        steps = Steps(steps.warmup, steps.timed, steps.profiled, watched=0)
+        steps = StepCounts(steps.warmup, steps.timed, steps.profiled, watched=0)
         torch._dynamo.utils.counters.clear()
-    half = cpu_half_of(config.cpu_half, config.recipe.compile)
+    half = cpu_half_mode_of_run(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm
     seed, lists = config.recipe.seed, config.autocast_lists
-    profiler, half_dtype, mode = measure_loop(
-        _recipe_loop(config, device), arm, steps, device, half=half, lists=lists, seed=seed
+    profiler, half_dtype, mode = profile_steps_of_loop(
+        _endless_recipe_loop(config, device), arm, steps, device, half=half, lists=lists, seed=seed
     )
-    found = profile_of(arm, profiler, half_dtype, mode)
+    found = profile_from_steps(arm, profiler, half_dtype, mode)
     changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
     if is_compiled:
-        changes["graph_breaks"] = graph_breaks()
+        changes["graph_breaks"] = graph_break_counts()
         changes["notes"] = [*found.notes, "memory and FLOPs of a compiled model are not counted"]
     found = found.model_copy(update=changes)
     if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
 
         def measure_step(tried: RunConfig) -> float:
             configure_process(tried, device)
-            profiler, *_ = measure_loop(
-                _recipe_loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, lists=lists, seed=seed
+            profiler, *_ = profile_steps_of_loop(
+                _endless_recipe_loop(tried, device),
+                tried.parsed_arm,
+                TRIAL_STEPS,
+                device,
+                half=half,
+                lists=lists,
+                seed=seed,
             )
             return profiler.measured.step_seconds
 
-        found = found.model_copy(update={"trials": run_trials(config, variants_to_time(config, found), measure_step)})
+        found = found.model_copy(
+            update={"trials": time_variants(config, variants_worth_timing(config, found), measure_step)}
+        )
     return found, profiler.measured.trace
 
 
-def graph_breaks() -> dict[str, int]:
+def graph_break_counts() -> dict[str, int]:
     """Return why torch.compile broke graphs of this process, with the number of places."""
     counted: dict[str, int] = {}
     for reason, count in torch._dynamo.utils.counters["graph_break"].items():
@@ -85,17 +93,17 @@ def graph_breaks() -> dict[str, int]:
     return counted
 
 
-@answering_errors
+@return_user_errors
 def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str) -> dict[str, Any]:
     """Profile the arm and recipe of a configuration; `trace` is the file for the trace."""
-    settings, device = enter_process(config)
-    found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), device, trials=trials)
+    settings, device = enter_examining_process(config)
+    found, events = profile_config_here(settings, StepCounts(timed=steps, profiled=profiled), device, trials=trials)
     Path(trace).write_text(json.dumps(events), encoding="utf-8")
     return found.model_dump(mode="json")
 
 
 @dataclass(frozen=True)
-class _Variant:
+class _TimedVariant:
     """A configuration with one change; `work` is the number of steps of the arm that one of its steps does."""
 
     change: str
@@ -103,34 +111,34 @@ class _Variant:
     work: float = 1.0
 
 
-def variants_to_time(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
+def variants_worth_timing(config: RunConfig, found: ArmProfile) -> Iterator[_TimedVariant]:
     """Yield the changes that what was measured suggests."""
     recipe, whole = config.recipe, seconds_without_emulation(found)
     if found.phase_seconds("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
-            yield from _variant_with_change(
+            yield from _variants_with_setting(
                 config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name
             )
     if found.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
-        yield from _variant_with_change(config, "--workers 2", "workers", 2)
+        yield from _variants_with_setting(config, "--workers 2", "workers", 2)
     overhead = found.seconds_of_kind("host") + found.seconds_of_kind("other") + found.phase_seconds("optimizer")
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
         size = MORE * recipe.batch_size
-        yield from _variant_with_change(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
+        yield from _variants_with_setting(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
 
 
-def _variant_with_change(
+def _variants_with_setting(
     config: RunConfig, name: str, path: str, value: object, *, work: float = 1.0
-) -> Iterator[_Variant]:
+) -> Iterator[_TimedVariant]:
     data = config.model_dump(mode="json")
     set_path(data, path, value)
     with suppress(AmpCompareError):
-        yield _Variant(name, validate(RunConfig, data), work)
+        yield _TimedVariant(name, build_validated_model(RunConfig, data), work)
 
 
-def run_trials(
-    config: RunConfig, variants: Iterable[_Variant], measure_step: Callable[[RunConfig], float]
+def time_variants(
+    config: RunConfig, variants: Iterable[_TimedVariant], measure_step: Callable[[RunConfig], float]
 ) -> list[TimedChange]:
     """Train the arm and each variant in turns, some rounds, and return the fastest step of both.
 

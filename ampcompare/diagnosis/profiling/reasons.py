@@ -28,7 +28,7 @@ BATCH = "--batch-size"
 Rule = Callable[[ArmProfile, ArmProfile], Iterator[Reason]]
 
 
-def find_reasons(arm: ArmProfile, reference: ArmProfile) -> list[Reason]:
+def reasons_of_profile(arm: ArmProfile, reference: ArmProfile) -> list[Reason]:
     """Return the reasons of an arm: those of this device first, the largest first."""
     if arm.failure or not arm.seconds:
         return []
@@ -49,35 +49,36 @@ def _mib_text(size: float) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
-def _of_step(seconds: float, arm: ArmProfile) -> float:
+def _share_of_step(seconds: float, arm: ArmProfile) -> float:
     return seconds / seconds_without_emulation(arm)
 
 
-def _phase_share(arm: ArmProfile, phase: str) -> float:
+def _share_of_phase(arm: ArmProfile, phase: str) -> float:
     """Return the share of a phase in the step, both without what emulates 16 bits, or a GPU, on a CPU."""
-    return _of_step(sum(one.seconds for one in arm.parts if one.phase == phase and one.kind != "emulation"), arm)
+    return _share_of_step(sum(one.seconds for one in arm.parts if one.phase == phase and one.kind != "emulation"), arm)
 
 
-def _trial(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | None:
+def _find_best_trial(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | None:
     """Return the trial of a kind of change that saves most, if it saves enough."""
     tried = [one for one in arm.trials if not one.failure and one.change.startswith(change)]
-    best = max(tried, key=lambda one: one.gain, default=None)
-    return best if best is not None and best.gain >= least else None
+    best = max(tried, key=lambda one: one.saved_share, default=None)
+    return best if best is not None and best.saved_share >= least else None
 
 
-def _gain_text(trial: TimedChange | None) -> str:
-    return "" if trial is None else f"{trial.change} saves {percent_text(trial.gain)} of the step (tested)"
+def _trial_gain_text(trial: TimedChange | None) -> str:
+    return "" if trial is None else f"{trial.change} saves {percent_text(trial.saved_share)} of the step (tested)"
 
 
 def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    share = _phase_share(arm, "data")
+    share = _share_of_phase(arm, "data")
     if share >= DATA:
-        trial = _trial(arm, "--workers")
+        trial = _find_best_trial(arm, "--workers")
         yield Reason(
             kind="data",
             text=f"{percent_text(share)} of the step waits for the next batch",
             share=share,
-            gain=_gain_text(trial) or f"up to {percent_text(share)}: load ahead in workers, or do less for each sample",
+            gain=_trial_gain_text(trial)
+            or f"up to {percent_text(share)}: load ahead in workers, or do less for each sample",
             tested=trial is not None,
         )
 
@@ -86,7 +87,7 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     is_gpu = arm.device != "cpu"
     others = ("data", "optimizer")  # which have reasons of their own
     seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase not in others)
-    share = _of_step(seconds, arm)
+    share = _share_of_step(seconds, arm)
     if share < HOST or "emulated" in arm.half:  # an emulation runs on the host too
         return
     phases = sorted(
@@ -105,28 +106,29 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    best = _trial(arm, BATCH, SMALL_BATCH)
+    best = _find_best_trial(arm, BATCH, SMALL_BATCH)
     if best is not None:
         yield Reason(
             kind="small batch",
-            text=f"with {best.change} a sample takes {percent_text(best.gain)} less time: batches of {arm.batch_size} "
+            text=f"with {best.change} a sample takes {percent_text(best.saved_share)} less time: batches of "
+            f"{arm.batch_size} "
             "do not fill the device",
-            share=best.gain,
-            gain=f"{percent_text(best.gain)} of the time of each sample (tested)",
+            share=best.saved_share,
+            gain=f"{percent_text(best.saved_share)} of the time of each sample (tested)",
             tested=True,
         )
 
 
-def _sync_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _host_read_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     places = [one for one in arm.syncs if one.what != "overflow check"]
     if not places:
         return
-    share = _of_step(sum(one.seconds for one in places), arm)
+    share = _share_of_step(sum(one.seconds for one in places), arm)
     steps = max(one.steps for one in places)
     most = sorted((one for one in places if one.steps == steps), key=lambda one: -one.calls)
     calls = sum(one.calls for one in most)
     where = next((one.where for one in most if one.where), "")
-    at = f"{_sync_steps_text(most[0])}{f', at {where}' if where else ''}"
+    at = f"{_steps_of_read_text(most[0])}{f', at {where}' if where else ''}"
     if share >= SYNC:
         text = f"{percent_text(share)} of the step reads values of tensors one by one, {calls:.3g} times {at}"
         gain = f"up to {percent_text(share)}: keep them on the device, and read many at once, every so many steps"
@@ -146,13 +148,13 @@ def _sync_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         gain=gain,
         on_gpu=share < SYNC,
         evidence=[
-            f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_sync_steps_text(one)}"
+            f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_steps_of_read_text(one)}"
             for one in places[:MAX_EVIDENCE]
         ],
     )
 
 
-def _sync_steps_text(sync: HostRead) -> str:
+def _steps_of_read_text(sync: HostRead) -> str:
     """Return in which of the watched steps a place reads."""
     if sync.steps < sync.watched:
         return f"in {sync.steps} of {sync.watched} steps"
@@ -180,7 +182,7 @@ def _dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    share = _of_step(arm.fp32_seconds, arm)
+    share = _share_of_step(arm.fp32_seconds, arm)
     if not is_half(arm.half_dtype) or share < WIDE:
         return
     rows = [
@@ -199,7 +201,7 @@ def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         gain=f"at most {percent_text(share / 2)}, if 16 bits halve it; `ampcompare explain {arm.arm}` lists what "
         "stays in fp32",
         evidence=[
-            f"{one.name}, {one.phase} pass: {percent_text(_of_step(one.seconds, arm))} of the step"
+            f"{one.name}, {one.phase} pass: {percent_text(_share_of_step(one.seconds, arm))} of the step"
             for one in rows[:MAX_EVIDENCE]
         ],
     )
@@ -207,7 +209,7 @@ def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     seconds = sum(part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data"))
-    share = _of_step(seconds, arm)
+    share = _share_of_step(seconds, arm)
     limits = arm.limits
     moved = limits.cast_bytes if limits is not None else 0.0
     total = limits.bytes if limits is not None else 0.0
@@ -236,8 +238,8 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    share = _phase_share(arm, "optimizer")
-    trial = _trial(arm, "--optimizer-implementation")
+    share = _share_of_phase(arm, "optimizer")
+    trial = _find_best_trial(arm, "--optimizer-implementation")
     if trial is None and (share < OPTIMIZER or "for-loop" not in arm.optimizer or arm.trials):
         return
     if trial is not None and share < TRIED:
@@ -247,7 +249,7 @@ def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         kind="optimizer",
         text=f"{arm.optimizer or 'the optimizer'} takes {percent_text(share)} of the step{count}",
         share=share,
-        gain=_gain_text(trial) or "try fused=True or foreach=True",
+        gain=_trial_gain_text(trial) or "try fused=True or foreach=True",
         tested=trial is not None,
     )
 
@@ -300,7 +302,7 @@ RULES: Sequence[Rule] = (
     _data_reasons,
     _host_reasons,
     _small_batch_reasons,
-    _sync_reasons,
+    _host_read_reasons,
     _dimension_reasons,
     _fp32_work_reasons,
     _cast_reasons,
@@ -311,23 +313,23 @@ RULES: Sequence[Rule] = (
 )
 
 
-def profiles_with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
-    return [arm.model_copy(update={"reasons": find_reasons(arm, arms[0])}) for arm in arms]
+def add_reasons_to_profiles(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
+    return [arm.model_copy(update={"reasons": reasons_of_profile(arm, arms[0])}) for arm in arms]
 
 
-def headline_of(arms: Sequence[ArmProfile]) -> list[str]:
+def headline_of_profiles(arms: Sequence[ArmProfile]) -> list[str]:
     """Return a sentence for each arm: how fast and how large it is next to the first, and its first reason."""
-    return [_arm_sentence(arm, arms[0]) for arm in arms]
+    return [_speed_and_size_sentence(arm, arms[0]) for arm in arms]
 
 
-def _arm_sentence(arm: ArmProfile, reference: ArmProfile) -> str:
+def _speed_and_size_sentence(arm: ArmProfile, reference: ArmProfile) -> str:
     if arm.failure:
         return f"{arm.arm} has no profile: {arm.failure}"
     faults = [one for one in arm.reasons if one.kind != "emulation" and not one.on_gpu]
     why = f": {faults[0].text}" if faults else ""
     if arm.arm == reference.arm or not reference.seconds:
         return f"{arm.arm} takes {1000 * arm.seconds:.2f} ms a step{why}"
-    memory = _memory_words(arm, reference)
+    memory = _memory_difference_text(arm, reference)
     if "emulated" in arm.half:
         return f"{arm.arm} computes in fp32 and rounds (emulated), so its time is no measure{memory}{why}"
     ratio = f"{arm.seconds / reference.seconds:.2f}x the step time"
@@ -337,7 +339,7 @@ def _arm_sentence(arm: ArmProfile, reference: ArmProfile) -> str:
     return f"{arm.arm} is not faster than {reference.arm} ({ratio}{memory.replace('; ', ', ', 1)}){why}"
 
 
-def _memory_words(arm: ArmProfile, reference: ArmProfile) -> str:
+def _memory_difference_text(arm: ArmProfile, reference: ArmProfile) -> str:
     if arm.memory is None or reference.memory is None or not reference.memory.measured_bytes:
         return ""
     return f"; memory {arm.memory.measured_bytes / reference.memory.measured_bytes:.2f}x"

@@ -23,19 +23,19 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
-from ampcompare.diagnosis.profiling.memory import Block, MemoryLedger
-from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCounter
-from ampcompare.diagnosis.profiling.trace import Account, read_trace
+from ampcompare.diagnosis.profiling.memory import AllocatorBlock, MemoryLedger
+from ampcompare.diagnosis.profiling.operation_counter import OperationCounter, OperationCounts
+from ampcompare.diagnosis.profiling.trace import TraceTotals, account_of_trace
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.profile import Memory, Phase
-from ampcompare.training.device import synchronize
+from ampcompare.training.device import synchronize_device
 
 BEGIN = "ampcompare:memory"
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}  # numbers of torch in a trace
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepCounts:
     """How many steps of each sort are made.
 
     Attributes:
@@ -59,9 +59,9 @@ class MeasuredSteps:
 
     phases: dict[Phase, float] = field(default_factory=dict)  # seconds of the timed steps that count: the faster half
     step_seconds: float = 0.0
-    account: Account = field(default_factory=Account)
+    account: TraceTotals = field(default_factory=TraceTotals)
     memory: Memory | None = None
-    counts: Counts | None = None
+    counts: OperationCounts | None = None
     steps: int = 0
     trace: dict[str, Any] = field(default_factory=dict)  # events of torch.profiler
 
@@ -78,9 +78,9 @@ class StepProfiler(StepObserver):
         marks: where in a step the loop is at present.
     """
 
-    def __init__(self, steps: Steps, device: torch.device) -> None:
+    def __init__(self, steps: StepCounts, device: torch.device) -> None:
         self.measured = MeasuredSteps()
-        self.marks = PhaseMarks(self._on_phase)
+        self.marks = PhaseMarks(self._note_gradients_at_phase)
         self._steps = steps
         self._first_profiled = steps.warmup + steps.timed
         self._first_watched = self._first_profiled + steps.profiled
@@ -98,14 +98,14 @@ class StepProfiler(StepObserver):
     def is_over(self) -> bool:
         return self._count >= self._steps.total
 
-    def beneath(self) -> MemoryLedger:
+    def mode_beneath_emulation(self) -> MemoryLedger:
         """Return a mode to enter below an emulation of 16 bits, whose fp32 copies of a step it counts as memory."""
         self._is_ledger_beneath = True
         return self._ledger
 
     def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Name the modules, and begin with the first step."""
-        self.marks.name_new_models(models)
+        self.marks.name_modules_of_new_models(models)
         self.open()
 
     def open(self) -> None:
@@ -114,7 +114,7 @@ class StepProfiler(StepObserver):
 
     def close(self) -> None:
         """Leave torch as it was; steps that were not finished are not used."""
-        self.marks.remove()
+        self.marks.restore_torch()
         with suppress(Exception):
             self._entered.close()
 
@@ -123,45 +123,45 @@ class StepProfiler(StepObserver):
         done = self._count
         is_timed = self._steps.warmup <= done < self._first_profiled
         if is_timed:
-            synchronize(self.device)
-        phases = self.marks.end_step()
+            synchronize_device(self.device)
+        phases = self.marks.end_step_and_take_seconds()
         seconds = time.perf_counter() - self._begun
         if is_timed:
             self._timed.append((seconds, phases))
-        self._finish(done)
+        self._close_after_step(done)
         self._count = self.measured.steps = done + 1
-        self._prepare(self._count)
+        self._open_for_step(self._count)
         self.marks.phase = "other"
-        self.marks.restart()
+        self.marks.restart_step()
         if self.marks.ranges:
-            self.marks.end_ranges()
+            self.marks.end_profiler_ranges()
         if self._first_profiled <= self._count < self._first_watched:
-            self.marks.begin_ranges()
+            self.marks.begin_profiler_ranges()
         self._begun = time.perf_counter()
 
-    def _finish(self, done: int) -> None:
+    def _close_after_step(self, done: int) -> None:
         """Close what the step that ends was seen by."""
         if done == self._first_profiled - 1:
-            self._sum_up_timed()
+            self._sum_up_faster_half()
         if self._steps.profiled and done == self._first_watched - 1:
-            self.marks.end_ranges()
-            synchronize(self.device)
+            self.marks.end_profiler_ranges()
+            synchronize_device(self.device)
             self._entered.close()
-            self.measured.trace = _events_of(self._profiler)
-            self.measured.account = read_trace(self.measured.trace["traceEvents"])
+            self.measured.trace = _trace_events_of_profiler(self._profiler)
+            self.measured.account = account_of_trace(self.measured.trace["traceEvents"])
         if not self._ledger.is_idle:
             if done == self._first_watched + 1:
-                self._finish_memory()
+                self._take_memory_of_step()
         elif done > self._first_watched:
             self._counter.end_step()
             self.measured.counts = self._counter.counts
             if done == self._steps.total - 1:
                 self._entered.close()
 
-    def _prepare(self, count: int) -> None:
+    def _open_for_step(self, count: int) -> None:
         """Open what the next step is seen by."""
         if count == self._steps.warmup:
-            synchronize(self.device)
+            synchronize_device(self.device)
         if count == self._first_profiled and self._steps.profiled:
             activities = [ProfilerActivity.CPU]
             if self.device.type == "cuda":
@@ -170,20 +170,20 @@ class StepProfiler(StepObserver):
         if not self._steps.watched:
             return
         if count == self._first_watched:
-            self._prepare_memory()
+            self._follow_storages_ahead()
         elif count == self._first_watched + 1:
             self._ledger.begin_step()
             if self.device.type == "cuda":
-                synchronize(self.device)
+                synchronize_device(self.device)
                 torch.cuda.reset_peak_memory_stats(self.device)
             with record_function(BEGIN):
                 pass
         elif count == self._first_watched + 2:
-            self.marks.on_print = self._counter.count_print
+            self.marks.on_print = self._counter.count_tensor_print
             self._entered.callback(setattr, self.marks, "on_print", None)
             self._entered.enter_context(self._counter)
 
-    def _prepare_memory(self) -> None:
+    def _follow_storages_ahead(self) -> None:
         """Follow storages one step ahead: the allocator knows the size of what is freed only if it saw it begin."""
         self._profiler = self._entered.enter_context(profile(activities=[ProfilerActivity.CPU], profile_memory=True))
         self._ledger.begin()
@@ -191,21 +191,21 @@ class StepProfiler(StepObserver):
         if not self._is_ledger_beneath:
             self._entered.enter_context(self._ledger)
 
-    def _finish_memory(self) -> None:
+    def _take_memory_of_step(self) -> None:
         measured = reserved = None
         if self.device.type == "cuda":
             measured = torch.cuda.max_memory_allocated(self.device)
             reserved = torch.cuda.max_memory_reserved(self.device)
         self._entered.close()
-        self.measured.memory = self._ledger.memory_of(
-            blocks_at_peak(_events_of(self._profiler), self.device), measured, reserved
+        self.measured.memory = self._ledger.memory_at_peak(
+            blocks_at_peak(_trace_events_of_profiler(self._profiler), self.device), measured, reserved
         )
 
-    def _on_phase(self, old: Phase, new: Phase) -> None:
+    def _note_gradients_at_phase(self, old: Phase, new: Phase) -> None:
         if not self._ledger.is_idle and (old == "backward" or new == "optimizer"):
-            self._ledger.note_gradients()
+            self._ledger.mark_gradients()
 
-    def _sum_up_timed(self) -> None:
+    def _sum_up_faster_half(self) -> None:
         """Keep the faster half of the timed steps: others were held up by what else the machine does."""
         chosen = sorted(self._timed, key=lambda one: one[0])[: max(1, (len(self._timed) + 1) // 2)]
         self.measured.step_seconds = statistics.fmean(seconds for seconds, _ in chosen)
@@ -213,7 +213,7 @@ class StepProfiler(StepObserver):
         self.measured.phases = {name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names}
 
 
-def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block]:
+def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[AllocatorBlock]:
     """Return the blocks of a device's allocator in use at its peak after `BEGIN`, by a trace with `profile_memory`."""
     events = trace["traceEvents"]
     base = int(trace.get("baseTimeNanoseconds", 0))
@@ -245,7 +245,7 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block
         if int(event["args"]["Bytes"]) > 0:
             again[int(event["args"]["Addr"])].append(float(event["ts"]))
     return [
-        Block(
+        AllocatorBlock(
             address,
             size,
             base + int(1000 * when),
@@ -255,7 +255,7 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block
     ]
 
 
-def _events_of(profiler: Any) -> dict[str, Any]:
+def _trace_events_of_profiler(profiler: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ampcompare-trace-") as folder:
         path = Path(folder) / RunFile.TRACE
         profiler.export_chrome_trace(str(path))

@@ -67,12 +67,12 @@ class TraceEvent:
     inside: list[TraceEvent] = field(default_factory=list)
 
     @property
-    def sequence(self) -> int | None:
+    def node_sequence_number(self) -> int | None:
         """Number that the forward and the backward operation of a node share."""
         return self.args.get("Sequence number")
 
     @property
-    def dtype(self) -> str:
+    def narrowest_input_type(self) -> str:
         """The floating-point type of its inputs, the narrowest first; "" if none."""
         names = self.args.get("Input type", ())
         found = {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
@@ -80,7 +80,7 @@ class TraceEvent:
 
 
 @dataclass
-class Account:
+class TraceTotals:
     """What a trace says about its steps; seconds are sums over all of them."""
 
     steps: int = 0
@@ -92,7 +92,9 @@ class Account:
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_gpu: bool = False
 
-    def add(self, phase: Phase, kind: WorkKind, name: str, dtype: str, module: str, microseconds: float) -> None:
+    def add_seconds_of(
+        self, phase: Phase, kind: WorkKind, name: str, dtype: str, module: str, microseconds: float
+    ) -> None:
         seconds = microseconds * MICROSECOND
         self.parts[phase, kind] += seconds
         self.operations[name, phase, kind, dtype] += seconds
@@ -102,38 +104,38 @@ class Account:
                 self.fp32_layers[module] += seconds
 
 
-def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
-    known = [_read_event(event) for event in events if event.get("ph") == "X" and "dur" in event]
+def account_of_trace(events: Iterable[Mapping[str, Any]]) -> TraceTotals:
+    known = [_trace_event_from(event) for event in events if event.get("ph") == "X" and "dur" in event]
     marks = [event for event in known if event.name == STEP and event.category == "user_annotation"]
-    account = Account(steps=len(marks))
+    account = TraceTotals(steps=len(marks))
     if not marks:
         return account
     steps = sorted((event.start, event.end) for event in marks)
-    host = _nest_events(_host_events(known, marks[0].thread))
-    modules = _modules_of_nodes(host)
+    host = _nest_events(_host_events_of_thread(known, marks[0].thread))
+    modules = _modules_by_node(host)
     if any(event.category in DEVICE_WORK for event in known):
-        _add_device_times(account, known, host, steps, modules, marks[0].thread)
+        _add_kernel_times(account, known, host, steps, modules, marks[0].thread)
     else:
-        spans = [(one.start, one.end) for one in known if _is_gloo(one)]
+        spans = [(one.start, one.end) for one in known if _is_gloo_collective(one)]
         in_steps = [span for span in spans if any(begin <= span[0] < end for begin, end in steps)]
-        _add_host_times(account, host, modules, _merge_spans(in_steps))
+        _add_own_times_of_host(account, host, modules, _merged_spans(in_steps))
     return account
 
 
-def _read_event(event: Mapping[str, Any]) -> TraceEvent:
+def _trace_event_from(event: Mapping[str, Any]) -> TraceEvent:
     start = float(event["ts"])
     thread = event["pid"], event["tid"]
     name, category = str(event["name"]), str(event.get("cat"))
     return TraceEvent(name, start, start + float(event["dur"]), event.get("args", {}), category, thread)
 
 
-def _is_gloo(event: TraceEvent) -> bool:
+def _is_gloo_collective(event: TraceEvent) -> bool:
     """Return whether an event spans a collective, which begins on the thread that asks for it and ends on another."""
     return event.name.startswith("gloo:")
 
 
-def _host_events(known: Iterable[TraceEvent], thread: tuple[Any, Any]) -> list[TraceEvent]:
-    return [one for one in known if one.category in HOST_WORK and one.thread == thread and not _is_gloo(one)]
+def _host_events_of_thread(known: Iterable[TraceEvent], thread: tuple[Any, Any]) -> list[TraceEvent]:
+    return [one for one in known if one.category in HOST_WORK and one.thread == thread and not _is_gloo_collective(one)]
 
 
 def _nest_events(events: list[TraceEvent]) -> list[TraceEvent]:
@@ -153,7 +155,7 @@ def _nest_events(events: list[TraceEvent]) -> list[TraceEvent]:
     return roots
 
 
-def _modules_of_nodes(roots: Sequence[TraceEvent]) -> dict[int, str]:
+def _modules_by_node(roots: Sequence[TraceEvent]) -> dict[int, str]:
     """Return the module whose forward pass made each node of autograd, by sequence number."""
     found: dict[int, str] = {}
 
@@ -162,8 +164,8 @@ def _modules_of_nodes(roots: Sequence[TraceEvent]) -> dict[int, str]:
             return
         if event.name.startswith(MODULE):
             module = event.name.removeprefix(MODULE)
-        elif event.sequence is not None:
-            found[event.sequence] = module
+        elif event.node_sequence_number is not None:
+            found[event.node_sequence_number] = module
         for one in event.inside:
             visit(one, module)
 
@@ -173,14 +175,14 @@ def _modules_of_nodes(roots: Sequence[TraceEvent]) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _WalkPlace:
     """Where the walk through the events of the host is."""
 
     phase: Phase = "other"
     module: str = ""
     emulated: bool = False
 
-    def inside(self, event: TraceEvent, modules: Mapping[int, str]) -> _Place:
+    def place_inside_event(self, event: TraceEvent, modules: Mapping[int, str]) -> _WalkPlace:
         name = event.name
         phase = self.phase
         module = self.module
@@ -191,55 +193,55 @@ class _Place:
         elif name.startswith(MODULE):
             module = name.removeprefix(MODULE)
         elif name.startswith(BACKWARD):
-            module = modules.get(event.sequence, "") if event.sequence is not None else ""
-        elif _is_emulated(event):
+            module = modules.get(event.node_sequence_number, "") if event.node_sequence_number is not None else ""
+        elif _is_emulated_product(event):
             emulated = True
-        return _Place(phase, module, emulated)
+        return _WalkPlace(phase, module, emulated)
 
 
-def _is_emulated(event: TraceEvent) -> bool:
+def _is_emulated_product(event: TraceEvent) -> bool:
     """Return whether an event is a product of 16-bit inputs that computes an fp32 product inside."""
-    if kind_of(event.name) != "product" or not is_half(event.dtype):
+    if work_kind_of_operation(event.name) != "product" or not is_half(event.narrowest_input_type):
         return False
-    inner = [(kind_of(one.name), one.dtype) for one in _calls_of(event)]
+    inner = [(work_kind_of_operation(one.name), one.narrowest_input_type) for one in _called_operations(event)]
     return ("product", "fp32") in inner and any(kind == "cast" for kind, _ in inner)
 
 
-def _calls_of(event: TraceEvent) -> Iterator[TraceEvent]:
+def _called_operations(event: TraceEvent) -> Iterator[TraceEvent]:
     """Yield the operations that an operation calls, also those of a dispatch mode around it."""
     for one in event.inside:
         if one.name == MODE:
-            yield from _calls_of(one)
+            yield from _called_operations(one)
         else:
             yield one
 
 
-def _add_host_times(
-    account: Account, roots: Sequence[TraceEvent], modules: Mapping[int, str], collectives: Sequence[Span]
+def _add_own_times_of_host(
+    account: TraceTotals, roots: Sequence[TraceEvent], modules: Mapping[int, str], collectives: Sequence[Span]
 ) -> None:
     """Add the own time of every event of the host inside the steps."""
 
-    def visit(event: TraceEvent, place: _Place, product: str) -> None:
-        here = place.inside(event, modules)
+    def visit(event: TraceEvent, place: _WalkPlace, product: str) -> None:
+        here = place.place_inside_event(event, modules)
         own = (event.end - event.start) - sum(one.end - one.start for one in event.inside)
         is_range = event.category != "cpu_op" or event.name.startswith(BACKWARD)
-        name, dtype = event.name, event.dtype
+        name, dtype = event.name, event.narrowest_input_type
         kind: WorkKind
         if here.emulated:
             if not place.emulated:
                 product = dtype
-            is_product = kind_of(name) == "product" and dtype != product
+            is_product = work_kind_of_operation(name) == "product" and dtype != product
             kind, dtype = ("product" if is_product else "emulation"), product
         elif is_range and name != MODE:
             kind = "host"
             name = "outside of operations"
             dtype = ""
         else:
-            kind = "emulation" if name == MODE else kind_of(name)
-        account.add(here.phase, kind, name, dtype, here.module, max(0.0, own))
+            kind = "emulation" if name == MODE else work_kind_of_operation(name)
+        account.add_seconds_of(here.phase, kind, name, dtype, here.module, max(0.0, own))
         if is_range and collectives:
-            free = _spans_without([(event.start, event.end)], [(one.start, one.end) for one in event.inside])
-            exposed = sum(_overlap_seconds(span, collectives) for span in free) * MICROSECOND
+            free = _span_parts_outside_of([(event.start, event.end)], [(one.start, one.end) for one in event.inside])
+            exposed = sum(_seconds_of_overlap(span, collectives) for span in free) * MICROSECOND
             account.parts[here.phase, "host"] -= exposed
             account.parts[here.phase, "communication"] += exposed
         for one in event.inside:
@@ -248,11 +250,11 @@ def _add_host_times(
     for root in roots:
         if root.name == STEP:
             account.seconds += (root.end - root.start) * MICROSECOND
-            visit(root, _Place(), "")
+            visit(root, _WalkPlace(), "")
 
 
-def _add_device_times(
-    account: Account,
+def _add_kernel_times(
+    account: TraceTotals,
     known: Sequence[TraceEvent],
     roots: Sequence[TraceEvent],
     steps: Sequence[Span],
@@ -261,31 +263,31 @@ def _add_device_times(
 ) -> None:
     """Add the time of every kernel, and the gaps between them."""
     account.is_gpu = True
-    launches: dict[int, tuple[_Place, str, str]] = {}  # place, operation and type, by the number of a launch
+    launches: dict[int, tuple[_WalkPlace, str, str]] = {}  # place, operation and type, by the number of a launch
     idle_phases: list[tuple[float, float, Phase]] = []
 
-    def visit(event: TraceEvent, place: _Place, operation: tuple[str, str], *, in_step: bool) -> None:
-        here = place.inside(event, modules)
+    def visit(event: TraceEvent, place: _WalkPlace, operation: tuple[str, str], *, in_step: bool) -> None:
+        here = place.place_inside_event(event, modules)
         if event.category in ("cuda_runtime", "cuda_driver"):
             if "correlation" in event.args:
                 launches[int(event.args["correlation"])] = here, *operation
             if event.name in _SYNC_CALLS and in_step:
                 account.waits[operation[0] or event.name] += (event.end - event.start) * MICROSECOND
         elif event.category == "cpu_op" and not event.name.startswith(BACKWARD):
-            operation = event.name, event.dtype
+            operation = event.name, event.narrowest_input_type
         if event.name.startswith(PHASE):
             idle_phases.append((event.start, event.end, here.phase))
         for one in event.inside:
             visit(one, here, operation, in_step=in_step or event.name == STEP)
 
     for root in roots:
-        visit(root, _Place(), ("", ""), in_step=root.name == STEP)
+        visit(root, _WalkPlace(), ("", ""), in_step=root.name == STEP)
     # The autograd engine launches from a thread of its own, whose events are matched the same way.
     begin = steps[0][0]
     for other in {event.thread for event in known if event.category == "cpu_op"} - {thread}:
-        for root in _nest_events(_host_events(known, other)):
+        for root in _nest_events(_host_events_of_thread(known, other)):
             if root.end > begin:
-                visit(root, _Place("backward"), ("", ""), in_step=True)
+                visit(root, _WalkPlace("backward"), ("", ""), in_step=True)
     work = sorted(
         (event for event in known if event.category in DEVICE_WORK and event.start >= begin),
         key=lambda event: event.start,
@@ -293,25 +295,25 @@ def _add_device_times(
     kernels: list[TraceEvent] = []
     collectives: list[TraceEvent] = []
     for event in work:
-        (collectives if _kind_of_kernel(event.name, "") == "communication" else kernels).append(event)
+        (collectives if _work_kind_of_kernel(event.name, "") == "communication" else kernels).append(event)
     end = max([steps[-1][1], *(event.end for event in work)])
     account.seconds = (end - begin) * MICROSECOND
     idle_phases.sort()
-    compute, wire = (_merge_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
-    for start, stop in _spans_without(wire, compute):  # a collective counts only where nothing is computed
+    compute, wire = (_merged_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
+    for start, stop in _span_parts_outside_of(wire, compute):  # a collective counts only where nothing is computed
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND
     reached = begin
     for event in kernels:
-        place, operation, dtype = launches.get(int(event.args.get("correlation", -1)), (_Place(), "", ""))
-        kind = _kind_of_kernel(event.name, operation)
+        place, operation, dtype = launches.get(int(event.args.get("correlation", -1)), (_WalkPlace(), "", ""))
+        kind = _work_kind_of_kernel(event.name, operation)
         own = max(0.0, event.end - max(event.start, reached))
-        account.add(place.phase, kind, operation or event.name, dtype, place.module, own)
+        account.add_seconds_of(place.phase, kind, operation or event.name, dtype, place.module, own)
         reached = max(reached, event.end)
-    for start, stop in _spans_without([(begin, end)], _merge_spans([*compute, *wire])):
-        _add_gap(account, start, stop, idle_phases)
+    for start, stop in _span_parts_outside_of([(begin, end)], _merged_spans([*compute, *wire])):
+        _add_idle_gap(account, start, stop, idle_phases)
 
 
-def _add_gap(account: Account, start: float, end: float, phases: Sequence[tuple[float, float, Phase]]) -> None:
+def _add_idle_gap(account: TraceTotals, start: float, end: float, phases: Sequence[tuple[float, float, Phase]]) -> None:
     """Add a gap in which the device is idle to the phases that the host is in meanwhile."""
     left = end - start
     for begin, stop, phase in phases:
@@ -322,7 +324,7 @@ def _add_gap(account: Account, start: float, end: float, phases: Sequence[tuple[
     account.parts["other", "host"] += max(0.0, left) * MICROSECOND
 
 
-def _merge_spans(spans: Iterable[Span]) -> list[Span]:
+def _merged_spans(spans: Iterable[Span]) -> list[Span]:
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -332,7 +334,7 @@ def _merge_spans(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _spans_without(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
+def _span_parts_outside_of(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
     """Yield the parts of disjoint spans that lie in none of some others, which are in order."""
     for start, end in spans:
         at = start
@@ -348,7 +350,7 @@ def _spans_without(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[S
             yield at, end
 
 
-def _overlap_seconds(span: Span, others: Sequence[Span]) -> float:
+def _seconds_of_overlap(span: Span, others: Sequence[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 
@@ -357,7 +359,7 @@ def is_half(dtype: str) -> bool:
     return dtype in ("fp16", "bf16", "fp8")
 
 
-def kind_of(name: str) -> WorkKind:
+def work_kind_of_operation(name: str) -> WorkKind:
     """Return the kind of an operation such as aten::addmm or gloo:all_reduce."""
     if COMMUNICATION.match(name):
         return "communication"
@@ -377,14 +379,14 @@ def kind_of(name: str) -> WorkKind:
     return "pointwise" if name.startswith(("aten::", "torch::")) else "other"
 
 
-def _kind_of_kernel(kernel: str, operation: str) -> WorkKind:
+def _work_kind_of_kernel(kernel: str, operation: str) -> WorkKind:
     """Return the kind of a kernel on a GPU, from its name and the operation that launched it."""
     text = kernel.lower()
     if "nccl" in text or "rccl" in text:
         return "communication"
     if any(word in text for word in ("gemm", "cutlass", "cudnn::cnn", "winograd", "implicit_conv", "fmha", "flash")):
         return "product"
-    kind = kind_of(operation) if operation else "other"
+    kind = work_kind_of_operation(operation) if operation else "other"
     return "pointwise" if kind == "sync" else kind
 
 

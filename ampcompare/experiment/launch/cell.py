@@ -38,11 +38,11 @@ def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
     return launcher.launch(config, folder, progress_writer(folder, where) if launcher.is_main else None)
 
 
-def train_here(folder: Path, where: str = "") -> None:
+def train_cell_on_this_machine(folder: Path, where: str = "") -> None:
     """Train the cell of a folder on this machine, or as one of ranks that were started together; SIGTERM stops it."""
     world = read_distributed_env()
     launcher = LocalLauncher() if world is None else ExternalLauncher(world)
-    with launcher, _terminated_by_signal(launcher) if world is None else hold_stop_signals():
+    with launcher, _cell_stopped_at_signal(launcher) if world is None else hold_stop_signals():
         record = train_cell(folder, launcher, where)
     if record.status == "interrupted":
         raise Ended("the command was asked to stop; the same command resumes the cell")
@@ -51,13 +51,13 @@ def train_here(folder: Path, where: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _terminated_by_signal(launcher: Launcher) -> Iterator[None]:
+def _cell_stopped_at_signal(launcher: Launcher) -> Iterator[None]:
     stopped = False
 
     def stop_launcher(number: int, frame: object) -> None:
         nonlocal stopped
         stopped = True
-        launcher.terminate()
+        launcher.ask_cell_to_stop()
 
     launcher.may_start = lambda: not stopped
     with end_signals_handled(stop_launcher):
@@ -67,7 +67,7 @@ def _terminated_by_signal(launcher: Launcher) -> Iterator[None]:
 def main(arguments: list[str]) -> int:
     """Train the cell of a folder; what goes wrong is one line."""
     try:
-        train_here(Path(arguments[0]))
+        train_cell_on_this_machine(Path(arguments[0]))
     except AmpCompareError as error:
         sys.stderr.write(f"ampcompare: {error}\n")
         return error.exit_code

@@ -16,15 +16,15 @@ import psutil
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import FileNames, read_loaded_code
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
-from ampcompare.base.files.snapshot import is_tools_name, snapshot_folder
+from ampcompare.base.files.snapshot import is_name_of_tool_file, snapshot_folder
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_tree
+from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_store
 from ampcompare.base.secrets import mask_secrets
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.document import json_with_checksum
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 # The number in a name is the PID of the process that writes there.
 LEFTOVER = re.compile(r"\..+\.(?P<writer>\d+)\.tmp|\.rendezvous\.(?P<agent>\d+)\..+")
@@ -43,17 +43,17 @@ def make_cell_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
-    archive_previous(folder)
+    archive_previous_run(folder)
 
 
-def announce_cell(config: RunConfig, folder: Path) -> None:
+def write_cell_inputs(config: RunConfig, folder: Path) -> None:
     """Write what the command of a cell reads, which is to begin from the start of the cell."""
     make_cell_folder(folder)
     (folder / CellFile.PROGRESS).unlink(missing_ok=True)
     write_config(config, folder)
 
 
-def watch_earlier_files(folder: Path) -> Callable[[], list[str]]:
+def make_finder_of_earlier_files_read(folder: Path) -> Callable[[], list[str]]:
     """Return a function that names the files of an earlier attempt in the folder of a cell that were read since then.
 
     The system notes when a file is read; where it does not, each of them counts.
@@ -73,13 +73,15 @@ def watch_earlier_files(folder: Path) -> Callable[[], list[str]]:
     return read_since_start
 
 
-def files_of_other_cells(config: RunConfig) -> Callable[[], list[str]]:
+def make_finder_of_other_cells_files_read(config: RunConfig) -> Callable[[], list[str]]:
     """Return a function that names the files of other cells that a cell could read, and remembers those it has written.
 
     They lie in folders of `--allow-writes`, which all cells share; hidden ones, such as `~/.cache`, do not count.
     """
     folders = [
-        path for path in map(os.path.abspath, config.allow_writes) if not any(map(is_tools_name, path.split("/")))
+        path
+        for path in map(os.path.abspath, config.allow_writes)
+        if not any(map(is_name_of_tool_file, path.split("/")))
     ]
 
     def states_of_files() -> dict[str, tuple[int, int]]:
@@ -99,7 +101,7 @@ _left_by_cells: dict[str, tuple[int, int]] = {}  # of this process, in folders t
 
 
 @contextlib.contextmanager
-def sandboxed_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
+def sandbox_of_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     """Yield the sandbox of a cell's processes; an open one if they run no code of the user.
 
     What they write outside of the folder of the cell lies in `written` there afterwards.
@@ -133,7 +135,7 @@ def write_config(config: RunConfig, folder: Path) -> None:
 
 def read_config(folder: Path) -> RunConfig:
     """Read what `write_config` wrote."""
-    return validate(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
+    return build_validated_model(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
@@ -144,7 +146,7 @@ def write_record(record: RunRecord, folder: Path) -> None:
     write_atomically(folder / CellFile.RECORD, json_with_checksum(record))
 
 
-def archive_previous(folder: Path) -> None:
+def archive_previous_run(folder: Path) -> None:
     """Rename the files of an earlier run of this cell to `*.previous.*`, so that none is mistaken for a new one."""
     for name in (CellFile.RECORD, CellFile.STEPS, CellFile.EPOCHS):
         path = folder / name
@@ -155,7 +157,7 @@ def archive_previous(folder: Path) -> None:
 
 def record_without_written_files(record: RunRecord, folder: Path, written: Sequence[WrittenFile]) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
-    names = FileNames(code_folder(record.config))
+    names = FileNames(base_folder_of_users_code(record.config))
     own = {names.name_of(one.path) for one in written}
     code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
     if code != (record.code or {}):
@@ -164,7 +166,7 @@ def record_without_written_files(record: RunRecord, folder: Path, written: Seque
     return record
 
 
-def code_folder(config: RunConfig) -> Path:
+def base_folder_of_users_code(config: RunConfig) -> Path:
     """Return the folder to which the names of a run's own files are relative."""
     return Path.cwd() if config.script is None else config.script.folder
 
@@ -183,7 +185,7 @@ def copy_first_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
     """
     steps = folder / CellFile.STEPS
     for path in (steps, steps.with_suffix(f".previous{steps.suffix}"), *others):
-        lines = _first_steps(path, step)
+        lines = _lines_of_first_steps(path, step)
         if len(lines) == step:
             write_atomically(steps, "".join(lines))
             return True
@@ -191,7 +193,7 @@ def copy_first_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
     return False
 
 
-def _first_steps(path: Path, count: int) -> list[str]:
+def _lines_of_first_steps(path: Path, count: int) -> list[str]:
     """Return the lines of the first `count` steps, up to the first that is missing, out of order or incomplete."""
     lines: list[str] = []
     try:
@@ -230,7 +232,7 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
     return write_progress
 
 
-def fresh_progress_reader(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
+def progress_reader_of_new_process(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
     """Return a `progress_reader` of a process that is about to start, to which nothing that is there now is news."""
     progress_writer(folder)(Progress(0, 0, 0, "starting"))
     path = folder / CellFile.PROGRESS
@@ -264,7 +266,7 @@ def progress_reader(
     return read_progress
 
 
-def send_output_to(path: Path) -> None:
+def redirect_output_to(path: Path) -> None:
     """Redirect standard output and error of this process to a new file; a killed process leaves its last lines."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
@@ -272,7 +274,7 @@ def send_output_to(path: Path) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def last_lines(path: Path, count: int) -> list[str]:
+def last_lines_of_file(path: Path, count: int) -> list[str]:
     """Return the last non-empty lines of a file; none if it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -283,7 +285,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 def log_tail(folder: Path, lines: int = 1, rank: int = 0) -> str:
     """Return the last non-empty lines of a cell's log."""
-    return "\n".join(last_lines(folder / log_name(rank), lines))
+    return "\n".join(last_lines_of_file(folder / log_name(rank), lines))
 
 
 @contextlib.contextmanager
@@ -296,19 +298,19 @@ def private_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove from a run directory the temporary files of processes that have ended.
 
     In cells of Slurm, whose processes may be on other machines, files stay for an hour.
     """
-    remove_leftovers_of_cell(folder)
+    remove_temporary_files_of_cell(folder)
     for cell in (cell for pattern in FOLDERS for cell in folder.glob(pattern)):
         remote = (cell / CellFile.JOB).exists()
         for path in (cell, cell / CellFile.CHECKPOINTS):
-            remove_leftovers_of_cell(path, remote=remote)
+            remove_temporary_files_of_cell(path, remote=remote)
 
 
-def remove_leftovers_of_cell(folder: Path, *, remote: bool = False) -> None:
+def remove_temporary_files_of_cell(folder: Path, *, remote: bool = False) -> None:
     """Remove from a cell the temporary files of an agent that was killed, and of its ranks."""
     with contextlib.suppress(OSError):  # a file that cannot be removed costs space only
         for entry in os.scandir(folder):
@@ -320,6 +322,6 @@ def remove_leftovers_of_cell(folder: Path, *, remote: bool = False) -> None:
             if may_run and not (is_old and (remote or match["writer"])):  # another process may have its PID
                 continue
             if entry.is_dir(follow_symlinks=False):
-                remove_tree(entry.path)
+                remove_store(entry.path)
             else:
                 Path(entry.path).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from ampcompare.results.records.metric import metrics_of
+from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -72,7 +72,7 @@ class Launcher(abc.ABC):
             LauncherClosed: another thread closed the launcher before the cell had ended.
         """
 
-    def note(self, text: str) -> None:
+    def report_note(self, text: str) -> None:
         """Report a line to the user, if `on_note` is set."""
         if self.on_note is not None:
             self.on_note(text)
@@ -81,7 +81,7 @@ class Launcher(abc.ABC):
         """Return whether announced cells like this one run before `launch` is called for them, several at a time."""
         return False
 
-    def collect(
+    def collect_records(
         self,
         cells: Sequence[tuple[RunConfig, Path]],
         on_place: Callable[[int, str], None] = lambda index, place: None,
@@ -95,14 +95,14 @@ class Launcher(abc.ABC):
         """
         raise NotImplementedError
 
-    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:  # noqa: B027 - most launchers have no queue
+    def submit_cells_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:  # noqa: B027 - most launchers have no queue
         """Announce the cells, with their folders, that `launch` is called for later; a queue takes them now."""
 
     def pending_message(self) -> str:
         """Return what continues after this process has ended, and how to stop it; "" if nothing does."""
         return ""
 
-    def terminate(self) -> bool:
+    def ask_cell_to_stop(self) -> bool:
         """Ask the processes of the current cell to save and end as "interrupted"; return False if none is running."""
         return False
 
@@ -122,9 +122,9 @@ class Launcher(abc.ABC):
 BY_HAND = "by_hand"  # a fact of a failed record: its cell cannot be started from here, and its folder says what to do
 
 
-def failed_record(config: RunConfig, error: str, **environment: Any) -> RunRecord:
+def record_of_failed_cell(config: RunConfig, error: str, **environment: Any) -> RunRecord:
     """Return the record of a cell that could not write one itself, with facts such as the exit code of the command."""
-    shown = {} if config.script is None else {"metrics": metrics_of(config.script)}
+    shown = {} if config.script is None else {"metrics": metrics_of_script(config.script)}
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
@@ -136,9 +136,11 @@ def failed_record(config: RunConfig, error: str, **environment: Any) -> RunRecor
     )
 
 
-def interrupted_record(config: RunConfig) -> RunRecord:
+def record_of_interrupted_cell(config: RunConfig) -> RunRecord:
     """Return the record of a cell that was asked to stop and could not save; earlier checkpoints are unchanged."""
-    return failed_record(config, "asked to stop before it could save").model_copy(update={"status": "interrupted"})
+    return record_of_failed_cell(config, "asked to stop before it could save").model_copy(
+        update={"status": "interrupted"}
+    )
 
 
 class LauncherClosed(Exception):
@@ -162,7 +164,7 @@ class StoppableProcess(Generic[Process]):
         self._is_closed = False
 
     @contextlib.contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy_with_cell(self) -> Iterator[None]:
         """Hold while the launcher works on a cell."""
         self.is_asked = False
         self._is_busy = True
@@ -179,11 +181,11 @@ class StoppableProcess(Generic[Process]):
     def start(self, make: Callable[[], Process]) -> Process:
         """Start a process; raise `LauncherClosed` if it is too late."""
         with self._lock:
-            self.check()
+            self.raise_if_closed()
             self.process = process = make()
             return process
 
-    def check(self) -> None:
+    def raise_if_closed(self) -> None:
         """Raise `LauncherClosed` if the launcher was closed."""
         if self._is_closed:
             raise LauncherClosed

@@ -6,7 +6,7 @@ from typing import Any
 
 from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.experiment.launch.contract import Launcher, Progress, interrupted_record
+from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_interrupted_cell
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
 from ampcompare.experiment.launch.ray import RayLauncher
@@ -26,28 +26,28 @@ class DispatchingLauncher(LocalLauncher):
         if config.stack is not None:
             return super().launcher_of(config)
         if config.launcher == "ray":
-            return self._launcher("ray", RayLauncher)
+            return self._launcher_of_kind("ray", RayLauncher)
         if config.launcher == "slurm" and config.script is None:
-            return self._launcher("slurm", lambda: SlurmLauncher(**self._slurm))
+            return self._launcher_of_kind("slurm", lambda: SlurmLauncher(**self._slurm))
         return super().launcher_of(config)
 
     def is_queue(self, config: RunConfig) -> bool:
         return self.launcher_of(config).is_queue(config)
 
-    def collect(
+    def collect_records(
         self,
         cells: Sequence[tuple[RunConfig, Path]],
         on_place: Callable[[int, str], None] = lambda index, place: None,
         on_progress: Callable[[int, Progress], None] | None = None,
     ) -> Iterator[tuple[int, RunRecord]]:
-        return self.launcher_of(cells[0][0]).collect(cells, on_place, on_progress)
+        return self.launcher_of(cells[0][0]).collect_records(cells, on_place, on_progress)
 
-    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+    def submit_cells_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         by_launcher: dict[Launcher, list[tuple[RunConfig, Path]]] = {}
         for config, folder in cells:
             by_launcher.setdefault(self.launcher_of(config), []).append((config, folder))
         for launcher, share in by_launcher.items():
-            launcher.submit_ahead(share)
+            launcher.submit_cells_ahead(share)
 
     def pending_message(self) -> str:
         return "; ".join(filter(None, (launcher.pending_message() for launcher in self._launchers.values())))
@@ -68,8 +68,8 @@ class LauncherPool(Launcher):
         self._all = tuple(launchers)
         self._terminated = False
         for launcher in self._all:
-            launcher.on_note = self.note
-            launcher.may_start = self._may_start
+            launcher.on_note = self.report_note
+            launcher.may_start = self._may_start_cell
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -81,28 +81,28 @@ class LauncherPool(Launcher):
     ) -> RunRecord:
         """Train a cell at one of the places, by its number from 0."""
         if self._terminated:
-            return interrupted_record(config)
+            return record_of_interrupted_cell(config)
         return self._all[number].launch(config, folder, on_progress)
 
-    def _may_start(self) -> bool:
+    def _may_start_cell(self) -> bool:
         return not self._terminated and self.may_start()
 
-    def terminate(self) -> bool:
+    def ask_cell_to_stop(self) -> bool:
         self._terminated = True  # first: a thread that is about to start a cell sees one or the other
-        return sum(launcher.terminate() for launcher in self._all) > 0
+        return sum(launcher.ask_cell_to_stop() for launcher in self._all) > 0
 
     def close(self) -> None:
         for launcher in self._all:
             launcher.close()
 
 
-def launcher_at(places: Places, config: RunConfig, **options: Any) -> Launcher:
+def launcher_for_places(places: Places, config: RunConfig, **options: Any) -> Launcher:
     """Return a launcher for as many cells at a time as there are places, by `make_launcher` with some options."""
     launchers = [make_launcher(config, several_cells=True, place=place, **options) for place in places.all]
     return (
         launchers[0]
         if len(launchers) == 1
-        else LauncherPool(launchers, are_equal=places.are_equal, names=[str(place) for place in places.all])
+        else LauncherPool(launchers, are_equal=places.can_time_cells, names=[str(place) for place in places.all])
     )
 
 

@@ -13,11 +13,11 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost
 from ampcompare.base.processes.start import exit_code_text, isolated_environment
 from ampcompare.experiment.launch.cell_files import (
-    fresh_progress_reader,
     log_tail,
     make_cell_folder,
+    progress_reader_of_new_process,
     record_without_written_files,
-    sandboxed_cell,
+    sandbox_of_cell,
     write_config,
     write_record,
 )
@@ -25,8 +25,8 @@ from ampcompare.experiment.launch.contract import (
     Launcher,
     Progress,
     StoppableProcess,
-    failed_record,
-    interrupted_record,
+    record_of_failed_cell,
+    record_of_interrupted_cell,
 )
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.results.records.run import RunRecord, read_record
@@ -49,7 +49,7 @@ def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
     return environment
 
 
-class AskedToStop(Exception):
+class AskedToStopBeforeStart(Exception):
     """The cell was asked to stop before its process had started."""
 
 
@@ -60,18 +60,18 @@ class StoppableLauncher(Launcher, Generic[Process]):
         self._place = place
         self._process: StoppableProcess[Process] = StoppableProcess(end)
 
-    def _is_asked(self) -> bool:
+    def _is_asked_to_stop(self) -> bool:
         return self._process.is_asked or not self.may_start()
 
     @abc.abstractmethod
-    def _send_stop(self, process: Process) -> None:
+    def _ask_process_to_stop(self, process: Process) -> None:
         """Ask the process of the cell to save and stop."""
 
-    def terminate(self) -> bool:
+    def ask_cell_to_stop(self) -> bool:
         if not self._process.ask_to_stop():
             return False
         if (process := self._process.process) is not None:
-            self._send_stop(process)
+            self._ask_process_to_stop(process)
         return True
 
     def end_cell(self) -> None:
@@ -92,40 +92,42 @@ class ForkServerLauncher(StoppableLauncher[Fork]):
         super().__init__(place, Fork.kill)
         self._server: StoppableProcess[ProcessServer] = StoppableProcess(ProcessServer.close)
 
-    def _fork(self, start: Callable[[ProcessServer], Fork], environment: Mapping[str, str] | None = None) -> Fork:
+    def _fork_cell_process(
+        self, start: Callable[[ProcessServer], Fork], environment: Mapping[str, str] | None = None
+    ) -> Fork:
         """Start the process of a cell by a server that is ready.
 
         Args:
             environment: of a server that must be started before; by default that of workers.
 
         Raises:
-            AskedToStop: before there was one.
+            AskedToStopBeforeStart: before there was one.
             LaunchError: no server can be started, or each of several was killed.
         """
         for _ in range(MAX_SERVERS):
             server = self._ensure_server(environment)
             try:
-                if not server.wait_until_ready(self._is_asked):
+                if not server.wait_until_ready(self._is_asked_to_stop):
                     self._server.end_process()
-                    raise AskedToStop
+                    raise AskedToStopBeforeStart
                 return self._process.start(lambda server=server: start(server))  # type: ignore[misc]
             except ServerLost:
-                self._process.check()
-                how = server.how_it_ended()
+                self._process.raise_if_closed()
+                how = server.exit_phrase()
                 self._server.end_process()
             except LaunchError:
                 self._server.end_process()
                 raise
-            self.note(f"the process server {how}; another one starts")
+            self.report_note(f"the process server {how}; another one starts")
         raise LaunchError(f"{MAX_SERVERS} process servers ended, one after another; the last one {how}")
 
     def _ensure_server(self, environment: Mapping[str, str] | None = None) -> ProcessServer:
         server = self._server.process
-        if server is not None and server.runs:
+        if server is not None and server.is_running:
             return server
         self._server.end_process()
         environment = worker_environment(self._place) if environment is None else environment
-        with self._place.on_its_cores():
+        with self._place.processes_kept_on_cores():
             return self._server.start(lambda: ProcessServer(self.loaded, environment, self.python_options))
 
     def close(self) -> None:
@@ -143,22 +145,22 @@ class ForkedLauncher(ForkServerLauncher):
     ) -> RunRecord:
         make_cell_folder(folder)
         write_config(config, folder)
-        with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
+        with self._process.busy_with_cell(), sandbox_of_cell(config, folder) as sandbox:
             environment = {**worker_environment(self._place), **sandbox.environment}
-            code = self._run(config, folder, environment, on_progress)
-            self._process.check()
+            code = self._run_cell(config, folder, environment, on_progress)
+            self._process.raise_if_closed()
         path = folder / CellFile.RECORD
         if code == 0 and path.exists():
             return record_without_written_files(read_record(path), folder, sandbox.written)
-        if self._is_asked() and -code in (signal.SIGTERM, signal.SIGKILL):
-            record = interrupted_record(config)
+        if self._is_asked_to_stop() and -code in (signal.SIGTERM, signal.SIGKILL):
+            record = record_of_interrupted_cell(config)
         else:
             how, tail = exit_code_text(code) + (" and left no record" if code == 0 else ""), log_tail(folder)
-            record = failed_record(config, f"the process of the cell {how}" + (f": {tail}" if tail else ""))
+            record = record_of_failed_cell(config, f"the process of the cell {how}" + (f": {tail}" if tail else ""))
         write_record(record, folder)
         return record
 
-    def _run(
+    def _run_cell(
         self,
         config: RunConfig,
         folder: Path,
@@ -166,23 +168,25 @@ class ForkedLauncher(ForkServerLauncher):
         on_progress: Callable[[Progress], None] | None,
     ) -> int:
         """Return the exit code of the cell."""
-        read = fresh_progress_reader(folder, on_progress)
+        read = progress_reader_of_new_process(folder, on_progress)
         words, load = [str(folder.resolve())], _libraries_to_preload(config.recipe)
         with (folder / CellFile.LOG).open("wb") as log:
             options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}
             try:
-                cell = self._fork(lambda server: server.start(f"{CELL}:train_and_exit", words, **options))
-            except AskedToStop:
+                cell = self._fork_cell_process(
+                    lambda server: server.start_fork(f"{CELL}:train_and_exit", words, **options)
+                )
+            except AskedToStopBeforeStart:
                 return -signal.SIGTERM
-        if self._is_asked():
-            self._send_stop(cell)
+        if self._is_asked_to_stop():
+            self._ask_process_to_stop(cell)
         while (code := cell.poll(POLL_SECONDS)) is None:
             read()
         read()
         self._process.end_process()  # of a server that was killed
         return code
 
-    def _send_stop(self, process: Fork) -> None:
+    def _ask_process_to_stop(self, process: Fork) -> None:
         process.send_signal(signal.SIGTERM)
 
 

@@ -7,14 +7,14 @@ from typing import Literal
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import log_name
-from ampcompare.experiment.launch.cell_files import archive_previous, write_config, write_record
-from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, Progress, interrupted_record
+from ampcompare.experiment.launch.cell_files import archive_previous_run, write_config, write_record
+from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, Progress, record_of_interrupted_cell
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.results.records.run import FellBack, RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 
 class ExternalLauncher(Launcher):
@@ -41,7 +41,7 @@ class ExternalLauncher(Launcher):
             )
         folder.mkdir(parents=True, exist_ok=True)
         if self.world.rank == 0:
-            archive_previous(folder)
+            archive_previous_run(folder)
             write_config(config, folder)
         record, self.is_main = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
         return record
@@ -63,20 +63,20 @@ class LocalLauncher(Launcher):
         if config.stack is not None:
             from ampcompare.experiment.launch.script.stacks import StackLauncher
 
-            return self._launcher("stack", lambda: StackLauncher(self._place))
+            return self._launcher_of_kind("stack", lambda: StackLauncher(self._place))
         if config.script is not None:
             from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # it imports torch
 
-            return self._launcher("script", lambda: ScriptLauncher(self._place))
+            return self._launcher_of_kind("script", lambda: ScriptLauncher(self._place))
         if config.launcher not in ("torchrun", "spawn") and config.processes == 1:
-            return self._launcher("fork", lambda: ForkedLauncher(self._place))
+            return self._launcher_of_kind("fork", lambda: ForkedLauncher(self._place))
         kind: Literal["torchrun", "spawn"] = "torchrun" if config.launcher == "torchrun" else "spawn"
-        return self._launcher(kind, lambda: MultiProcessLauncher(kind, place=self._place))
+        return self._launcher_of_kind(kind, lambda: MultiProcessLauncher(kind, place=self._place))
 
-    def _launcher(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
+    def _launcher_of_kind(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
         if kind not in self._launchers:
             self._launchers[kind] = launcher = make()
-            launcher.on_note = self.note
+            launcher.on_note = self.report_note
             launcher.may_start = lambda: self.may_start()
         return self._launchers[kind]
 
@@ -84,24 +84,26 @@ class LocalLauncher(Launcher):
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         if not self.may_start():
-            return interrupted_record(config)
-        record = self._launch(config, folder, on_progress)
-        return self._fall_back(config, folder, on_progress, record) if config.fallback_arms else record
+            return record_of_interrupted_cell(config)
+        record = self._launch_with_first_weights(config, folder, on_progress)
+        return self._train_under_fallback_arms(config, folder, on_progress, record) if config.fallback_arms else record
 
-    def _launch(self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None) -> RunRecord:
+    def _launch_with_first_weights(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None
+    ) -> RunRecord:
         launcher = self.launcher_of(config)
         if self._is_closed:  # before it was created
             raise LauncherClosed
         if config.script is not None and config.script.first_weights is not None:
-            from ampcompare.experiment.launch.script.stacks import WeightsLauncher
+            from ampcompare.experiment.launch.script.stacks import FirstWeightsLauncher
 
-            weights = self._launcher("weights", lambda: WeightsLauncher(self._place))
-            assert isinstance(weights, WeightsLauncher)
+            weights = self._launcher_of_kind("weights", lambda: FirstWeightsLauncher(self._place))
+            assert isinstance(weights, FirstWeightsLauncher)
             if (record := weights.record_first_weights(config, folder)) is not None:
                 return record
         return launcher.launch(config, folder, on_progress)
 
-    def _fall_back(
+    def _train_under_fallback_arms(
         self,
         config: RunConfig,
         folder: Path,
@@ -115,10 +117,12 @@ class LocalLauncher(Launcher):
             if record.status != "diverged" or not self.may_start():
                 break
             diverged[trained] = record.summary.diverged_step or 0
-            self.note(f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}")
+            self.report_note(
+                f"{trained}, seed {config.recipe.seed}, has diverged at step {diverged[trained]}: now {arm}"
+            )
             trained = arm
-            other = validate(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
-            record = self._launch(other, folder, on_progress)
+            other = build_validated_model(RunConfig, {**config.model_dump(), "arm": arm, "on_nan": "stop"})
+            record = self._launch_with_first_weights(other, folder, on_progress)
         if not diverged:
             return record
         found = FellBack(arm=trained, diverged=diverged)
@@ -128,8 +132,8 @@ class LocalLauncher(Launcher):
         write_record(record, folder)
         return record
 
-    def terminate(self) -> bool:
-        return sum(launcher.terminate() for launcher in list(self._launchers.values())) > 0
+    def ask_cell_to_stop(self) -> bool:
+        return sum(launcher.ask_cell_to_stop() for launcher in list(self._launchers.values())) > 0
 
     def end_cell(self) -> None:
         for launcher in list(self._launchers.values()):

@@ -14,17 +14,17 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import exit_code_text, module_command
 from ampcompare.experiment.launch.cell_files import (
-    fresh_progress_reader,
-    last_lines,
+    last_lines_of_file,
     log_tail,
     make_cell_folder,
+    progress_reader_of_new_process,
     record_without_written_files,
-    remove_leftovers_of_cell,
-    sandboxed_cell,
+    remove_temporary_files_of_cell,
+    sandbox_of_cell,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Progress, failed_record, interrupted_record
+from ampcompare.experiment.launch.contract import Progress, record_of_failed_cell, record_of_interrupted_cell
 from ampcompare.experiment.launch.forked import StoppableLauncher, worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.start_ranks import RanksRequest
@@ -52,13 +52,13 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
     ) -> RunRecord:
         folder = folder.resolve()
         request = RanksRequest(str(folder), self.launcher, config.processes)
-        with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
+        with self._process.busy_with_cell(), sandbox_of_cell(config, folder) as sandbox:
             make_cell_folder(folder)
             (folder / CellFile.FAILURE).unlink(missing_ok=True)
             write_config(config, folder)
             code = self._run_ranks(request, folder, sandbox, on_progress)
-            self._process.check()
-        remove_leftovers_of_cell(folder)
+            self._process.raise_if_closed()
+        remove_temporary_files_of_cell(folder)
         return record_without_written_files(self._record_of_cell(config, folder, code), folder, sandbox.written)
 
     def _run_ranks(
@@ -71,8 +71,8 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        report_progress = fresh_progress_reader(folder, on_progress)
-        with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.on_its_cores():
+        report_progress = progress_reader_of_new_process(folder, on_progress)
+        with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.processes_kept_on_cores():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._process.start(
                 lambda: subprocess.Popen(
@@ -84,7 +84,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
                     start_new_session=True,
                 )
             )
-        if self._is_asked():
+        if self._is_asked_to_stop():
             agent.terminate()
         while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
@@ -102,14 +102,14 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         killed = [failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM]
         if record is not None and not killed:
             return record
-        if self._is_asked() and not killed:
-            record = interrupted_record(config)
+        if self._is_asked_to_stop() and not killed:
+            record = record_of_interrupted_cell(config)
         else:
-            record = failed_record(config, _describe_failure(folder, code, [*killed, *failures]))
+            record = record_of_failed_cell(config, _failure_text(folder, code, [*killed, *failures]))
         write_record(record, folder)
         return record
 
-    def _send_stop(self, process: subprocess.Popen[bytes]) -> None:
+    def _ask_process_to_stop(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
 
 
@@ -132,9 +132,9 @@ def _failures_of_ranks(folder: Path) -> list[dict[str, int]]:
     return failures
 
 
-def _describe_failure(folder: Path, code: int, failures: list[dict[str, int]]) -> str:
+def _failure_text(folder: Path, code: int, failures: list[dict[str, int]]) -> str:
     if not failures:
-        tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
+        tail = " | ".join(line.strip() for line in last_lines_of_file(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
         return f"the launcher of the ranks {exit_code_text(code)}" + (f": {tail}" if tail else "")
     rank, how = failures[0]["rank"], exit_code_text(failures[0]["code"])
     tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())

@@ -41,7 +41,7 @@ class Place:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that a process of a cell of this place needs."""
-        facts = json.dumps({"jobs": self.cells, "placement": self.record().model_dump()})
+        facts = json.dumps({"jobs": self.cells, "placement": self.placement_for_record().model_dump()})
         return {**self.gpu_environment, PLACE: facts} if self.cells > 1 or self.is_limited else {}
 
     @property
@@ -49,7 +49,7 @@ class Place:
         """Whether a cell sees less than the whole machine."""
         return bool(self.gpus or self.cores)
 
-    def record(self) -> Placement:
+    def placement_for_record(self) -> Placement:
         """Return where a cell ran, for its record."""
         return Placement(
             gpus=[gpu.token for gpu in self.gpus],
@@ -61,7 +61,9 @@ class Place:
     def record_with_place(self, record: RunRecord) -> RunRecord:
         """Return the record of a cell of this place with the place, and how many cells run at the same time."""
         return record.model_copy(
-            update={"jobs": self.cells, "placement": self.record()} if self.is_limited else {"jobs": self.cells}
+            update={"jobs": self.cells, "placement": self.placement_for_record()}
+            if self.is_limited
+            else {"jobs": self.cells}
         )
 
     def __str__(self) -> str:
@@ -72,7 +74,7 @@ class Place:
         return ""
 
     @contextlib.contextmanager
-    def on_its_cores(self) -> Iterator[None]:
+    def processes_kept_on_cores(self) -> Iterator[None]:
         """Let processes that this thread starts run on the cores of the place only; Linux alone can do so."""
         if not self.cores or not hasattr(os, "sched_setaffinity"):
             yield
@@ -117,13 +119,13 @@ class Places:
     about_times: tuple[str, ...] = ()
 
     @property
-    def are_equal(self) -> bool:
+    def can_time_cells(self) -> bool:
         """Whether cells of all places can be timed: alone, on GPUs of one kind."""
-        records = [place.record() for place in self.all]
+        records = [place.placement_for_record() for place in self.all]
         return all(record.alone for record in records) and len({tuple(record.gpu_names) for record in records}) == 1
 
 
-def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | None = None) -> Places:
+def places_for_cells(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | None = None) -> Places:
     """Share out this machine among cells.
 
     Args:
@@ -155,12 +157,12 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
             f"--nproc-per-node with at most this many, or --device cpu"
         )
     groups = [chosen[start : start + processes] for start in range(0, len(chosen) - processes + 1, processes)]
-    return _places_on_groups(groups, jobs if isinstance(jobs, int) else len(groups), notes)
+    return _places_on_gpu_groups(groups, jobs if isinstance(jobs, int) else len(groups), notes)
 
 
-def _places_on_groups(groups: Sequence[Sequence[Gpu]], count: int, notes: tuple[str, ...]) -> Places:
+def _places_on_gpu_groups(groups: Sequence[Sequence[Gpu]], count: int, notes: tuple[str, ...]) -> Places:
     """Return as many places as a count, each with a group of GPUs in turn, and cores next to it."""
-    cores = _cores_of_groups(groups[:count])
+    cores = _cores_of_gpu_groups(groups[:count])
     kinds = sorted({gpu.name for group in groups[:count] for gpu in group})
     about_times: tuple[str, ...] = ()
     if len(kinds) > 1 and count > 1:
@@ -207,7 +209,7 @@ def _parse_gpu_numbers(text: str) -> list[int]:
     return numbers
 
 
-def _cores_of_groups(groups: Sequence[Sequence[Gpu]]) -> list[tuple[int, ...]]:
+def _cores_of_gpu_groups(groups: Sequence[Sequence[Gpu]]) -> list[tuple[int, ...]]:
     """Return a share of the cores next to each group of GPUs, or else of all cores; none if they are too few."""
     available = _available_cores()
     near = [tuple(c for c in available if c in cores_near_device(group[0].bus)) or tuple(available) for group in groups]

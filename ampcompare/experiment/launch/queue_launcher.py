@@ -15,27 +15,27 @@ class QueueLauncher(Launcher):
     """A launcher whose announced cells run before anyone waits for them. The folders of cells are absolute paths."""
 
     @abc.abstractmethod
-    def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
+    def wait_for_ended_cells(self, folders: Collection[Path]) -> set[Path]:
         """Return the folders of cells that have ended, after a short wait where none has."""
 
     @abc.abstractmethod
     def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
         """Return the record of a cell that has ended, which is then forgotten."""
 
-    def collect(
+    def collect_records(
         self,
         cells: Sequence[tuple[RunConfig, Path]],
         on_place: Callable[[int, str], None] = lambda index, place: None,
         on_progress: Callable[[int, Progress], None] | None = None,
     ) -> Iterator[tuple[int, RunRecord]]:
         left = {index: (config, folder.resolve()) for index, (config, folder) in enumerate(cells)}
-        self.submit_ahead(list(left.values()))
+        self.submit_cells_ahead(list(left.values()))
         readers = {}
         for index, (_, folder) in left.items():
             report = None if on_progress is None else functools.partial(on_progress, index)
             readers[index] = progress_reader(folder, report, functools.partial(on_place, index))
         while left:
-            ended = self.wait_for_some([folder for _, folder in left.values()])
+            ended = self.wait_for_ended_cells([folder for _, folder in left.values()])
             for index, (config, folder) in list(left.items()):
                 readers[index]()
                 if folder in ended:
@@ -46,7 +46,7 @@ class QueueLauncher(Launcher):
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         report = None if on_progress is None else lambda index, progress: on_progress(progress)
-        return next(self.collect([(config, folder)], on_progress=report))[1]
+        return next(self.collect_records([(config, folder)], on_progress=report))[1]
 
     def is_queue(self, config: RunConfig) -> bool:
         return True

@@ -16,18 +16,18 @@ from typing import Any
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.formatting import first_line
+from ampcompare.base.formatting import first_line_of_text
 from ampcompare.base.secrets import known_placeholders, restore_secrets
 from ampcompare.experiment.launch.cell import train_cell
 from ampcompare.experiment.launch.cell_files import (
-    announce_cell,
     read_config,
+    write_cell_inputs,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import failed_record, interrupted_record
+from ampcompare.experiment.launch.contract import record_of_failed_cell, record_of_interrupted_cell
 from ampcompare.experiment.launch.local import LocalLauncher
-from ampcompare.experiment.launch.places import ANYWHERE, Place, find_places
+from ampcompare.experiment.launch.places import ANYWHERE, Place, places_for_cells
 from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
@@ -52,7 +52,7 @@ class RayLauncher(QueueLauncher):
 
     def __init__(self) -> None:
         require_ray()
-        _use_token()
+        _enable_ray_token()
         import ray
 
         self._ray: Any = ray
@@ -62,12 +62,12 @@ class RayLauncher(QueueLauncher):
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             try:
-                self._join_or_start()
+                self._join_or_start_ray()
             except Exception as error:  # of no class of its own where Ray does not start in time
-                why = first_line(error, type(error).__name__)
+                why = first_line_of_text(error, type(error).__name__)
                 raise LaunchError(f"Ray cannot be reached or started: {why}") from None
 
-    def _join_or_start(self) -> None:
+    def _join_or_start_ray(self) -> None:
         # Not address="auto", by which Ray joins any cluster of the machine: also the one of another command, which
         # ends with that command.
         options = {"log_to_driver": False, "include_dashboard": False, "configure_logging": False}
@@ -78,18 +78,18 @@ class RayLauncher(QueueLauncher):
                 raise
             self._ray.init(address="local", **options)
 
-    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+    def submit_cells_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         for config, folder in cells:
             folder = folder.resolve()
             if folder not in self._tasks:
                 needs = _resources_of_cell(config)
-                self._check(needs)
-                announce_cell(config, folder)
-                task = self._ray.remote(**needs)(train)
+                self._refuse_unavailable_resources(needs)
+                write_cell_inputs(config, folder)
+                task = self._ray.remote(**needs)(train_cell_in_ray_task)
                 self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), known_placeholders())
                 self._announced += 1
 
-    def _check(self, needs: dict[str, Any]) -> None:
+    def _refuse_unavailable_resources(self, needs: dict[str, Any]) -> None:
         """Refuse what no machine of Ray has now, for which it would wait without end."""
         there = self._ray.cluster_resources()
         for name, word in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
@@ -97,14 +97,14 @@ class RayLauncher(QueueLauncher):
                 text = f"a cell needs {needs[word]} {name}s (processes, threads and loaders), and Ray has {found:g}"
                 if self._is_ours and not os.environ.get("RAY_ADDRESS"):
                     raise EnvironmentUnfit(text)
-                self.note(f"{text} now; it waits for more")
+                self.report_note(f"{text} now; it waits for more")
 
-    def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
+    def wait_for_ended_cells(self, folders: Collection[Path]) -> set[Path]:
         try:
             ended = self._ray.wait([self._tasks[folder] for folder in folders], timeout=POLL_SECONDS)[0]
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             resumes = "the same command starts with the first cell that has no record"
-            raise LaunchError(f"Ray is lost: {first_line(error, type(error).__name__)}; {resumes}") from None
+            raise LaunchError(f"Ray is lost: {first_line_of_text(error, type(error).__name__)}; {resumes}") from None
         return {folder for folder in folders if self._tasks[folder] in ended}
 
     def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
@@ -115,12 +115,12 @@ class RayLauncher(QueueLauncher):
             record = read_record(folder / CellFile.RECORD).model_copy(update={"jobs": max(1, self._announced)})
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            record = failed_record(config, f"the task of Ray was lost: {reason[-1]}")
-            record = interrupted_record(config) if self._terminated else record
+            record = record_of_failed_cell(config, f"the task of Ray was lost: {reason[-1]}")
+            record = record_of_interrupted_cell(config) if self._terminated else record
         write_record(record, folder)
         return record
 
-    def terminate(self) -> bool:
+    def ask_cell_to_stop(self) -> bool:
         self._terminated = bool(self._tasks)
         for task in self._tasks.values():
             self._ray.cancel(task)
@@ -140,7 +140,7 @@ class RayLauncher(QueueLauncher):
             with contextlib.suppress(self._ray.exceptions.RayError):
                 if self._ray.wait([task], timeout=0)[0]:
                     _write_received_files(self._ray.get(task), folder)
-        self.terminate()
+        self.ask_cell_to_stop()
         if waiting := list(self._tasks.values()):
             self._ray.wait(waiting, num_returns=len(waiting), timeout=END_SECONDS)
 
@@ -148,7 +148,7 @@ class RayLauncher(QueueLauncher):
 def _resources_of_cell(config: RunConfig) -> dict[str, Any]:
     """Return what Ray reserves for a cell: a core for each thread and loader process, a GPU for each process."""
     on_gpu = config.device.startswith("cuda") or (
-        config.device == "auto" and bool(find_places([config], 2).all[0].gpus)
+        config.device == "auto" and bool(places_for_cells([config], 2).all[0].gpus)
     )
     return {
         "num_cpus": config.processes * (config.threads + config.workers),
@@ -165,7 +165,7 @@ def _write_received_files(files: dict[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(files[name])
 
 
-def _use_token() -> None:
+def _enable_ray_token() -> None:
     """Let Ray show its token where there is one: `ray start` asks for it by default then, and a client does not know.
 
     A cluster without tokens takes no notice. Must come before Ray is imported, which reads the variable once.
@@ -175,7 +175,7 @@ def _use_token() -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def train(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, bytes]:
+def train_cell_in_ray_task(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, bytes]:
     """Train a cell in processes of this machine; runs in a worker of Ray.
 
     Args:

@@ -22,9 +22,9 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
-from ampcompare.experiment.launch.cell import train_here
-from ampcompare.experiment.launch.cell_files import announce_cell, write_record
-from ampcompare.experiment.launch.contract import failed_record
+from ampcompare.experiment.launch.cell import train_cell_on_this_machine
+from ampcompare.experiment.launch.cell_files import write_cell_inputs, write_record
+from ampcompare.experiment.launch.contract import record_of_failed_cell
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
@@ -87,7 +87,7 @@ def require_slurm() -> None:
         raise BackendUnavailable("--launcher slurm needs submitit: pip install submitit (the extra slurm)")
 
 
-class _Job(NamedTuple):
+class _SlurmJob(NamedTuple):
     """The job of a cell, as `job.json` in the cell's folder has it: its ID, as 1234 or 1234_5, and its output."""
 
     job: str
@@ -105,32 +105,34 @@ class SlurmLauncher(QueueLauncher):
         require_slurm()
         self._options = dict(options or {})
         self._running = running
-        self._jobs: dict[Path, _Job] = {}
+        self._jobs: dict[Path, _SlurmJob] = {}
         self._gone: dict[Path, float] = {}  # since when Slurm does not name the job of a cell
         self._asked = self._answered = -math.inf
 
-    def submit_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+    def submit_cells_ahead(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         """Submit the cells that have no job in the queue."""
         self._answered = time.monotonic()
         new = [(config, folder.resolve()) for config, folder in cells if folder.resolve() not in self._jobs]
-        active = active_jobs() if new else set()
+        active = active_job_ids() if new else set()
         missing: dict[str, list[tuple[RunConfig, Path]]] = {}
         for config, folder in new:
-            job = _submitted_job(folder)
+            job = _submitted_job_of_cell(folder)
             if job.job in active:
                 self._jobs[folder] = job
             else:
-                missing.setdefault(json.dumps(self._needs(config), sort_keys=True), []).append((config, folder))
+                missing.setdefault(json.dumps(self._job_parameters(config), sort_keys=True), []).append(
+                    (config, folder)
+                )
         for cells in missing.values():
             for start in range(0, len(cells), MAX_ARRAY):
-                self._submit(cells[start : start + MAX_ARRAY])
+                self._submit_cells(cells[start : start + MAX_ARRAY])
 
-    def wait_for_some(self, folders: Collection[Path]) -> set[Path]:
+    def wait_for_ended_cells(self, folders: Collection[Path]) -> set[Path]:
         now = time.monotonic()
         if now >= self._asked + QUEUE_SECONDS:
             self._asked = now
             try:
-                active, self._answered = active_jobs(), now
+                active, self._answered = active_job_ids(), now
             except LaunchError:  # Slurm may be silent for a while
                 if now - self._answered > PATIENCE_SECONDS:
                     raise
@@ -140,7 +142,8 @@ class SlurmLauncher(QueueLauncher):
         ended = {
             folder
             for folder in folders
-            if _has_result(folder, is_gone=folder in self._gone) or now > self._gone.get(folder, now) + RECORD_SECONDS
+            if _has_cell_result(folder, is_gone=folder in self._gone)
+            or now > self._gone.get(folder, now) + RECORD_SECONDS
         }
         if not ended:
             time.sleep(POLL_SECONDS)
@@ -153,7 +156,7 @@ class SlurmLauncher(QueueLauncher):
             return record
         error = f"Slurm job {job.job} ended as {_slurm_state_of_job(job.job)}; its output is in {job.log}"
         if record is None:
-            record = failed_record(config, error)
+            record = record_of_failed_cell(config, error)
         else:  # only this cell fails; the others continue
             error = f"{error}; the cell was {record.error}; --resume auto resumes from there"
             record = record.model_copy(update={"status": "failed", "error": error})
@@ -167,28 +170,28 @@ class SlurmLauncher(QueueLauncher):
             f"Slurm jobs continue, and the same command waits for them; to cancel them: scancel {jobs}" if jobs else ""
         )
 
-    def _submit(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+    def _submit_cells(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         """Submit cells with equal needs, as one job or one array."""
         import submitit
 
         folders = [folder for _, folder in cells]
         logs = Path(os.path.commonpath(folders)) / "slurm"
         for config, folder in cells:
-            announce_cell(config, folder)
+            write_cell_inputs(config, folder)
         # `-m submitit...` follows: without START, files of the working directory could shadow it.
         python = f"{shlex.quote(sys.executable)} -u {shlex.quote(START)}"
         executor = submitit.SlurmExecutor(logs, python=python)
-        executor.update_parameters(**self._needs(cells[0][0]), array_parallelism=self._running or len(cells))
+        executor.update_parameters(**self._job_parameters(cells[0][0]), array_parallelism=self._running or len(cells))
         try:
             jobs = executor.map_array(train_in_job, [str(folder) for folder in folders])
         except submitit.core.utils.FailedJobError as error:
             lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
             raise LaunchError(f"Slurm rejects the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
         for job, folder in zip(jobs, folders, strict=True):
-            self._jobs[folder] = _Job(str(job.job_id), str(logs / f"{job.job_id}_0_log.out"))
+            self._jobs[folder] = _SlurmJob(str(job.job_id), str(logs / f"{job.job_id}_0_log.out"))
             write_atomically(folder / CellFile.JOB, json.dumps(self._jobs[folder]._asdict()))
 
-    def _needs(self, config: RunConfig) -> dict[str, Any]:
+    def _job_parameters(self, config: RunConfig) -> dict[str, Any]:
         """Return the parameters of submitit for the job of a cell."""
         environment = worker_environment()
         exported = {name: environment[name] for name in (*ISOLATION, *THREAD_VARIABLES) if name in environment}
@@ -206,16 +209,16 @@ class SlurmLauncher(QueueLauncher):
         }
 
 
-def _submitted_job(folder: Path) -> _Job:
+def _submitted_job_of_cell(folder: Path) -> _SlurmJob:
     """Return the job that an earlier call has submitted for a cell; one without an ID if none."""
     try:
         saved = json.loads((folder / CellFile.JOB).read_text(encoding="utf-8"))
-        return _Job(saved["job"], saved.get("log", "unknown"))
+        return _SlurmJob(saved["job"], saved.get("log", "unknown"))
     except (OSError, ValueError, KeyError):
-        return _Job("", "")
+        return _SlurmJob("", "")
 
 
-def _has_result(folder: Path, *, is_gone: bool) -> bool:
+def _has_cell_result(folder: Path, *, is_gone: bool) -> bool:
     """Return whether a cell has its last record: one that was interrupted may be queued again until its job is gone."""
     path = folder / CellFile.RECORD
     return path.exists() and (is_gone or read_record(path).status != "interrupted")
@@ -230,7 +233,7 @@ def _slurm_state_of_job(job: str) -> str:
     return found[1] if found else "unknown to Slurm"
 
 
-def active_jobs() -> set[str]:
+def active_job_ids() -> set[str]:
     """Return the ID of every queued or running job of this user; a task of an array as 1234_5."""
     return set(_run_squeue("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i").split())
 
@@ -260,10 +263,10 @@ def train_in_job(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=ask_cell_to_stop, daemon=True).start()
-    train_here(Path(folder), _job_place())
+    train_cell_on_this_machine(Path(folder), _job_place_text())
 
 
-def _job_place() -> str:
+def _job_place_text() -> str:
     """Return job, nodes and GPUs of this job, for progress."""
     found = os.environ
     job = f"{found['SLURM_ARRAY_JOB_ID']}_{found['SLURM_ARRAY_TASK_ID']}" if "SLURM_ARRAY_JOB_ID" in found else None

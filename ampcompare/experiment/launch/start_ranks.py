@@ -65,7 +65,7 @@ def _run_torchrun(request: RanksRequest, url: str) -> list[dict[str, int]]:
     return []
 
 
-def _run_spawn(request: RanksRequest, url: str) -> list[dict[str, int]]:
+def _run_spawned_ranks(request: RanksRequest, url: str) -> list[dict[str, int]]:
     """Start the ranks without torchrun."""
     ranks: list[subprocess.Popen[bytes]] = []
     grace = GRACE_SECONDS
@@ -78,7 +78,7 @@ def _run_spawn(request: RanksRequest, url: str) -> list[dict[str, int]]:
         grace = 0.0  # ranks that wait for one that is gone handle no signal
     except _LauncherGone:
         raise
-    except _Stopped:
+    except _StopSignalReceived:
         grace = SAVE_SECONDS
         raise
     finally:
@@ -86,7 +86,7 @@ def _run_spawn(request: RanksRequest, url: str) -> list[dict[str, int]]:
     return failures
 
 
-def _keep_to_loopback() -> None:
+def _bind_sockets_to_loopback() -> None:
     """Make gloo and NCCL listen at the loopback only, whatever interface the environment names."""
     if (name := loopback_interface()) is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
@@ -119,23 +119,23 @@ def _end_ranks(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
             rank.wait()
 
 
-class _Stopped(Exception):
+class _StopSignalReceived(Exception):
     """SIGTERM or SIGHUP was received."""
 
 
-class _LauncherGone(_Stopped):
+class _LauncherGone(_StopSignalReceived):
     """There is none for which the ranks could save."""
 
 
 def _stop_on_sigterm_or_stdin() -> None:
-    """Raise `_Stopped` in this thread at the first SIGTERM or SIGHUP, or when standard input ends."""
+    """Raise `_StopSignalReceived` in this thread at the first SIGTERM or SIGHUP, or when standard input ends."""
     launcher_gone = threading.Event()
     numbers = end_signals()
 
     def on_signal(number: int, frame: object) -> NoReturn:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)  # a signal to the whole group arrives several times
-        raise _LauncherGone if launcher_gone.is_set() else _Stopped
+        raise _LauncherGone if launcher_gone.is_set() else _StopSignalReceived
 
     def watch_standard_input() -> None:
         while os.read(0, 4096):
@@ -156,12 +156,12 @@ def main(arguments: list[str]) -> int:
     request = RanksRequest(*json.loads(arguments[0]))
     os.environ[STARTED_BY] = request.launcher
     _stop_on_sigterm_or_stdin()
-    _keep_to_loopback()
-    start = _run_torchrun if request.launcher == "torchrun" else _run_spawn
+    _bind_sockets_to_loopback()
+    start = _run_torchrun if request.launcher == "torchrun" else _run_spawned_ranks
     try:
         with private_folder(Path(request.folder)) as private:
             failures = start(request, f"file://{private / 'store'}")
-    except _Stopped:
+    except _StopSignalReceived:
         return 143
     if failures:
         write_atomically(Path(request.folder) / CellFile.FAILURE, json.dumps(failures))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of
+from ampcompare.guards.detector import Detector, guard_of_name
 
 DEPTH = 3
 
@@ -16,36 +16,38 @@ class AmpStateUnsaved(Detector):
     file.
     """
 
-    guard = guard_of("amp-state-unsaved")
+    guard = guard_of_name("amp-state-unsaved")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._read_at = -1
         self._waiting: Location | None = None
 
-    def state_read(self) -> None:
+    def at_state_read(self) -> None:
         self._read_at = self.facts.attempts
         self._waiting = None
 
-    def save(self, value: Any) -> None:
+    def at_torch_save(self, value: Any) -> None:
         if self._read_at == self.facts.attempts or not self.facts.scales_dynamically():
             return
-        if _any_in(value, _is_optimizer, DEPTH) and not _any_in(value, _is_amp_state, DEPTH):
+        if _contains_wanted_value(value, _is_optimizer, DEPTH) and not _contains_wanted_value(
+            value, _is_amp_state, DEPTH
+        ):
             self._waiting = user_location()
 
-    def attempt(self, optimizer: Any, scaler: Any) -> None:
+    def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         location, self._waiting = self._waiting, None
         if location is not None:
             self.report("a checkpoint has the optimizer's state, but not that of the loss scale", location)
 
 
-def _any_in(value: Any, wanted: Any, depth: int) -> bool:
+def _contains_wanted_value(value: Any, wanted: Any, depth: int) -> bool:
     if wanted(value):
         return True
     if depth == 0:
         return False
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return any(_any_in(entry, wanted, depth - 1) for entry in inner)
+    return any(_contains_wanted_value(entry, wanted, depth - 1) for entry in inner)
 
 
 def _is_optimizer(value: Any) -> bool:

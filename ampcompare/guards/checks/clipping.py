@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of
+from ampcompare.guards.detector import Detector, guard_of_name
 from ampcompare.guards.reporting import ViolationSink
 from ampcompare.guards.script_state import (
     ScriptState,
-    contains,
+    contains_parameter,
     first_loss,
-    first_with_gradient,
-    parameters_of,
-    storage_of,
+    first_parameter_with_gradient,
+    parameters_of_optimizer,
+    storage_id_of,
 )
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 class BackwardInAutocast(Detector):
     """A backward pass that is not part of another, with autocast on for the device of its loss."""
 
-    guard = guard_of("backward-in-autocast")
+    guard = guard_of_name("backward-in-autocast")
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         loss = first_loss(losses)
-        if loss is not None and _autocasts(loss.device.type):
+        if loss is not None and _is_autocast_on(loss.device.type):
             self.report("backward() runs inside the autocast block")
 
 
-def _autocasts(device: str) -> bool:
+def _is_autocast_on(device: str) -> bool:
     import torch
 
     try:
@@ -57,7 +57,7 @@ class ClipScaled(Detector):
     scaler steps.
     """
 
-    guard = guard_of("clip-scaled")
+    guard = guard_of_name("clip-scaled")
 
     def __init__(self, facts: ScriptState, sink: ViolationSink) -> None:
         super().__init__(facts, sink)
@@ -65,57 +65,61 @@ class ClipScaled(Detector):
         self._owners_of = -1
         self._limited: dict[int, Location] = {}  # storage of a result of clamp -> its line, since the last step
 
-    def clip(self, parameters: Sequence[Tensor]) -> None:
+    def at_clipping(self, parameters: Sequence[Tensor]) -> None:
         import torch
 
-        parameter = first_with_gradient(parameters)
+        parameter = first_parameter_with_gradient(parameters)
         if parameter is None:
             return
         facts = self.facts
-        if facts.is_inside_block():
+        if facts.is_inside_scale_loss_block():
             self.report("gradients are clipped inside the scale_loss block, before it unscales them", remedy=IN_APEX)
         elif facts.holds_scaled_gradients():
-            if not any(contains(parameters_of(optimizer), parameter) for optimizer in facts.unscaled):
+            if not any(
+                contains_parameter(parameters_of_optimizer(optimizer), parameter) for optimizer in facts.unscaled
+            ):
                 self.report("gradients are clipped before scaler.unscale_(optimizer)")
         for optimizer in list(facts.prepared):
             stash = optimizer._amp_stash
             half = getattr(stash, "all_fp16_params", ())
             masters = getattr(stash, "all_fp32_from_fp16_params", ())
-            if masters and parameter.dtype is torch.float16 and contains(half, parameter):
+            if masters and parameter.dtype is torch.float16 and contains_parameter(half, parameter):
                 self.report("the fp16 gradients of O2 are clipped, which the optimizer does not use", remedy=IN_APEX)
-            elif stash.params_have_scaled_gradients and contains(parameters_of(optimizer), parameter):
+            elif stash.params_have_scaled_gradients and contains_parameter(
+                parameters_of_optimizer(optimizer), parameter
+            ):
                 self.report(
                     "gradients are clipped that scale_loss(..., delay_unscale=True) has left scaled",
                     remedy=ACCUMULATING,
                 )
 
     def after_clamp(self, tensor: Tensor, result: Tensor) -> None:
-        optimizer = self._owner_of(tensor)
+        optimizer = self._optimizer_of_gradient(tensor)
         if optimizer is None or optimizer in self.facts.unscaled:
             return
-        if storage_of(result) != storage_of(tensor):
-            self._limited[storage_of(result)] = user_location()
-        elif self.facts.is_inside_block():
+        if storage_id_of(result) != storage_id_of(tensor):
+            self._limited[storage_id_of(result)] = user_location()
+        elif self.facts.is_inside_scale_loss_block():
             self.report("gradients are limited by clamp inside the scale_loss block", remedy=IN_APEX)
         else:
             self.report(OWN_CLIP)
 
-    def attempt(self, optimizer: Any, scaler: Any) -> None:
+    def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         if scaler is not None and optimizer not in self.facts.unscaled:
-            for parameter in parameters_of(optimizer) if self._limited else ():
-                location = None if parameter.grad is None else self._limited.get(storage_of(parameter.grad))
+            for parameter in parameters_of_optimizer(optimizer) if self._limited else ():
+                location = None if parameter.grad is None else self._limited.get(storage_id_of(parameter.grad))
                 if location is not None:
                     self.report(OWN_CLIP, location)
         self._limited.clear()
 
-    def _owner_of(self, gradient: Tensor) -> Any:
+    def _optimizer_of_gradient(self, gradient: Tensor) -> Any:
         """Return the optimizer that a tensor is a gradient of, by its storage; None for another tensor."""
         if self._owners_of != self.facts.backwards:
             self._owners_of = self.facts.backwards
             self._owners = {
-                storage_of(parameter.grad): optimizer
+                storage_id_of(parameter.grad): optimizer
                 for optimizer in self.facts.optimizers
-                for parameter in parameters_of(optimizer)
+                for parameter in parameters_of_optimizer(optimizer)
                 if parameter.grad is not None
             }
-        return self._owners.get(storage_of(gradient))
+        return self._owners.get(storage_id_of(gradient))

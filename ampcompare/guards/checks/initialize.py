@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of
+from ampcompare.guards.detector import Detector, guard_of_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,16 +18,16 @@ WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 class InitializeAfterWrapping(Detector):
     """A wrapper in what `amp.initialize` gets, or a module that it casts and that a wrapper contains already."""
 
-    guard = guard_of("initialize-after-wrapping")
+    guard = guard_of_name("initialize-after-wrapping")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._wrapped: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def wrap(self, module: nn.Module) -> None:
+    def at_parallel_wrapping(self, module: nn.Module) -> None:
         self._wrapped.add(module)
 
-    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+    def at_initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
         import torch
 
         casts = properties.cast_model_type not in (None, False, torch.float32)
@@ -42,20 +42,20 @@ class InitializeAfterWrapping(Detector):
 class InitializeBeforeCuda(Detector):
     """A module that is moved to the GPU after `amp.initialize` and was not there before."""
 
-    guard = guard_of("initialize-before-cuda")
+    guard = guard_of_name("initialize-before-cuda")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._moved: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._early: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+    def at_initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
         for model in models:
             # Under `--device cpu` no parameter is ever on a GPU; what counts is that it was sent there.
             if any(not parameter.is_cuda for parameter in model.parameters()) and model not in self._moved:
                 self._early.add(model)
 
-    def cuda(self, module: nn.Module) -> None:
+    def at_move_to_gpu(self, module: nn.Module) -> None:
         parts = set(module.modules())
         self._moved.update(parts)
         if not self._early.isdisjoint(parts):
@@ -66,18 +66,18 @@ class InitializeBeforeCuda(Detector):
 class InitializeTwice(Detector):
     """An optimizer of an earlier `amp.initialize` that is trained after a later one."""
 
-    guard = guard_of("initialize-twice")
+    guard = guard_of_name("initialize-twice")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._calls: list[Location] = []
 
-    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+    def at_initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
         self._calls.append(user_location())
         for optimizer in optimizers:
             self.facts.prepared[optimizer] = len(self._calls)
 
-    def block(self, optimizers: Sequence[Any]) -> None:
+    def at_scale_loss_block(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
             call = self.facts.prepared.get(optimizer)
             if call is not None and call < len(self._calls):
@@ -90,17 +90,17 @@ class InitializeTwice(Detector):
 class HalfAfterInitialize(Detector):
     """A cast of initialized weights, reported when training goes on: the last act of a script may be an export."""
 
-    guard = guard_of("half-after-initialize")
+    guard = guard_of_name("half-after-initialize")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._cast: list[tuple[Location, str]] = []
 
-    def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
+    def at_initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
         for model in models:
             self.facts.initialized.update(model.modules())
 
-    def half(self, module: nn.Module) -> None:
+    def at_half_cast(self, module: nn.Module) -> None:
         import torch
 
         parts = [part for part in module.modules() if part in self.facts.initialized]
@@ -108,7 +108,7 @@ class HalfAfterInitialize(Detector):
         if any(entry.dtype is torch.float32 for entry in entries):
             self._cast.append((user_location(), type(module).__name__))
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         cast, self._cast = self._cast, []
         for location, name in cast:
             self.report(f"{name} is cast to half after amp.initialize", location)

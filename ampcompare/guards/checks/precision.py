@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.detector import Detector, guard_of
+from ampcompare.guards.detector import Detector, guard_of_name
 from ampcompare.guards.script_state import EnteredAutocast, first_loss
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ MAX_COMPARISONS = 128  # each of which waits for the device
 class AutocastElsewhere(Detector):
     """A forward pass in autocast for other devices only than that of its loss, or for one that torch does not see."""
 
-    guard = guard_of("autocast-elsewhere")
+    guard = guard_of_name("autocast-elsewhere")
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         loss = first_loss(losses)
         entered = self.facts.autocasts
         if loss is None or not entered or any(_was_autocast_on(one, loss) for one in entered):
@@ -32,9 +32,9 @@ class AutocastElsewhere(Detector):
 class ScalerOff(Detector):
     """A GradScaler that was not asked to be off, and is, while the script trains."""
 
-    guard = guard_of("scaler-off")
+    guard = guard_of_name("scaler-off")
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         for device, location in self.facts.scalers_off:
             self.report(f'GradScaler("{device}") scales nothing: torch sees no such device', location)
         self.facts.scalers_off.clear()
@@ -44,9 +44,9 @@ class AcceleratorOff(Detector):
     """An Accelerator that was asked for fp16 on a CPU, while the script trains without an autocast that it enters
     itself."""
 
-    guard = guard_of("accelerator-off")
+    guard = guard_of_name("accelerator-off")
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         loss = first_loss(losses)
         if loss is None or any(_was_autocast_on(one, loss) for one in self.facts.autocasts):
             return
@@ -58,13 +58,13 @@ class AcceleratorOff(Detector):
 class ScalerWithBf16(Detector):
     """A scaled loss of a forward pass in autocast whose dtype is given as bfloat16, each time that it was entered."""
 
-    guard = guard_of("scaler-with-bf16")
+    guard = guard_of_name("scaler-with-bf16")
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         import torch
 
         loss = first_loss(losses)
-        if loss is None or self.facts.blocks or not self.facts.is_scaled(loss):
+        if loss is None or self.facts.blocks or not self.facts.is_scaled_loss(loss):
             return
         entered = [one for one in self.facts.autocasts if _was_autocast_on(one, loss)]
         if entered and all(one.is_dtype_given and one.dtype is torch.bfloat16 for one in entered):
@@ -77,13 +77,13 @@ class AutocastWithoutDtype(Detector):
     Silent if the loss ends in a product, which may be a scale of the script's own.
     """
 
-    guard = guard_of("autocast-without-dtype")
+    guard = guard_of_name("autocast-without-dtype")
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         import torch
 
         loss = first_loss(losses)
-        if loss is None or grad_outputs is not None or self.facts.blocks or self.facts.is_scaled(loss):
+        if loss is None or grad_outputs is not None or self.facts.blocks or self.facts.is_scaled_loss(loss):
             return
         if loss.grad_fn is None or loss.grad_fn.name().startswith("Mul"):
             return
@@ -103,14 +103,14 @@ class StaleCast(Detector):
     Some elements of each weight are compared as they are cast, since a write by `data` has no version.
     """
 
-    guard = guard_of("stale-cast")
+    guard = guard_of_name("stale-cast")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # weights with some elements of their cast, by id
         self._comparisons = 0
 
-    def cast_weight(self, weight: Tensor, dtype: torch.dtype) -> None:
+    def at_weight_cast_by_autocast(self, weight: Tensor, dtype: torch.dtype) -> None:
         import torch
 
         if self._comparisons >= MAX_COMPARISONS or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
@@ -125,5 +125,5 @@ class StaleCast(Detector):
                 "this uses the old cast of weights that were written since an open autocast block has cast them"
             )
 
-    def casts_dropped(self) -> None:
+    def after_casts_dropped(self) -> None:
         self._casts.clear()

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.script_state import first_with_gradient, parameters_of, will_skip
+from ampcompare.guards.detector import Detector, guard_of_name
+from ampcompare.guards.script_state import first_parameter_with_gradient, parameters_of_optimizer, will_skip_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class StepTwice(Detector):
     """Both ways of stepping one optimizer, with no backward pass between them."""
 
-    guard = guard_of("step-twice")
+    guard = guard_of_name("step-twice")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -25,7 +25,7 @@ class StepTwice(Detector):
         self._by_scaler: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._by_itself: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def attempt(self, optimizer: Any, scaler: Any) -> None:
+    def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         now = self.facts.backwards
         this_way, other_way = self._by_itself, self._by_scaler
         if scaler is not None:
@@ -45,26 +45,26 @@ class StepUnscaled(Detector):
     begins: a step by the scaler on the same gradients makes it a double step.
     """
 
-    guard = guard_of("step-unscaled")
+    guard = guard_of_name("step-unscaled")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._stepped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # passes at its last step
         self._waiting: weakref.WeakKeyDictionary[Any, Location] = weakref.WeakKeyDictionary()  # lines of such steps
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
-        self.end()
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
+        self.at_guard_removal()
 
-    def end(self) -> None:
+    def at_guard_removal(self) -> None:
         for line in self._waiting.values():
             self.report("optimizer.step() by gradients that the GradScaler has scaled", line)
         self._waiting.clear()
 
-    def attempt(self, optimizer: Any, scaler: Any) -> None:
+    def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         facts = self.facts
         passes = facts.backwards - self._stepped.get(optimizer, 0)
         if scaler is None and not facts.scaler_stepping and passes and facts.holds_scaled_gradients():
-            parameter = first_with_gradient(parameters_of(optimizer))
+            parameter = first_parameter_with_gradient(parameters_of_optimizer(optimizer))
             is_written = parameter is None or parameter.grad is None or parameter.grad._version >= passes
             if not is_written and optimizer not in facts.unscaled:
                 self._waiting[optimizer] = user_location()
@@ -79,7 +79,7 @@ class GradientsKept(Detector):
     After a skipped step, and only then, the gradients are read when the next backward passes begin.
     """
 
-    guard = guard_of("gradients-kept")
+    guard = guard_of_name("gradients-kept")
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -88,38 +88,38 @@ class GradientsKept(Detector):
         self._added: weakref.WeakSet[Any] = weakref.WeakSet()
         self._before_blocks: list[int] = []  # backward passes when each `scale_loss` block that is open began
 
-    def backward(self, losses: Any, grad_outputs: Any) -> None:
+    def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         if self._skipped and not self.facts.blocks:
-            self._check_gradients()
+            self._note_gradients_not_cleared()
 
-    def block(self, optimizers: Sequence[Any]) -> None:
+    def at_scale_loss_block(self, optimizers: Sequence[Any]) -> None:
         self._before_blocks.append(self.facts.backwards)
         if self._skipped:
-            self._check_gradients()
+            self._note_gradients_not_cleared()
 
-    def after_block(self, optimizers: Sequence[Any]) -> None:
+    def after_scale_loss_block(self, optimizers: Sequence[Any]) -> None:
         without_pass = self.facts.backwards == self._before_blocks.pop()  # it may call `torch.autograd.grad` alone
         for optimizer in optimizers:
             if without_pass:
                 self._added.discard(optimizer)
                 continue
             self._report_kept(optimizer)
-            if will_skip(optimizer):
+            if will_skip_step(optimizer):
                 self._skipped.add(optimizer)
 
-    def attempt(self, optimizer: Any, scaler: Any) -> None:
+    def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         if scaler is not None:
             self._report_kept(optimizer)
 
-    def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
+    def after_step_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
         if scaler is not None and not applied:
             self._skipped.add(optimizer)
 
-    def _check_gradients(self) -> None:
+    def _note_gradients_not_cleared(self) -> None:
         for optimizer in list(self._skipped):
-            if will_skip(optimizer):  # several passes may add up before the step that is to be skipped
+            if will_skip_step(optimizer):  # several passes may add up before the step that is to be skipped
                 continue
-            if all(is_finite(parameter.grad) for parameter in _cleared_by_user(optimizer)):
+            if all(is_finite(parameter.grad) for parameter in _params_cleared_by_user(optimizer)):
                 self._skipped.discard(optimizer)
             else:
                 self._added.add(optimizer)
@@ -136,10 +136,10 @@ def is_finite(gradient: Tensor | None) -> bool:
     return gradient is None or gradient.is_sparse or bool(gradient.isfinite().all())
 
 
-def _cleared_by_user(optimizer: Any) -> Iterable[Tensor]:
+def _params_cleared_by_user(optimizer: Any) -> Iterable[Tensor]:
     """Return the parameters whose gradients Apex does not clear itself, as it clears those of master weights."""
     stash: Any = getattr(optimizer, "_amp_stash", None)
     if getattr(stash, "all_fp32_from_fp16_params", None):
         fp32_params: Iterable[Tensor] = stash.all_fp32_from_fp32_params
         return fp32_params
-    return parameters_of(optimizer)
+    return parameters_of_optimizer(optimizer)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ampcompare.backends.arm import find_same_arm
 from ampcompare.base.errors import ConfigError, RecordError
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import common_metric, value_spacing
 from ampcompare.results.analysis.results_table import PrintedNumber, ResultsTable, TableLine, judge_arms
@@ -90,7 +90,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
     return ResultsTable(runs, metric, [])
 
 
-def judge_new(
+def judge_new_results(
     new: ResultsTable, old: ResultsTable, *, arm: str | None = None, sd: float | None = None, terms: Terms
 ) -> AgainstResult:
     """Compare the runs of an arm with those of the same, or the only, arm of older results.
@@ -113,15 +113,15 @@ def judge_new(
             f"the new results are {new.metric.name} ({new.metric.better} is better), the old ones {old.metric.name} "
             f"({old.metric.better} is better); name one metric of both with --metric"
         )
-    ours, theirs = _runs_of(new, arm, "new"), _runs_of(old, arm, "old")
+    ours, theirs = _runs_of_arm(new, arm, "new"), _runs_of_arm(old, arm, "old")
     names = ours[0].arm, theirs[0].arm
     runs = [replace(run, arm=OLD) for run in theirs] + [replace(run, arm=NEW) for run in ours]
     comparison = judge_arms(ResultsTable(runs, old.metric, []), reference=OLD, sd=sd, terms=terms)
     row = next(row for row in comparison.arms if row.arm == NEW)
     verdict, factor = row.quality, old.metric.factor
-    answer = _answer_of_verdict(verdict, _share_diverged(ours), _share_diverged(theirs))
-    low, high = (_in_shown_unit(end, factor) for end in (verdict.low, verdict.high))
-    effect = _in_shown_unit(verdict.effect, factor)
+    answer = _answer_of_verdict(verdict, _diverged_share_of_runs(ours), _diverged_share_of_runs(theirs))
+    low, high = (_value_in_shown_unit(end, factor) for end in (verdict.low, verdict.high))
+    effect = _value_in_shown_unit(verdict.effect, factor)
     return AgainstResult(
         answer=answer,
         verdict=str(verdict) or "no verdict",
@@ -148,23 +148,23 @@ def _answer_of_verdict(verdict: Verdict, new_share: float, old_share: float) -> 
     return "worse" if verdict.kind in SHOWN_WORSE else "cannot tell"
 
 
-def _share_diverged(runs: Sequence[TableLine]) -> float:
+def _diverged_share_of_runs(runs: Sequence[TableLine]) -> float:
     return sum(run.runs or 1 for run in runs if run.diverged) / sum(run.runs or 1 for run in runs)
 
 
-def _runs_of(table: ResultsTable, arm: str | None, which: str) -> list[TableLine]:
+def _runs_of_arm(table: ResultsTable, arm: str | None, which: str) -> list[TableLine]:
     """Return the runs of an arm; where there is one arm only, that one."""
     names = list(dict.fromkeys(run.arm for run in table.runs))
     if len({name.casefold() for name in names}) > 1:
         wanted = find_same_arm(arm, names) if arm is not None else None
         if arm is None:
-            raise ConfigError(f"the {which} results have several arms; name one with --arm: {few_names(names)}")
+            raise ConfigError(f"the {which} results have several arms; name one with --arm: {format_few_names(names)}")
         found = [run for run in table.runs if run.arm.casefold() == (wanted or arm).casefold()]
         if not found:
-            raise ConfigError(f"the {which} results have no arm {arm!r}; they have {few_names(names)}")
+            raise ConfigError(f"the {which} results have no arm {arm!r}; they have {format_few_names(names)}")
         return found
     return list(table.runs)
 
 
-def _in_shown_unit(value: float | None, factor: float) -> float | None:
+def _value_in_shown_unit(value: float | None, factor: float) -> float | None:
     return None if value is None or not math.isfinite(value) else value * factor

@@ -166,7 +166,7 @@ def _parse_step_row(raw: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: None if raw.get(name) is None else float(raw[name]) for name in QUANTITIES}
 
 
-def judge_rows(rows: Rows, envelope: Envelope) -> FloorJudgment:
+def judge_step_rows(rows: Rows, envelope: Envelope) -> FloorJudgment:
     """Judge new steps by the envelope of a training.
 
     Args:

@@ -10,7 +10,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.accuracy import accuracy_margin
 from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
-from ampcompare.results.analysis.inference.terms import terms_of
+from ampcompare.results.analysis.inference.terms import terms_of_comparison
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import (
     incomparable_accuracy_verdict,
@@ -20,9 +20,9 @@ from ampcompare.results.analysis.pairing.comparability import (
 from ampcompare.results.analysis.pairing.learning import idle_verdict
 from ampcompare.results.analysis.pairing.pairs import (
     Pairing,
-    count_surviving_seeds,
     pairs_by_seed,
     pairs_of_counterparts,
+    surviving_and_common_seed_counts,
 )
 from ampcompare.results.analysis.pairing.scores import metric_value
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
@@ -79,7 +79,7 @@ class Gate:
     above: bool
     limit: float
 
-    def fails(self, value: float) -> bool:
+    def is_failed_by(self, value: float) -> bool:
         """Return whether a value exceeds the limit."""
         return value > self.limit if self.above else value < self.limit
 
@@ -97,7 +97,7 @@ class VerdictGate:
     measure: str
     word: str
 
-    def fails(self, verdict: Verdict) -> bool:
+    def is_failed_by(self, verdict: Verdict) -> bool:
         """Return whether an arm with this verdict fails."""
         return verdict.kind in REFUSED if self.word == "worse" else verdict.kind not in SHOWN_BY[self.word]
 
@@ -106,7 +106,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:non-inferior`.
 
     Args:
-        metrics: that runs will have; None where they are not known yet, and then `check_gates` refuses other names.
+        metrics: that runs will have; None where they are not known yet, and then `gate_outcomes` refuses other names.
 
     Raises:
         ConfigError: it cannot be read, has a unit that its measure does not have, or is about no such metric.
@@ -116,7 +116,11 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
         measure, word = asked.groups()
         if measure in (*COUNTS, "memory"):
             raise ConfigError(f"--fail-on {text!r}: there is no verdict on {measure}; write {EXAMPLES}")
-        if metrics is not None and measure not in QUANTITIES and _find_metric(measure, text, metrics) != metrics[0]:
+        if (
+            metrics is not None
+            and measure not in QUANTITIES
+            and _metric_of_measure(measure, text, metrics) != metrics[0]
+        ):
             raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
@@ -126,7 +130,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     if measure == TAIL_LOSS:
         raise ConfigError(f'--fail-on {text!r}: {measure} has verdicts only, as in "{measure}:non-inferior"')
     if metrics is not None and measure not in (*RATIOS, *COUNTS):
-        _find_metric(measure, text, metrics)
+        _metric_of_measure(measure, text, metrics)
     if (unit is not None) != (measure in RATIOS):
         raise ConfigError(f"--fail-on {text!r}: {measure} has {'a ratio' if measure in RATIOS else 'a plain number'}, "
                           f"as in {EXAMPLES}")  # fmt: skip
@@ -134,7 +138,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     return Gate(text.strip(), measure, sign == ">", 1 + limit / 100 if unit == "%" else limit)
 
 
-def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
+def _metric_of_measure(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
     """Return the metric that a gate is about."""
     first = metrics[0]
     if measure == METRIC or (measure == ACCURACY and first.has_errors):
@@ -149,7 +153,7 @@ def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
     return found
 
 
-def check_gates(
+def gate_outcomes(
     gates: Sequence[Gate | VerdictGate], comparison: Comparison, baseline: Comparison | None = None
 ) -> list[GateOutcome]:
     """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
@@ -179,12 +183,12 @@ def check_gates(
         for gate in gates
         if isinstance(gate, VerdictGate)
     }
-    known = {_run_key(record) for record in baseline.records} if baseline is not None else set()
+    known = {_key_of_run(record) for record in baseline.records} if baseline is not None else set()
     checks = []
     for row in comparison.arms:
         base = _baseline_runs(row.arm, comparison, baseline)
         runs = [record for record in comparison.records if record.arm == row.arm]
-        is_itself = any(run[1] is not None and run in known for run in map(_run_key, runs))
+        is_itself = any(run[1] is not None and run in known for run in map(_key_of_run, runs))
         for gate in gates:
             if gate.measure not in COUNTS and (is_itself or base is None):
                 if is_itself:
@@ -192,10 +196,14 @@ def check_gates(
                 elif baseline is not None:  # else the arm is the reference itself
                     checks.append(GateOutcome(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
-                checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
+                checks.append(_gate_outcome_of_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
             else:
-                metric = None if gate.measure in (*RATIOS, *COUNTS) else _find_metric(gate.measure, gate.text, metrics)
-                checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
+                metric = (
+                    None if gate.measure in (*RATIOS, *COUNTS) else _metric_of_measure(gate.measure, gate.text, metrics)
+                )
+                checks.append(
+                    _gate_outcome_of_limit(gate, metric, row, runs, base or [], same_software=baseline is None)
+                )
     return checks
 
 
@@ -225,7 +233,7 @@ def _verdicts_for_gate(measure: str, comparison: Comparison, baseline: Compariso
     by_arm, name = comparison.by_arm(), QUANTITIES.get(measure, "quality")
     if baseline is None:
         return {row.arm: row.verdict(name) for row in comparison.arms}
-    terms = terms_of(comparison)
+    terms = terms_of_comparison(comparison)
     design = SequentialDesign(
         comparison.error_rate, comparison.error_rate
     )  # that of the look: a baseline is not a second chance
@@ -239,34 +247,34 @@ def _verdicts_for_gate(measure: str, comparison: Comparison, baseline: Compariso
     quantity = quantity_tests(margin, terms, design)[name]
     verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
     return {
-        arm: quantity.as_conditional(verdict, pairings[arm].survivors, pairings[arm].updates)
+        arm: quantity.as_conditional(verdict, pairings[arm].surviving_seed_counts, pairings[arm].mean_updates)
         for arm, verdict in verdicts.items()
     }
 
 
-def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> GateOutcome:
+def _gate_outcome_of_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> GateOutcome:
     words = f"{gate.measure} {verdict or 'has no verdict'}"
-    if gate.fails(verdict):
+    if gate.is_failed_by(verdict):
         return GateOutcome(arm, gate.text, failure=f"{words}, and {gate.text} fails")
     return GateOutcome(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
 
 
-def _check_limit(
+def _gate_outcome_of_limit(
     gate: Gate, metric: Metric | None, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool
 ) -> GateOutcome:
     value: float | None = row.diverged if gate.measure == "diverged" else row.failed
     why, may_skip = "", False
     if gate.measure not in COUNTS:
-        value, why, may_skip = _measure_arm(gate.measure, metric, runs, base, same_software=same_software)
+        value, why, may_skip = _measure_gate_value_of_arm(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
         exceeded = f"{_gate_value_text(gate, metric, value)}, and {gate.text} fails"
-        return GateOutcome(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
+        return GateOutcome(row.arm, gate.text, failure=exceeded if gate.is_failed_by(value) else "")
     if may_skip:
         return GateOutcome(row.arm, gate.text, skipped=why)
     return GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
 
 
-def _measure_arm(
+def _measure_gate_value_of_arm(
     measure: str, metric: Metric | None, runs: Runs, base: Runs, *, same_software: bool
 ) -> tuple[float | None, str, bool]:
     """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""
@@ -275,7 +283,7 @@ def _measure_arm(
         return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
     if metric and len(here) < len(runs):
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
-    if metric and (survivors := count_surviving_seeds(runs, base)):
+    if metric and (survivors := surviving_and_common_seed_counts(runs, base)):
         share = "{} of {} seeds".format(*survivors)
         return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
     pairs = pairs_of_counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
@@ -296,7 +304,7 @@ def _measure_arm(
     )
 
 
-def _run_key(record: RunRecord) -> tuple[str, str | None, float | None]:
+def _key_of_run(record: RunRecord) -> tuple[str, str | None, float | None]:
     """Return what tells a run from another run of its cell; older records lack the start."""
     return record.cell, record.started, record.summary.wall_seconds
 

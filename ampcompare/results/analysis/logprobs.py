@@ -82,7 +82,7 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
     """
     first, second = read_logprobs(Path(one)), read_logprobs(Path(other))
     _check_equal_counts(one, first, other, second)
-    distance = distance_of(first, second)
+    distance = distance_of_logprobs(first, second)
     if first == second:
         return LogprobsJudgment("identical", "all log-probabilities are equal", distance, None)
     if twin is None:
@@ -90,7 +90,7 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
         return LogprobsJudgment("cannot tell", why, distance, None)
     again = read_logprobs(Path(twin))
     _check_equal_counts(one, first, twin, again)
-    floor = distance_of(first, again)
+    floor = distance_of_logprobs(first, again)
     if first == again:
         why = "the twin is equal to the first file, so that it is no measure of what harmless changes do"
         return LogprobsJudgment("cannot tell", why, distance, floor)
@@ -111,7 +111,7 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
     return LogprobsJudgment("within the floor", "they are no farther apart than the twin", distance, floor)
 
 
-def distance_of(one: Sequence[float], other: Sequence[float]) -> LogprobsDistance:
+def distance_of_logprobs(one: Sequence[float], other: Sequence[float]) -> LogprobsDistance:
     """Return how far apart two sequences of log-probabilities are."""
     return LogprobsDistance(
         tokens=len(one),
@@ -126,9 +126,11 @@ def read_logprobs(path: Path) -> list[float]:
     try:
         text = read_text(path, most=MAX_BYTES)
         try:
-            found = list(_logprobs_in(parse_json(text)))
+            found = list(_logprobs_in_value(parse_json(text)))
         except FileFault:
-            found = [number for line in text.splitlines() if line.strip() for number in _logprobs_in(parse_json(line))]
+            found = [
+                number for line in text.splitlines() if line.strip() for number in _logprobs_in_value(parse_json(line))
+            ]
     except FileFault as fault:
         raise UnusableInput(f"cannot read the log-probabilities of {path}: {fault}") from None
     if not found:
@@ -141,17 +143,17 @@ def read_logprobs(path: Path) -> list[float]:
     return found
 
 
-def _logprobs_in(value: Any) -> Iterator[float]:
+def _logprobs_in_value(value: Any) -> Iterator[float]:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         raise FileFault(f"{value!r} is no number")
     if isinstance(value, dict):
         name = next((name for name in NAMES if name in value), None)
         if name is None:
             raise FileFault(f"a line has no {NAMES[0]}, but {', '.join(map(str, value)) or 'nothing'}")
-        yield from _logprobs_in(value[name])
+        yield from _logprobs_in_value(value[name])
     elif isinstance(value, list):
         for item in value:
-            yield from _logprobs_in(item)
+            yield from _logprobs_in_value(item)
     else:
         yield float(value)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ampcompare.base.formatting import few_names, format_count
+from ampcompare.base.formatting import format_count, format_few_names
 
 Answer = Literal["noise", "less exact", "another function", "cannot tell"]
 EXIT_CODES: dict[Answer, int] = {"noise": 0, "less exact": 1, "another function": 1, "cannot tell": 3}
@@ -60,7 +60,7 @@ class ReplayFinding:
     base: float | None = None
 
     @property
-    def in_words(self) -> str:
+    def finding_text(self) -> str:
         """It in words."""
         if self.module == GRADIENTS:
             return f"equal gradients arrive at the optimizer {self.apart:.1e} apart: clipping, accumulation, unscaling"
@@ -120,8 +120,8 @@ class ReplayJudgment:
         count = format_count(self.modules, "module")
         if self.answer == "noise":
             return f"{self.change}: noise: {count} and the update are the same functions, and as exact"
-        names = few_names([f"{one.module} ({one.kind})" if one.kind and one.module[0] != "(" else one.module
-                     for one in _first_finding_of_each(self.findings)])  # fmt: skip
+        names = format_few_names([f"{one.module} ({one.kind})" if one.kind and one.module[0] != "(" else one.module
+                     for one in _first_finding_of_each_module(self.findings)])  # fmt: skip
         return f"{self.change}: {self.answer}: {names}; judged were {count}"
 
     def data(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class ReplayJudgment:
         return {"sentence": self.sentence, **asdict(self)}
 
 
-def _first_finding_of_each(findings: Sequence[ReplayFinding]) -> list[ReplayFinding]:
+def _first_finding_of_each_module(findings: Sequence[ReplayFinding]) -> list[ReplayFinding]:
     return list({one.module: one for one in reversed(findings)}.values())[::-1]
 
 
@@ -143,14 +143,14 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
     for side, found in (("the step as it is", base), (change, changed)):
         if found.get("fault"):
             return ReplayJudgment(change, "cannot tell", why=f"{side}: {found['fault']}")
-    before = {_key_of_row(row): row for row in base["rows"]}
+    before = {_module_and_call_of_row(row): row for row in base["rows"]}
     findings: list[ReplayFinding] = []
     errors: list[ModuleErrors] = []
     unjudged: dict[str, str] = {}
     tops: dict[str, str] = {}
     losses: set[str] = set()
     for row in changed["rows"]:
-        name, known = row["module"], before.get(_key_of_row(row))
+        name, known = row["module"], before.get(_module_and_call_of_row(row))
         tops[name] = row.get("top", "")
         if row.get("top") == name and not row.get("parts", {}).get("wgrad"):
             losses.add(name)
@@ -182,11 +182,11 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
     )  # fmt: skip
 
 
-def _key_of_row(row: Mapping[str, Any]) -> tuple[str, int]:
-    return ("(update)" if _is_update(row) else row["module"]), row["call"]
+def _module_and_call_of_row(row: Mapping[str, Any]) -> tuple[str, int]:
+    return ("(update)" if _is_update_row(row) else row["module"]), row["call"]
 
 
-def _is_update(row: Mapping[str, Any]) -> bool:
+def _is_update_row(row: Mapping[str, Any]) -> bool:
     return "update" in row.get("parts", {})
 
 
@@ -203,17 +203,17 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
         answer: Answer
         if row["module"] in (LOSS, GRADIENTS):
             line = OF_LOSS if row["module"] == LOSS else OF_GRADIENTS
-            answer, apart = "another function", _number_or_nan(entry["error"])
-        elif _number_or_nan(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
-            answer, apart = "another function", _number_or_nan(entry["same"])
+            answer, apart = "another function", _number_or_infinity(entry["error"])
+        elif _number_or_infinity(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
+            answer, apart = "another function", _number_or_infinity(entry["same"])
         else:
             line = _error_threshold(entry, first)
             answer = "less exact"
-            apart = _number_or_nan(entry["error"])
+            apart = _number_or_infinity(entry["error"])
         if not apart > line:
             continue
         finding = ReplayFinding(
-            row["module"], row["kind"], answer, part, name, apart, first and _number_or_nan(first["error"])
+            row["module"], row["kind"], answer, part, name, apart, first and _number_or_infinity(first["error"])
         )
         key = (answer == "less exact", part)
         weight = apart / line if line else math.inf
@@ -223,7 +223,7 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
         yield found[key][1]
 
 
-def _number_or_nan(value: Any) -> float:
+def _number_or_infinity(value: Any) -> float:
     return float(value) if value is not None and not math.isnan(float(value)) else math.inf
 
 
@@ -231,13 +231,13 @@ def _rounding_unit(entry: Mapping[str, Any], first: Mapping[str, Any] | None) ->
     return float((first or entry)["unit"])
 
 
-def _movement_in_units(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    return max(_number_or_nan(entry["moved"]), _number_or_nan(first["moved"]) if first else 0.0)
+def _largest_movement_in_units(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+    return max(_number_or_infinity(entry["moved"]), _number_or_infinity(first["moved"]) if first else 0.0)
 
 
 def _function_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    condition = _number_or_nan(entry["moved"]) / float(entry["unit"])
-    if math.isinf(_number_or_nan(entry.get("same", 0.0))) and math.isfinite(condition):
+    condition = _number_or_infinity(entry["moved"]) / float(entry["unit"])
+    if math.isinf(_number_or_infinity(entry.get("same", 0.0))) and math.isfinite(condition):
         return SAME
     return max(SAME, OF_FP64 * FP64 * condition)
 
@@ -246,8 +246,8 @@ def _error_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) 
     unit = _rounding_unit(entry, first)
     of_unit = OF_FP32 if unit < HALF else OF_HALF
     # Of the base alone: what the change computes in is what is judged.
-    moved = _number_or_nan(first["moved"]) if first else _number_or_nan(entry["moved"])
-    own = OF_BASE * _number_or_nan(first["error"]) if first else 0.0
+    moved = _number_or_infinity(first["moved"]) if first else _number_or_infinity(entry["moved"])
+    own = OF_BASE * _number_or_infinity(first["error"]) if first else 0.0
     return max(own, of_unit * max(unit, moved)) + OF_ROUNDING * float((first or entry).get("rounding", 0.0))
 
 
@@ -255,7 +255,7 @@ def _errors_in_units(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
     units: dict[str, tuple[float, float]] = {}
     for part, _, entry, first in _pair_known_tensors(row, known):
         unit = _rounding_unit(entry, first) + float((first or entry).get("rounding", 0.0))
-        before, now = (_number_or_nan(one["error"]) / unit if one else 0.0 for one in (first, entry))
+        before, now = (_number_or_infinity(one["error"]) / unit if one else 0.0 for one in (first, entry))
         most = units.get(part, (0.0, 0.0))
         units[part] = max(most[0], before), max(most[1], now)
     return units

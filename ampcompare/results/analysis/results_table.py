@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from ampcompare.backends.arm import find_same_arm
-from ampcompare.base.environment.extras import require_stats
+from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.effect import (
@@ -36,7 +36,7 @@ from ampcompare.results.analysis.summary import UndecidedRow, conclude_compariso
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.verdict import Verdict
-from ampcompare.settings.metric_direction import known_direction
+from ampcompare.settings.metric_direction import known_metric_direction
 
 Better = Literal["higher", "lower"]
 MAX_BYTES = 16_000_000
@@ -59,7 +59,7 @@ class PrintedNumber:
     step: float
     sd: float | None = None
 
-    def times(self, factor: float) -> PrintedNumber:
+    def multiplied_by(self, factor: float) -> PrintedNumber:
         """Return the same quantity in another unit, or with the other sign."""
         scale = abs(factor)
         return PrintedNumber(factor * self.mean, scale * self.step, None if self.sd is None else scale * self.sd)
@@ -129,7 +129,7 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
         if low < 0 or high > 100 or (high > 1 > low and values):
             raise RecordError(f"{name}: values of {column} go from {low:g} to {high:g}; give percentages")
         scale = 1.0 if high <= 1 else scale
-    runs = [replace(run, value=run.value and run.value.times(scale)) for run in runs]
+    runs = [replace(run, value=run.value and run.value.multiplied_by(scale)) for run in runs]
     return ResultsTable(runs, found, [cell for cell in head if cell not in (*KNOWN, column, f"{column} sd")])
 
 
@@ -178,7 +178,7 @@ def _find_metric_column(
     if column in ACCURACIES and better != "lower":
         return column, TOP1
     if better is None:
-        if not (goal := known_direction(head[column])):
+        if not (goal := known_metric_direction(head[column])):
             raise ConfigError(f"give the direction of {column}: --better higher or --better lower")
         better = "higher" if goal == "max" else "lower"
     return column, Metric(name=head[column][:MAX_NAME], better=better)
@@ -222,7 +222,7 @@ def _parse_line(cells: Mapping[str, str], column: str, location: str) -> TableLi
         runs = None
     seed = cells.get("seed", "")
     seed = str(int(seed)) if seed.isascii() and seed.isdigit() and len(seed) < 16 else seed
-    speed = seconds and replace(seconds.times(1 / seconds.mean), mean=-math.log(seconds.mean))
+    speed = seconds and replace(seconds.multiplied_by(1 / seconds.mean), mean=-math.log(seconds.mean))
     return TableLine(cells["arm"], seed, None if diverged else value, speed, diverged, runs)
 
 
@@ -239,7 +239,7 @@ class _PooledRuns:
 
 
 @dataclass(frozen=True)
-class _Difference:
+class _ArmDifference:
     """An effect, None where the number of runs is not known, and how it came about."""
 
     effect: Effect | None
@@ -274,7 +274,7 @@ def _difference_of_arms(
     value: Callable[[TableLine], PrintedNumber | None],
     floor: float,
     sd: float | None = None,
-) -> _Difference | None:
+) -> _ArmDifference | None:
     """Compare two arms: by pairs where most runs of both have a seed in common, else by Welch's test.
 
     Values of single runs are rounded to the digits that are printed, or to a coarser step of which all are multiples;
@@ -286,7 +286,7 @@ def _difference_of_arms(
     if not here or not there:
         return None
     if any(run.runs is None for run, _ in (*here, *there)):
-        return _Difference(None)
+        return _ArmDifference(None)
     ours, theirs = samples = _pool_lines(here), _pool_lines(there)
     values = [quantity.mean for _, quantity in (*here, *there)]
     step = largest_common_step(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
@@ -309,7 +309,7 @@ def _difference_of_arms(
         effect = welch_effect(ours.mean - theirs.mean, variances, [sample.known for sample in samples])
     least, error = rounding_spread(ours.step, theirs.step), effect.error
     effect = replace(effect, error=max(least, error))
-    return _Difference(effect, error < least, not uses_sd and not is_paired, uses_sd)
+    return _ArmDifference(effect, error < least, not uses_sd and not is_paired, uses_sd)
 
 
 def _pairs_of_seeds(
@@ -335,7 +335,7 @@ def judge_arms(
         ConfigError: `sd` is not positive, there is no arm of the reference's name, or the metric needs a margin.
         ExtraMissing: the packages for statistics are not installed.
     """
-    require_stats()
+    require_statistics_packages()
     terms = terms or Terms()
     if sd is not None and not (math.isfinite(sd) and sd > 0):
         raise ConfigError(f"the spread over seeds is {sd}; give the standard deviation, such as 0.18")
@@ -348,7 +348,7 @@ def judge_arms(
     stored_sd = None if sd is None else sd / metric.factor
     sign = 1 if metric.better == "higher" else -1
     values = {
-        key: _difference_of_arms(its, base, lambda run: run.value and run.value.times(sign), 1e-12, stored_sd)
+        key: _difference_of_arms(its, base, lambda run: run.value and run.value.multiplied_by(sign), 1e-12, stored_sd)
         for key, its in arms.items()
         if its is not base
     }
@@ -367,7 +367,7 @@ def judge_arms(
         seeds=sorted({seed for row in rows for seed in row.seeds}),
         reading=[
             *why_none_recommended(rows, base[0].arm, terms.prefer, metric),
-            *_lines_of_notes(table, rows, sd if not uses_sd else None),
+            *_note_lines(table, rows, sd if not uses_sd else None),
         ],
         records=[],
         judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
@@ -385,7 +385,7 @@ def _runs_of_reference(arms: Mapping[str, Sequence[TableLine]], reference: str |
     if wanted is None:
         return arms.get("fp32") or next(iter(arms.values()))
     if wanted.casefold() not in arms:
-        known = few_names([its[0].arm for its in arms.values()])
+        known = format_few_names([its[0].arm for its in arms.values()])
         raise ConfigError(f"there is no arm {reference!r}; choose one of {known}")
     return arms[wanted.casefold()]
 
@@ -400,8 +400,8 @@ def _metric_with_decimals(table: ResultsTable) -> Metric:
 
 def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[TableLine], sd: float | None) -> AccuracyMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
-    rule = terms.rule
-    values = [run.value.times(metric.factor) for run in reference if run.value is not None]
+    rule = terms.margin_rule
+    values = [run.value.multiplied_by(metric.factor) for run in reference if run.value is not None]
     if metric.name != TOP1.name and rule.kind == "auto":
         raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")
     if rule.kind == "sd" and sd is None and any(value.sd is not None for value in values):
@@ -412,7 +412,7 @@ def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[TableLine
 
 
 def _line_of_arm(
-    runs: Sequence[TableLine], base: Sequence[TableLine], metric: Metric, value: _Difference | None
+    runs: Sequence[TableLine], base: Sequence[TableLine], metric: Metric, value: _ArmDifference | None
 ) -> UndecidedRow:
     """Return the line of an arm before its verdicts."""
     count = sum(run.runs or 1 for run in runs)
@@ -442,11 +442,11 @@ def _line_of_arm(
     return UndecidedRow(
         row,
         {"quality": _evidence_of_difference(value, divergence), "time": _evidence_of_difference(time, EMPTY)},
-        _surviving_of_reference(runs, base),
+        _surviving_runs_of_reference(runs, base),
     )
 
 
-def _surviving_of_reference(runs: Sequence[TableLine], base: Sequence[TableLine]) -> tuple[int, int] | None:
+def _surviving_runs_of_reference(runs: Sequence[TableLine], base: Sequence[TableLine]) -> tuple[int, int] | None:
     """Return how many of the reference's runs next to these did not diverge, and how many there are; None if all."""
     seeds = {run.seed for run in runs}
     next_to_these = [run for run in base if run.seed in seeds] or base
@@ -455,13 +455,13 @@ def _surviving_of_reference(runs: Sequence[TableLine], base: Sequence[TableLine]
     return (kept, ran) if kept < ran else None
 
 
-def _evidence_of_difference(difference: _Difference | None, untested: Verdict) -> Evidence:
+def _evidence_of_difference(difference: _ArmDifference | None, untested: Verdict) -> Evidence:
     if difference is None or difference.effect is None:
         return Evidence(untested=untested or (NO_COUNT if difference else EMPTY))
     return Evidence(difference.effect, untested, difference.effect.mean, difference.rounded)
 
 
-def _lines_of_notes(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
+def _note_lines(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
     if any(row.quality == NO_COUNT for row in rows):
         yield "The number of runs behind a mean is not known: add a column n."
     if unused_sd is not None:

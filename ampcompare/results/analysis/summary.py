@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ampcompare.base.environment.extras import require_stats
+from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.results.analysis.conclusions.details import detail_sentences, look_sentences
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
@@ -36,7 +36,7 @@ from ampcompare.results.analysis.pairing.comparability import (
     circumstance_lines,
     foreign_steps_text,
     incomparable_memory_verdict,
-    script_sentences,
+    script_pairing_sentences,
 )
 from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences, not_as_declared_verdict
 from ampcompare.results.analysis.pairing.pairs import (
@@ -47,7 +47,7 @@ from ampcompare.results.analysis.pairing.pairs import (
     pairs_of_counterparts,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
-from ampcompare.results.analysis.pairing.scores import common_metric, metric_of
+from ampcompare.results.analysis.pairing.scores import common_metric, metric_of_runs
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -78,7 +78,7 @@ def summarize(
     Raises:
         ConfigError: the records are of several tasks, or the margin does not apply to their metric.
     """
-    require_stats()
+    require_statistics_packages()
     terms, design = terms or Terms(), design or SequentialDesign()
     metric = common_metric(records)
     records, copies = unique_runs(records)
@@ -127,7 +127,7 @@ def summarize(
                 *detail_sentences(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *_ineffective_option_lines(by_arm),
-                *script_sentences(records, reference),
+                *script_pairing_sentences(records, reference),
                 *circumstance_lines(records, reference),
                 *filter(None, [rounds_sentence(records)]),
                 *look_sentences(comparison, design.next_error_rate),
@@ -229,8 +229,8 @@ def _line_of_arm(
     return UndecidedRow(
         row.model_copy(update={"memory": _memory_verdict(pairing)}),
         {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
-        pairing.survivors,
-        pairing.updates,
+        pairing.surviving_seed_counts,
+        pairing.mean_updates,
         lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.margin_of_scores()),
     )
 
@@ -266,10 +266,10 @@ def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
     ran = finished_runs(records)
     diverged = len(ran) - len(done)
     rate = wilson_interval(diverged, len(ran)) if diverged else (None, None)
-    metric = metric_of(records)
+    metric = metric_of_runs(records)
     finals = [record.summary.metric_final for record in done]
     return ArmSummary(
-        **_fields_of_times(ran),
+        **_time_fields_of_row(ran),
         arm=arm,
         engine=_engine_names(ran),
         half=next((record.half for record in ran if record.half), None),
@@ -302,7 +302,7 @@ def _engine_names(ran: Sequence[RunRecord]) -> str | None:
     return ", ".join([*engines, *libraries]) or None
 
 
-def _fields_of_times(ran: Sequence[RunRecord]) -> dict[str, Any]:
+def _time_fields_of_row(ran: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the fields of a row that are times, in seconds: those of steps and epochs of valid runs alone."""
     invalid_time = invalid_time_reason_of_arm(ran)
     timed = ran if invalid_time else [record for record in ran if not invalid_time_reason(record)]

@@ -212,7 +212,7 @@ class ArmSummary(_ResultRow):
     status: str = ""
 
     @model_validator(mode="after")
-    def _agree_on_time(self) -> ArmSummary:
+    def _invalidate_time_of_invalid_verdict(self) -> ArmSummary:
         """Call a time invalid if its verdict does, so that nothing shows it; older reports lack that."""
         if not self.invalid_time and self.time.kind == "invalid":
             object.__setattr__(self, "invalid_time", self.time.why)

@@ -30,7 +30,7 @@ class MagnitudeRange(FrozenRecord):
     largest: float | None = Field(None, description="finite magnitude")
     exponents: dict[int, int] = Field(default_factory=dict, description="elements in [2**e, 2**(e+1)), by e")
 
-    def share(self, count: int) -> float:
+    def share_of_count(self, count: int) -> float:
         """Return a count as a share of all elements."""
         return count / self.elements if self.elements else 0.0
 

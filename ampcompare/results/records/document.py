@@ -20,20 +20,20 @@ SCHEMA = 2  # 1: results were top-1 and top-5, by these names
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def _json_number(value: Any) -> Any:
+def _decode_non_finite_number(value: Any) -> Any:
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # A float that strict JSON may hold as a string.
-Number = Annotated[float, BeforeValidator(_json_number)]
+Number = Annotated[float, BeforeValidator(_decode_non_finite_number)]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(ge=0, lt=1e12)]
 
 
-def to_float(value: Any) -> float:
+def parse_json_number(value: Any) -> float:
     """Return a number read from the output of `dump_json`."""
-    return float(_json_number(value))
+    return float(_decode_non_finite_number(value))
 
 
 class FrozenRecord(BaseModel):

@@ -92,7 +92,7 @@ def _evaluation_of_older_record(old: Mapping[str, Any]) -> dict[str, Any]:
     return {**new, "per_sample": old["images"]} if "images" in old else new
 
 
-def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
+def pack_right_samples(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
     """Return which samples were right, in the form that records keep.
 
     Args:
@@ -103,11 +103,13 @@ def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
 
     packed = np.packbits(right).tobytes()
     return SampleResults(
-        bits=base64.b64encode(packed).decode(), sha256=_hash_of_packed(packed), labels_sha256=_hash_of_labels(labels)
+        bits=base64.b64encode(packed).decode(),
+        sha256=_hash_of_packed_samples(packed),
+        labels_sha256=_hash_of_labels(labels),
     )
 
 
-def pack_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
+def pack_sample_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
     """Return the value of the first metric for each sample, in the form that records keep.
 
     Args:
@@ -116,7 +118,9 @@ def pack_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
     """
     packed = values.astype("<f4").tobytes()
     return SampleResults(
-        values=base64.b64encode(packed).decode(), sha256=_hash_of_packed(packed), labels_sha256=_hash_of_labels(labels)
+        values=base64.b64encode(packed).decode(),
+        sha256=_hash_of_packed_samples(packed),
+        labels_sha256=_hash_of_labels(labels),
     )
 
 
@@ -127,7 +131,7 @@ def unpack_samples(result: EpochResult) -> NDArray[Any] | None:
         None where it kept nothing.
 
     Raises:
-        RecordError: the text is not what `pack_right` or `pack_values` wrote.
+        RecordError: the text is not what `pack_right_samples` or `pack_sample_values` wrote.
     """
     import numpy as np
 
@@ -138,19 +142,19 @@ def unpack_samples(result: EpochResult) -> NDArray[Any] | None:
         packed = base64.b64decode(kept.values or "" if kept.bits is None else kept.bits, validate=True)
     except ValueError as error:
         raise RecordError(f"they are not base64 ({error})") from None
-    if _hash_of_packed(packed) != kept.sha256:
+    if _hash_of_packed_samples(packed) != kept.sha256:
         raise RecordError("their hash is another than the recorded one")
     if kept.bits is None:
         return np.frombuffer(packed, dtype="<f4").astype(np.float64)
     return np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=result.samples).astype(bool)
 
 
-def _hash_of_packed(packed: bytes) -> str:
+def _hash_of_packed_samples(packed: bytes) -> str:
     return hashlib.sha256(packed).hexdigest()
 
 
 def _hash_of_labels(labels: NDArray[Any]) -> str:
-    return _hash_of_packed(labels.astype("<i8").tobytes())
+    return _hash_of_packed_samples(labels.astype("<i8").tobytes())
 
 
 class PrecisionResult(FrozenRecord):

@@ -63,7 +63,7 @@ class Ledger(FrozenRecord):
     emulated: str = Field("", description="type that the device lacks, whose products ran in a wider one")
     by: dict[str, str] = Field({}, description="who set a part: a line of the script, a library or the arm")
 
-    def of_groups(self, part: str) -> Types:
+    def types_of_groups(self, part: str) -> Types:
         """Return the types of `weights`, `masters`, `gradients` or `state` over all groups, by share of elements."""
         held: dict[str, float] = {}
         for group in self.groups:

@@ -176,7 +176,7 @@ TOP1 = Metric(name="top-1", unit="%", factor=100.0, margin=0.5, over_samples="sh
 TOP5 = Metric(name="top-5", unit="%", factor=100.0, margin=0.5, over_samples="share", highest=1.0)
 
 
-def metrics_of(script: ScriptConfig) -> list[Metric]:
+def metrics_of_script(script: ScriptConfig) -> list[Metric]:
     """Return the metrics of a script's cells, as records describe them."""
     if not script.metrics:
         return [Metric(name=LOSS, better="lower", decimals=4, difference="ratio", margin=0.02)]

@@ -30,7 +30,7 @@ class StateError(FrozenRecord):
     falling: Number = Field(description="where they fall to a tenth as the loss falls")
 
     @property
-    def largest(self) -> float:
+    def largest_error(self) -> float:
         return max(self.steady, self.falling)
 
 

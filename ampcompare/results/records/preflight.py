@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from ampcompare.base.formatting import few_names, format_count, format_duration
+from ampcompare.base.formatting import format_count, format_duration, format_few_names
 from ampcompare.results.records.document import ArmLabel, FrozenRecord
 
 MAX_SHOWN = 6  # names in a line
@@ -22,7 +22,7 @@ class ArmTrial(FrozenRecord):
     step_seconds: float | None = Field(None, description="median, without the first step where there are others")
 
     @property
-    def overhead(self) -> float:
+    def overhead_seconds(self) -> float:
         """The seconds in which it made no step."""
         return max(0.0, self.seconds - self.steps * (self.step_seconds or 0.0))
 
@@ -55,21 +55,21 @@ class Preflight(FrozenRecord):
                 arms.setdefault(trial.error, []).append(arm)
         return arms
 
-    def cost(self, label: str, steps: int) -> float:
+    def cell_seconds(self, label: str, steps: int) -> float:
         """Return the seconds of a cell with so many steps."""
         known = [trial for trial in self.arms.values() if trial.step_seconds is not None]
         trial = self.arms.get(label)
         own = trial if trial is not None and trial.step_seconds is not None else None
         step = own.step_seconds if own is not None else statistics.fmean(one.step_seconds or 0.0 for one in known)
         later = known[1:] or known  # the first one also started the server of all
-        return statistics.median(one.overhead for one in later) + steps * (step or 0.0)
+        return statistics.median(one.overhead_seconds for one in later) + steps * (step or 0.0)
 
-    def estimate(self, labels: Sequence[str], steps: int | None = None) -> float | None:
+    def estimate_seconds(self, labels: Sequence[str], steps: int | None = None) -> float | None:
         """Return the seconds of cells in turn, by their rows; None if steps, or the time of one, are not known."""
         steps = self.cell_steps if steps is None else steps
         if steps is None or all(trial.step_seconds is None for trial in self.arms.values()):
             return None
-        return sum(self.cost(label, steps) for label in labels if not self.is_refused(label))
+        return sum(self.cell_seconds(label, steps) for label in labels if not self.is_refused(label))
 
     def is_refused(self, label: str) -> bool:
         """Return whether the arm of a row cannot train."""
@@ -81,18 +81,18 @@ class Preflight(FrozenRecord):
         option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
         return f"the script does not follow the seed, so that all seeds give the same run: {self.why_copies or option}"
 
-    def lines(self, labels: Sequence[str] = ()) -> list[str]:
+    def summary_lines(self, labels: Sequence[str] = ()) -> list[str]:
         """Return what was seen in a few lines, by the rows of a plan's cells."""
-        lines = [f"  {few_names(arms)} cannot train: {error}" for error, arms in self.failures.items()]
+        lines = [f"  {format_few_names(arms)} cannot train: {error}" for error, arms in self.failures.items()]
         trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
         if not trained:
             known = lines or ["  no step yet, so that nothing is known of what comes"]
             return [f"preflight, {format_duration(self.seconds)}:", *known]
         if self.untried:
-            lines.append(f"  {few_names(self.untried)} not tried, as that takes long: their first cells show it")
+            lines.append(f"  {format_few_names(self.untried)} not tried, as that takes long: their first cells show it")
         steps = next(iter(trained.values())).steps
-        what = [f"{few_names(list(trained))} trained", f"{format_count(steps, 'step')} each"]
-        what += [f"with {few_names(self.optimizers)}"] if self.optimizers else []
+        what = [f"{format_few_names(list(trained))} trained", f"{format_count(steps, 'step')} each"]
+        what += [f"with {format_few_names(self.optimizers)}"] if self.optimizers else []
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
         if self.copies:
@@ -102,20 +102,22 @@ class Preflight(FrozenRecord):
             lines.append(f"  metric {name}: {seen}")
         if labels and self.is_script and not self.metrics:
             shown = (
-                f"; it shows {few_names(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
+                f"; it shows {format_few_names(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics"
+                if self.numbers
+                else ""
             )
             lines.append(f"  metric: its training loss{shown}")
         if self.overwritten:
             lines.append(
-                f"  writes {few_names(self.overwritten)}, which is there: a script that reads it may "
+                f"  writes {format_few_names(self.overwritten)}, which is there: a script that reads it may "
                 "resume an earlier run"
             )
         elif self.written:
-            lines.append(f"  writes {few_names(self.written)}")
+            lines.append(f"  writes {format_few_names(self.written)}")
         return [*lines, *self._cost_lines(labels)]
 
     def _cost_lines(self, labels: Sequence[str]) -> list[str]:
-        cost = self.estimate(labels, self.cell_steps or PER)
+        cost = self.estimate_seconds(labels, self.cell_steps or PER)
         if not labels or cost is None:
             return []
         line = f"  about {format_duration(cost)} for {format_count(len(labels), 'cell')} in turn"

@@ -126,7 +126,7 @@ class Limits(FrozenRecord):
     source: str = ""
 
     @property
-    def intensity(self) -> float | None:
+    def flops_per_byte(self) -> float | None:
         """FLOPs for each byte."""
         return self.flops / self.bytes if self.bytes else None
 
@@ -144,7 +144,7 @@ class TimedChange(FrozenRecord):
     failure: str = ""
 
     @property
-    def gain(self) -> float:
+    def saved_share(self) -> float:
         """Share of the step that the change saves; negative if it costs time."""
         return 1 - self.seconds / self.before_seconds if self.before_seconds else 0.0
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, parse_json, read_text
-from ampcompare.results.records.document import to_float
+from ampcompare.results.records.document import parse_json_number
 
 MAX_STEPS_BYTES = 2**31
 
@@ -51,15 +51,15 @@ def parse_step(line: str) -> StepRecord:
     return StepRecord(
         step=raw["step"],
         epoch=raw["epoch"],
-        loss=to_float(raw["loss"]),
-        loss_scales_before=tuple(to_float(scale) for scale in raw["loss_scales_before"]),
-        loss_scales=tuple(to_float(scale) for scale in raw["loss_scales"]),
+        loss=parse_json_number(raw["loss"]),
+        loss_scales_before=tuple(parse_json_number(scale) for scale in raw["loss_scales_before"]),
+        loss_scales=tuple(parse_json_number(scale) for scale in raw["loss_scales"]),
         applied=tuple(raw["applied"]),
-        grad_norm=None if raw["grad_norm"] is None else to_float(raw["grad_norm"]),
+        grad_norm=None if raw["grad_norm"] is None else parse_json_number(raw["grad_norm"]),
         seconds=raw["seconds"],
         data_seconds=raw["data_seconds"],
-        losses=tuple(to_float(loss) for loss in raw.get("losses", [])),
-        lr=None if raw.get("lr") is None else to_float(raw["lr"]),
+        losses=tuple(parse_json_number(loss) for loss in raw.get("losses", [])),
+        lr=None if raw.get("lr") is None else parse_json_number(raw["lr"]),
     )
 
 

@@ -49,10 +49,10 @@ class Reporter(abc.ABC):
 
     def render(self, result: Any) -> str:
         """Return the report of a result; it ends with a newline."""
-        return self.write(document_of(result, self.logs))
+        return self.document_text(document_of(result, self.logs))
 
     @abc.abstractmethod
-    def write(self, document: Document) -> str:
+    def document_text(self, document: Document) -> str:
         """Return the text of a document; it ends with a newline."""
 
 
@@ -88,11 +88,13 @@ class Format:
     seconds: float = 0.0
 
     @property
-    def missing(self) -> list[str]:
+    def missing_packages(self) -> list[str]:
         """The packages that it needs and that are not installed."""
         return [package for package in self.packages if find_spec(package) is None]
 
-    def reporter(self, width: int | None = None, logs: Mapping[str, str] | None = None, **options: bool) -> Reporter:
+    def make_reporter(
+        self, width: int | None = None, logs: Mapping[str, str] | None = None, **options: bool
+    ) -> Reporter:
         """Return a new reporter; all arguments are as for `Reporter`."""
         module, _, name = self.implementation.partition(":")
         reporter: Reporter = getattr(import_module(module), name)(width, **options)
@@ -125,11 +127,11 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
     is_unfinished = len(comparison.records) < len(comparison.order)
     document = document_of(comparison, logs=log_links(comparison, folder, folder))
     for form in FORMATS.values():
-        if form.file is None or form.missing:
+        if form.file is None or form.missing_packages:
             continue
         path = folder / form.file
         if not (is_unfinished and _age_in_seconds(path) < form.seconds):
-            write_atomically(path, form.reporter().write(document))
+            write_atomically(path, form.make_reporter().document_text(document))
 
 
 def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
@@ -144,9 +146,11 @@ def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
         EnvironmentUnfit: the folder cannot be written.
     """
     document = document_of(result)
-    written = {folder / f"{document.kind}.{form}": FORMATS[form] for form in forms if not FORMATS[form].missing}
+    written = {
+        folder / f"{document.kind}.{form}": FORMATS[form] for form in forms if not FORMATS[form].missing_packages
+    }
     for path, form in written.items():
-        write_atomically(path, form.reporter().write(document))
+        write_atomically(path, form.make_reporter().document_text(document))
     return list(written)
 
 

@@ -13,7 +13,7 @@ from ampcompare.base.formatting import (
     format_mebibytes,
     format_percent,
     format_seconds,
-    printable,
+    printable_line,
 )
 from ampcompare.results.analysis.pairing.scores import metric_value
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
@@ -95,7 +95,7 @@ def _number_text(value: float | None, form: str) -> str:
 INVALID = Cell("invalid", "muted", badge=True)
 
 
-def step_cell(row: ArmSummary, comparison: Comparison) -> Cell:
+def step_time_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the step time with two decimals below 10 ms and one above; a word where it does not count."""
     if row.step_seconds_median is None or (row.invalid_time and not row.completed):
         return Cell(tone="muted")
@@ -109,7 +109,7 @@ def step_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(f"{milliseconds:,.1f}" if milliseconds < 1000 else f"{milliseconds:,.0f}")
 
 
-def _epoch_cell(row: ArmSummary, comparison: Comparison) -> Cell:
+def _epoch_time_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the time of an epoch, which is a time of steps; a word where that is invalid."""
     if row.invalid_time and row.epoch_seconds is not None:
         return INVALID
@@ -132,7 +132,7 @@ class EffectFormat:
     decimals: int = 2
     sign: str = "+"
 
-    def text(self, value: float, low: float | None = None, high: float | None = None) -> str:
+    def effect_with_interval_text(self, value: float, low: float | None = None, high: float | None = None) -> str:
         """Return an effect with its interval, if there is one, without the unit."""
         low, high = (None if bound is None else self.of_shown(bound) for bound in (low, high))
         return format_interval(self.of_shown(value), low, high, self.limits, decimals=self.decimals, sign=self.sign)
@@ -159,26 +159,26 @@ def effect_text(row: ArmSummary, quantity: Quantity, comparison: Comparison) -> 
     verdict = row.verdict(quantity)
     if verdict.effect is None or (quantity == "time" and row.valid_time_ratio is None):
         return "-"
-    return effect_format(quantity, comparison).text(verdict.effect, verdict.low, verdict.high)
+    return effect_format(quantity, comparison).effect_with_interval_text(verdict.effect, verdict.low, verdict.high)
 
 
-def _skipped_steps(row: ArmSummary) -> str:
+def _skipped_steps_text(row: ArmSummary) -> str:
     return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
 
 
 def short_arm_name(row: ArmSummary) -> str:
     """Return the name of an arm, cut to what a table has room for."""
-    return printable(row.arm, 60)
+    return printable_line(row.arm, 60)
 
 
-def arm_engine(row: ArmSummary) -> str:
+def engine_text_of_arm(row: ArmSummary) -> str:
     """Return the engine or library that an arm ran on, with its version; "" for torch."""
-    return printable((row.engine or "").removesuffix("+compat"), 60)  # its name says so already
+    return printable_line((row.engine or "").removesuffix("+compat"), 60)  # its name says so already
 
 
 def _engine_text(row: ArmSummary) -> str:
-    words = [arm_engine(row), (row.half or "") if is_emulated(row) else ""]
-    return printable("; ".join(filter(None, words)), 60) or "torch"
+    words = [engine_text_of_arm(row), (row.half or "") if is_emulated(row) else ""]
+    return printable_line("; ".join(filter(None, words)), 60) or "torch"
 
 
 def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60) -> Cell:
@@ -187,16 +187,16 @@ def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60
     if not ended and row.completed + row.diverged:
         ended = {"diverged"} if row.diverged else {"completed"}
     tone: Tone = next((tone for state, tone in STATES.items() if state in ended), "muted")
-    return Cell(printable(row.status, longest), tone, badge=bool(row.status))
+    return Cell(printable_line(row.status, longest), tone, badge=bool(row.status))
 
 
-def _compares_starts(comparison: Comparison) -> bool:
+def _are_starts_compared(comparison: Comparison) -> bool:
     """Return whether ways to start processes and loaders are compared."""
     configs = [record.config for record in comparison.records]
     return len({(config.launcher, config.workers, config.threads) for config in configs}) > 1
 
 
-def _has_ranks(comparison: Comparison) -> bool:
+def _has_several_ranks(comparison: Comparison) -> bool:
     return any(row.allreduce_share is not None for row in comparison.arms)
 
 
@@ -244,7 +244,7 @@ def _energy_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     return {f"J/1000 {unit}": column_of_run_means(joules_per_thousand, lambda mean: f"{mean:.3g}")} if known else {}
 
 
-def _waits_for_data(comparison: Comparison) -> bool:
+def _has_long_data_wait(comparison: Comparison) -> bool:
     """Return whether a run waits for its batches long enough to matter."""
     summaries = [record.summary for record in comparison.records]
     return any(
@@ -272,21 +272,21 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "lr": column_of_summary(lambda row: f"{row.lr:g}", _has_own_lr),
     "metric": _metric_columns,
     "other metrics": _other_metric_columns,
-    "epoch (s)": ArmColumn(cell=_epoch_cell),
+    "epoch (s)": ArmColumn(cell=_epoch_time_cell),
     "peak MiB": column_of_summary(lambda row: format_mebibytes(row.peak_bytes)),
-    "step (ms)": ArmColumn(cell=step_cell),
-    "data (ms)": ArmColumn(cell=_data_wait_cell, applies=_waits_for_data),
+    "step (ms)": ArmColumn(cell=step_time_cell),
+    "data (ms)": ArmColumn(cell=_data_wait_cell, applies=_has_long_data_wait),
     "throughput": _throughput_columns,
     "energy": _energy_columns,
     "rel. time": column_of_summary(lambda row: _number_text(row.valid_time_ratio, ".2f")),
     "tail loss": column_of_run_means(lambda record: record.summary.loss_tail, "{:.4g}".format, _has_loss),
     "final loss scale": column_of_summary(lambda row: _number_text(row.final_loss_scale, "g")),
-    "skipped steps": column_of_summary(_skipped_steps),
+    "skipped steps": column_of_summary(_skipped_steps_text),
     "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
     "engine": column_of_summary(_engine_text),
-    "start (s)": column_of_summary(lambda row: format_seconds(row.start_seconds), _compares_starts),
-    "first batch (s)": column_of_summary(lambda row: format_seconds(row.loader_start_seconds), _compares_starts),
-    "all-reduce %": column_of_summary(lambda row: format_percent(row.allreduce_share), _has_ranks),
+    "start (s)": column_of_summary(lambda row: format_seconds(row.start_seconds), _are_starts_compared),
+    "first batch (s)": column_of_summary(lambda row: format_seconds(row.loader_start_seconds), _are_starts_compared),
+    "all-reduce %": column_of_summary(lambda row: format_percent(row.allreduce_share), _has_several_ranks),
 }
 """The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
 
@@ -327,7 +327,7 @@ def _memory_cell(row: ArmSummary, comparison: Comparison) -> Cell:
 
 def verdict_cell(verdict: Verdict, longest: int = 60) -> Cell:
     """Return a cell of a verdict in its words, in characters at most."""
-    return Cell(printable(str(verdict), longest) or "-", verdict_tone(verdict), badge=bool(verdict))
+    return Cell(printable_line(str(verdict), longest) or "-", verdict_tone(verdict), badge=bool(verdict))
 
 
 def state_cell(state: str) -> Cell:
@@ -349,9 +349,11 @@ def columns_with_values(comparison: Comparison) -> dict[str, ArmColumn]:
 def table_of_columns(
     shown: Mapping[str, ArmColumn], comparison: Comparison, rows: Sequence[ArmSummary] | None = None, **options: Any
 ) -> Table:
-    """Return a table of these columns, for all arms or some; options are those of `Table.of`."""
+    """Return a table of these columns, for all arms or some; options are those of `Table.from_rows`."""
     chosen = comparison.arms if rows is None else rows
-    return Table.of(shown, [[column.cell(row, comparison) for column in shown.values()] for row in chosen], **options)
+    return Table.from_rows(
+        shown, [[column.cell(row, comparison) for column in shown.values()] for row in chosen], **options
+    )
 
 
 def format_interval(
@@ -397,7 +399,9 @@ def _side_of_limit(value: float, limit: float) -> int:
 def verdict_detail(verdict: Verdict) -> str:
     """Return what the word of a verdict leaves out, except a margin, which the legend has."""
     return (
-        verdict.update_counts_text if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
+        verdict.update_counts_text
+        if verdict.kind in ("equivalent", "non-inferior")
+        else printable_line(verdict.detail, 200)
     )
 
 

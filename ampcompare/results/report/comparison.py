@@ -4,13 +4,13 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
+from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable_line
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.effects.samples import samples_noun
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.inference.sample_size import round_to_two_digits
-from ampcompare.results.analysis.pairing.comparability import are_pairs
+from ampcompare.results.analysis.pairing.comparability import are_runs_paired
 from ampcompare.results.records.comparison import ArmSummary, Comparison, PublishedRow, SampleComparison
 from ampcompare.results.records.evaluation import PrecisionRow, emulated_type
 from ampcompare.results.records.metric import Metric
@@ -27,7 +27,7 @@ from ampcompare.results.report.columns import (
     verdict_columns,
 )
 from ampcompare.results.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
-from ampcompare.results.report.html.sections import answer_of, page_sections, page_subtitle
+from ampcompare.results.report.html.sections import answer_of_comparison, page_sections, page_subtitle
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.overview import make_overview
 from ampcompare.results.report.stacks import stack_table
@@ -61,7 +61,7 @@ VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict
 
 def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None = None) -> Document:
     """Return the report, which links to the log of each cell."""
-    warnings, title, further = answer_of(comparison)
+    warnings, title, further = answer_of_comparison(comparison)
     first = make_overview(comparison)
     below = [*first.legend, *_overview_legend(comparison, first.heads)]
     first = replace(first, legend=below, caption="Summary, one row per arm")
@@ -95,7 +95,8 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         Section("conclusions", [Items(comparison.reading)] if comparison.reading else [], "Conclusions"),
         Section("stacks", [] if stacks is None else [stacks], "Environments"),
         Section("environment", [Facts([("", environment)])] if environment else [], "Environment"),
-        Section("command", [Code(printable(comparison.command, MAX_LINE))] if comparison.command else [], "Reproduce"),
+        Section("command", [Code(printable_line(comparison.command, MAX_LINE))] if comparison.command else [],
+                "Reproduce"),
         Section("columns", [Table(first.columns, first.rows)]),
         Section("measured", [measured, *([verdicts] if verdicts.rows else [])],
                 "All measurements, one line per arm"),
@@ -122,7 +123,7 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
     if not others:
         return []
     table, metric = comparison.judged, comparison.metric
-    quality, unit = printable(metric.name), printable(metric.difference_unit)
+    quality, unit = printable_line(metric.name), printable_line(metric.difference_unit)
     of = "of " if metric.difference != "points" else ""
     margin = f"±{comparison.margin:g}{f' {unit}' if unit else ''} {of}{quality}"
     if comparison.margin_rule == "auto":
@@ -136,20 +137,20 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
     direction = "" if metric.quality == "accuracy" else f" {capitalize_sentence(quality)}: {metric.better} is better."
-    against = f"against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}"
+    against = f"against {printable_line(comparison.reference, 60)}, {_pairing_text(comparison)}"
     lines = [
         f"Δ and verdict: {against}; {interval}{rate}.{direction} "
         f"Margins: {margin}, ±{100 * comparison.time_margin:g} % step time{spread}."
     ]
     if "rel. time" in shown:
-        lines[0] += f" rel. time: step time / that of {printable(comparison.reference, 60)}."
+        lines[0] += f" rel. time: step time / that of {printable_line(comparison.reference, 60)}."
     if "Δ tail loss (%)" in shown:
         lines.append(
             f"Δ tail loss: training loss over the last fifth of the steps, relative to that of the reference; margin "
             f"±{100 * comparison.loss_margin:g} %, tested separately at the same error rate."
         )
     if table and table.within:
-        names = " and ".join(printable(name, 40) for name in table.within)
+        names = " and ".join(printable_line(name, 40) for name in table.within)
         lines.append(
             f"The first rows are over all values of {names}; these and the rows of single values are tested separately."
         )
@@ -160,22 +161,23 @@ def _pairing_text(comparison: Comparison) -> str:
     judged = comparison.judged
     if judged is not None and judged.independent:
         others = [row.arm for row in comparison.arms if row.arm not in judged.references]
-        names = ", ".join(printable(name, 40) for name in judged.independent)
+        names = ", ".join(printable_line(name, 40) for name in judged.independent)
         return "as independent samples" + ("" if set(others) <= set(judged.independent) else f" ({names}), or by pairs")
-    if are_pairs(comparison.records, comparison.reference):
+    if are_runs_paired(comparison.records, comparison.reference):
         return "paired by seed"
     return "runs of a seed are not all pairs"
 
 
 def column_legend(comparison: Comparison) -> str:
     """Return one line that says what the columns mean."""
-    reference = printable(comparison.reference, 60)
+    reference = printable_line(comparison.reference, 60)
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     over = f"mean ± sd over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
     metric = comparison.metric
     best = "highest" if metric.better == "higher" else "lowest"
     return (
-        f"{printable(metric.name)}: final epoch, {over}; best: {best} of any epoch; rel. time: step time / that of "
+        f"{printable_line(metric.name)}: final epoch, {over}; best: {best} of any epoch; rel. time: step "
+        "time / that of "
         f"{reference}, over pairs."
     )
 
@@ -184,9 +186,9 @@ def margin_words(comparison: Comparison) -> str:
     """Return the margin of the metric, with the rule that gave it and why."""
     unit = comparison.metric.difference_unit.replace("pp", "point" if comparison.margin == 1 else "points")
     of = f"{unit} of {comparison.metric.quality}".strip()
-    shown = f"{comparison.margin:g} {printable(of)}"
+    shown = f"{comparison.margin:g} {printable_line(of)}"
     rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
-    return f"{shown} ({rule}{printable(comparison.margin_reason, 200)})" if comparison.margin_reason else shown
+    return f"{shown} ({rule}{printable_line(comparison.margin_reason, 200)})" if comparison.margin_reason else shown
 
 
 def verdict_legend(comparison: Comparison) -> str:
@@ -198,14 +200,15 @@ def verdict_legend(comparison: Comparison) -> str:
     judged = any(row.loss for row in comparison.arms)
     loss = f", {100 * comparison.loss_margin:g} % of tail loss" if judged else ""
     return (
-        f"Verdicts against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}. Equivalence margins: "
+        f"Verdicts against {printable_line(comparison.reference, 60)}, {_pairing_text(comparison)}. "
+        "Equivalence margins: "
         f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time{loss}; "
         f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
-        + _samples_of_verdicts(comparison)
+        + _samples_of_verdicts_sentence(comparison)
     )
 
 
-def _samples_of_verdicts(comparison: Comparison) -> str:
+def _samples_of_verdicts_sentence(comparison: Comparison) -> str:
     """Return one sentence: which samples the verdicts on the metric are about; "" where no run was evaluated."""
     counts = {epoch.samples for record in comparison.records for epoch in record.summary.epochs[-1:]}
     if not counts:
@@ -225,7 +228,7 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
     if new:
         margin = metric.margin_text(comparison.margin)
         disagree = any(its.models for _, its in compared)
-        table = Table.of(
+        table = Table.from_rows(
             ["arm", f"on these {noun}", f"on new {noun}", f"{noun} for ±{margin}", *(["disagree"] if disagree else [])],
             [row if disagree else row[:-1] for row in new],
             f"These {noun}, or new ones",
@@ -237,11 +240,11 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
         yield Section("samples", [table])
     single = [(row, pair) for row, its in compared if row.pairs < MIN_PAIRS for pair in its.models]
     if single:
-        reference = printable(comparison.reference, 60)
-        table = Table.of(
+        reference = printable_line(comparison.reference, 60)
+        table = Table.from_rows(
             ["arm", "seed", "right only here", f"right only in {reference}", "McNemar's p"],
             [
-                [printable(row.arm, 60), str(it.seed), str(it.arm_only), str(it.reference_only), f"{it.p:.3g}"]
+                [printable_line(row.arm, 60), str(it.seed), str(it.arm_only), str(it.reference_only), f"{it.p:.3g}"]
                 for row, it in single
             ],
             "These two models",
@@ -257,9 +260,9 @@ def _cells_on_new_samples(row: ArmSummary, its: SampleComparison, comparison: Co
         needed = "enough" if its.needed <= its.samples else f"about {round_to_two_digits(its.needed):,}"
     disagreeing = statistics.fmean(pair.arm_only + pair.reference_only for pair in its.models) if its.models else 0.0
     return [
-        printable(row.arm, 60),
+        printable_line(row.arm, 60),
         effect_text(row, "quality", comparison),
-        effect_format("quality", comparison).text(row.quality.effect or 0.0, its.low, its.high),
+        effect_format("quality", comparison).effect_with_interval_text(row.quality.effect or 0.0, its.low, its.high),
         needed,
         f"{disagreeing:.1f} of {its.samples:,}",
     ]
@@ -285,8 +288,8 @@ def precision_table(comparison: Comparison) -> Table | None:
     ]
     if answered:
         words.append("Differing answers: share of decisions that differ from the arm's own evaluation.")
-    return Table.of(
-        [printable(head, 60) for head in headers],
+    return Table.from_rows(
+        [printable_line(head, 60) for head in headers],
         [_evaluation_row(row, metric, form, answered=answered, moved=moved) for row in rows],
         "Trained weights in other precisions",
         " ".join(words),
@@ -296,12 +299,12 @@ def precision_table(comparison: Comparison) -> Table | None:
 def _evaluation_row(
     row: PrecisionRow, metric: Metric, form: EffectFormat, *, answered: bool, moved: bool
 ) -> list[str | Cell]:
-    line: list[str | Cell] = [printable(row.arm, 60), _evaluation_name(row)]
+    line: list[str | Cell] = [printable_line(row.arm, 60), _evaluation_name(row)]
     if row.metric_mean is None or row.difference is None:
-        failed = Cell(printable(f"failed: {row.error}", 80), "bad", badge=True)
+        failed = Cell(printable_line(f"failed: {row.error}", 80), "bad", badge=True)
         return [*line, failed, "-", "-", *["-"] * (answered + moved)]
     line += [metric_text(metric, row.metric_mean), metric_text(metric, row.own_mean)]
-    line.append(form.text(row.difference, row.low, row.high))
+    line.append(form.effect_with_interval_text(row.difference, row.low, row.high))
     if answered:
         line.append("-" if row.disagreement is None else f"{100 * row.disagreement:.2f}")
     if moved:
@@ -312,7 +315,7 @@ def _evaluation_row(
 def _evaluation_name(row: PrecisionRow) -> str:
     """Return a precision as the table names it, with how it was computed where that was emulated."""
     emulated = " (emulated)" if emulated_type(row.half) else ""
-    return f"{printable(row.precision, 40)}{emulated}{', EMA' if row.averaged else ''}"
+    return f"{printable_line(row.precision, 40)}{emulated}{', EMA' if row.averaged else ''}"
 
 
 def _values_in_precisions(record: RunRecord) -> dict[str, float | None]:
@@ -341,7 +344,7 @@ def published_table(comparison: Comparison) -> Table | None:
     said = {name for name in lines[0] if any(line[name] for line in lines)}
     shown = [name for name in lines[0] if name.replace(", measured", ", published") in said]
     rows = [[line[name] or "-" for name in shown] for line in lines]
-    return Table.of(shown, rows, legend=published_legend(comparison), caption="Published and measured results")
+    return Table.from_rows(shown, rows, legend=published_legend(comparison), caption="Published and measured results")
 
 
 def _published_row(
@@ -356,7 +359,7 @@ def _published_row(
     if row:
         measured = _percent_text(row.metric_mean) or status_cell(row, records, 40)
     return {
-        "as published": printable(names, 80),
+        "as published": printable_line(names, 80),
         "top-1 %, published": said,
         "top-1 %, measured": measured,
         "best %, published": _percent_text(published.top1_best),
@@ -367,7 +370,7 @@ def _published_row(
         "epoch, measured": _duration_text(row.epoch_seconds if row else None),
         "MiB, published": format_mebibytes(published.peak_bytes, decimals=0, missing=""),
         "MiB, measured": format_mebibytes(row.peak_bytes if row else None, decimals=0, missing=""),
-        "remark": printable(published.remark, 80),
+        "remark": printable_line(published.remark, 80),
     }
 
 
@@ -394,7 +397,7 @@ def published_legend(comparison: Comparison) -> str:
     elif published.differs:
         more = f" and {len(published.differs) - MAX_NAMED} more" if len(published.differs) > MAX_NAMED else ""
         words += f", with other settings than published: {'; '.join(published.differs[:MAX_NAMED])}{more}"
-    return printable(f"{words}.", MAX_LINE)
+    return printable_line(f"{words}.", MAX_LINE)
 
 
 def _run_values_table(comparison: Comparison) -> Table:
@@ -418,7 +421,7 @@ def _run_values_table(comparison: Comparison) -> Table:
     for record, its_weights in zip(comparison.records, weights, strict=True):
         row, line = arms.get(record.arm), published.get(record.arm)
         rows.append([
-            *_run_values(record, others),
+            *_run_values_row(record, others),
             *(str(getattr(row, quantity, "")) for quantity in VERDICTS.values()),
             invalid_time_reason(record),
             record.error,
@@ -436,10 +439,10 @@ def _run_values_table(comparison: Comparison) -> Table:
         *of_runs,
         *of_weights,
     ]
-    return Table.of_values(heads, rows)
+    return Table.from_values(heads, rows)
 
 
-def _run_values(record: RunRecord, others: Sequence[str]) -> list[object]:
+def _run_values_row(record: RunRecord, others: Sequence[str]) -> list[object]:
     engine, recipe = record.engine, record.config.recipe
     lr = recipe.optimizer.lr if record.config.script is None else None  # a script has its own
     head = [record.arm, recipe.seed, record.status, engine and engine.name, engine and engine.version, record.half, lr]

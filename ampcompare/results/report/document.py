@@ -136,7 +136,7 @@ class Table:
     links: Sequence[str] = ()
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         heads: Iterable[str],
         rows: Iterable[Sequence[str | Cell]],
@@ -149,7 +149,7 @@ class Table:
         return cls([Column(head) for head in heads], cells, title, [legend] if legend else [], **options)
 
     @classmethod
-    def of_values(cls, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
+    def from_values(cls, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
         """Return a table for other programs: numbers in full precision."""
         return cls([Column(head) for head in heads], [[Cell("", value=value) for value in row] for row in rows])
 
@@ -211,7 +211,7 @@ class Section:
         return self.content() if callable(self.content) else self.content
 
     @property
-    def is_undrawn(self) -> bool:
+    def has_undrawn_figures_only(self) -> bool:
         """Whether its figures have nothing to draw, and say why."""
         return all(isinstance(block, Figure) and getattr(block.data, "sentence", "") for block in self.blocks)
 
@@ -247,7 +247,7 @@ class Document:
     rows: Sequence[str] = ()
     reference: str = ""
 
-    def sections_in(self, form: str) -> list[Section]:
+    def sections_in_format(self, form: str) -> list[Section]:
         """Return the sections that a format shows, in its order."""
         outlines = OUTLINES.get(self.kind, {})
         return self.sections_of(outlines.get(form, outlines.get("md", [section.name for section in self.sections])))
@@ -260,10 +260,10 @@ class Document:
             names, mark = entry.rstrip("+*!?"), entry[-1]
             names, _, most = names.partition(":")
             name = next((name for name in names.split("|") if name in known and known[name].blocks), None)
-            if name is not None and not (mark == "?" and known[name].is_undrawn):
+            if name is not None and not (mark == "?" and known[name].has_undrawn_figures_only):
                 section = known.pop(name)
                 blocks = section.blocks[: int(most) if most else None]
-                fold = _fold_marked_blocks(mark, blocks) or section.fold
+                fold = _fold_state_of_blocks(mark, blocks) or section.fold
                 title = section.title
                 if fold and not title and isinstance(blocks[0], Table):
                     title, blocks = blocks[0].title, [replace(blocks[0], title="", caption=blocks[0].title)]
@@ -271,6 +271,6 @@ class Document:
         return found
 
 
-def _fold_marked_blocks(mark: str, blocks: Sequence[Block]) -> str:
+def _fold_state_of_blocks(mark: str, blocks: Sequence[Block]) -> str:
     is_short = all(len(block.rows) <= MAX_OPEN for block in blocks if isinstance(block, Table))
     return {"+": "closed", "!": "open", "*": "open" if is_short else "closed"}.get(mark, "")

@@ -36,7 +36,7 @@ class Exporter(abc.ABC):
         self._project = project
 
     @abc.abstractmethod
-    def write(self, comparison: Comparison, folder: Path) -> None:
+    def export_records(self, comparison: Comparison, folder: Path) -> None:
         """Write the records of a comparison whose run directory is `folder`, except those that are there already.
 
         Raises:
@@ -85,7 +85,7 @@ def make_exporter(name: str, folder: Path, note: Callable[[str], None], project:
 Point = tuple[float, int, dict[str, float]]
 
 
-def points_of(record: RunRecord, folder: Path) -> Iterator[Point]:
+def points_of_record(record: RunRecord, folder: Path) -> Iterator[Point]:
     """Yield seconds of training so far, a step, and values by name; evaluations stand at the last step before them.
 
     Args:

@@ -8,5 +8,5 @@ from ampcompare.results.report.document import Document
 class Json(Reporter):
     """Everything; non-finite numbers are strings."""
 
-    def write(self, document: Document) -> str:
+    def document_text(self, document: Document) -> str:
         return dump_json(document.data) + "\n"

@@ -1,6 +1,6 @@
 """The tables for a paper: `tabular` environments that need the package booktabs."""
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import Document, Table, Text
 
@@ -22,7 +22,7 @@ SPECIAL = str.maketrans(
 
 
 def _escape_latex(text: str) -> str:
-    return printable(text, MAX_LINE).translate(SPECIAL)
+    return printable_line(text, MAX_LINE).translate(SPECIAL)
 
 
 def _table_environment(table: Table, title: str) -> str:
@@ -49,9 +49,11 @@ def _table_environment(table: Table, title: str) -> str:
 class Latex(Reporter):
     """The tables, without the notes of rows; sentences are comments, since the text is the author's."""
 
-    def write(self, document: Document) -> str:
-        blocks = [(block, section.title) for section in document.sections_in("latex") for block in section.blocks]
+    def document_text(self, document: Document) -> str:
+        blocks = [
+            (block, section.title) for section in document.sections_in_format("latex") for block in section.blocks
+        ]
         sentences = [sentence for block, _ in blocks if isinstance(block, Text) for sentence in block.sentences]
-        comments = ["needs \\usepackage{booktabs}", *(printable(sentence, MAX_LINE) for sentence in sentences)]
+        comments = ["needs \\usepackage{booktabs}", *(printable_line(sentence, MAX_LINE) for sentence in sentences)]
         tables = [_table_environment(block, title) for block, title in blocks if isinstance(block, Table)]
         return "\n\n".join(["\n".join(f"% {text}" for text in comments), *tables]) + "\n"

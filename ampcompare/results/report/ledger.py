@@ -5,12 +5,12 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import Roles
-from ampcompare.base.formatting import format_count, printable
+from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.results.analysis.pairing.declared import (
     RoleComparison,
     compare_roles,
     ineffective_option_sentences,
-    observed_text,
+    observed_types_text,
     own_type_sentences,
 )
 from ampcompare.results.records.comparison import Comparison
@@ -54,7 +54,7 @@ def _type_bars(seen: Mapping[str, tuple[Sequence[RoleComparison], Ledger]]) -> d
     names = sorted({name for _, ledger in seen.values() for _, _, types in _figure_parts(ledger) for name in types})
     bars: list[dict[str, Any]] = []
     for arm, (roles, ledger) in seen.items():
-        bars.append({"name": printable(arm, 30), "text": "declared", "segments": []})
+        bars.append({"name": printable_line(arm, 30), "text": "declared", "segments": []})
         by_name = {role.name: role for role in roles}
         for title, part, types in _figure_parts(ledger):
             role = by_name.get(part)
@@ -72,7 +72,7 @@ def _figure_parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
     """Return name, part and types of what a figure shows of a ledger: each parameter group, and the products."""
     several = len(ledger.groups) > 1
     held = [
-        (f"{part} of {printable(group.name, 16)}" if several else part, part, getattr(group, part))
+        (f"{part} of {printable_line(group.name, 16)}" if several else part, part, getattr(group, part))
         for group in ledger.groups
         for part in ("weights", "masters", "state")
     ]
@@ -81,12 +81,12 @@ def _figure_parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
 
 
 def _ledger_table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:
-    heads = [role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.place)]
+    heads = [role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.position_in_step)]
     seen = {role.name for roles in rows.values() for role in roles if role.observed}
     shown = [head for head in dict.fromkeys(heads) if head in seen]
     return Table(
         [Column("arm"), *(Column(SHORT.get(head, head)) for head in shown)],
-        [[Cell(printable(arm, 60)), *_role_cells(rows[arm], shown)] for arm in rows],
+        [[Cell(printable_line(arm, 60)), *_role_cells(rows[arm], shown)] for arm in rows],
         legend=[
             "Types that a few steps showed: of weights between steps, of multiply-adds in the forward and the backward "
             "pass, and of what the optimizer gets and keeps. Lost: elements that an update left as they were. In "
@@ -119,18 +119,18 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
         arm: under which it ran; one without declared roles, as `script`, has nothing to differ from.
     """
     roles, title = arm.roles, f"What ran under {arm}"
-    differ = [part.difference for part in compare_roles(roles, ledger) if part.differs]
+    differ = [part.difference_text for part in compare_roles(roles, ledger) if part.differs]
     head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title
     where = f"Seen in {format_count(len(ledger.steps), 'step')}: {', '.join(map(str, ledger.steps))}, counted from 0."
     by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
-    frozen = [f"Frozen weights: {observed_text(ledger.frozen)}{by}."] if ledger.frozen else []
+    frozen = [f"Frozen weights: {observed_types_text(ledger.frozen)}{by}."] if ledger.frozen else []
     groups = [f"{group.name}: {_group_types_text(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []
     if ledger.skipped:
         where += f" {ledger.skipped} of them updated nothing."
     own = [f"{note[0].upper()}{note[1:]}." for note in own_type_sentences(roles, ledger)]
     sections = [
         Section("headline", [Text([head])]),
-        Section("parts", [_parts_table(roles, ledger)]),
+        Section("parts", [_step_parts_table(roles, ledger)]),
         Section("where", [Text([*ineffective_option_sentences(arm, ledger), *own, where, *frozen, *groups])]),
     ]
     return Document("ledger", sections, ledger, title, head)
@@ -139,16 +139,16 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
 def _group_types_text(group: GroupTypes) -> str:
     """Return the types of one parameter group in words."""
     parts = [("weights", group.weights), ("masters", group.masters), ("gradients", group.gradients)]
-    shown = [f"{name} {observed_text(types)}" for name, types in [*parts, ("state", group.state)] if types]
+    shown = [f"{name} {observed_types_text(types)}" for name, types in [*parts, ("state", group.state)] if types]
     return f"{group.parameters:,} parameters, {', '.join(shown)}"
 
 
-def _parts_table(roles: Roles | None, ledger: Ledger) -> Table:
+def _step_parts_table(roles: Roles | None, ledger: Ledger) -> Table:
     """Return a row for each part of a step: what was declared, what ran, and who set it."""
     heads = ["part", *(["declared"] if roles is not None else []), "ran", "by"]
     rows: list[list[str | Cell]] = []
     for part in compare_roles(roles, ledger):
         ran = Cell(part.observed or "-", "bad" if part.differs else "")
         declared = [part.declared or "-"] if roles is not None else []
-        rows.append([part.name, *declared, ran, printable(part.remark or "-", 120)])
-    return Table.of(heads, rows, caption="What ran", narrows=True)
+        rows.append([part.name, *declared, ran, printable_line(part.remark or "-", 120)])
+    return Table.from_rows(heads, rows, caption="What ran", narrows=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import Block, Code, Document, Facts, Figure, Items, Step, Table, Text
 
@@ -14,7 +14,7 @@ LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))  # which a viewer w
 
 def escape_markdown(text: str) -> str:
     """Return text as one line in which nothing is markup."""
-    shown = printable(text, MAX_LINE).translate(SPECIAL)
+    shown = printable_line(text, MAX_LINE).translate(SPECIAL)
     for start, inert in LINKS:
         shown = shown.replace(start, inert)
     return shown
@@ -23,9 +23,9 @@ def escape_markdown(text: str) -> str:
 class Markdown(Reporter):
     """GitHub-flavored Markdown: headings, tables and code blocks, in which nothing but these is markup."""
 
-    def write(self, document: Document) -> str:
+    def document_text(self, document: Document) -> str:
         parts = [f"# {escape_markdown(document.name)}"] if document.name else []
-        for section in document.sections_in("md"):
+        for section in document.sections_in_format("md"):
             parts += _heading_lines(section.title)
             for block in section.blocks:
                 parts += _block_paragraphs(block)
@@ -46,7 +46,7 @@ def _block_paragraphs(block: Block) -> list[str]:
         case Table():
             return [*_heading_lines(block.title), _markdown_table(block), *map(escape_markdown, block.legend)]
         case Step(why, command):
-            return [f"Next: {escape_markdown(why)}", _fenced_code(printable(command, MAX_LINE))]
+            return [f"Next: {escape_markdown(why)}", _fenced_code(printable_line(command, MAX_LINE))]
         case Code(text, title):
             return [*_heading_lines(title), _fenced_code(text)]
         case Facts():
@@ -83,5 +83,5 @@ def _markdown_table(table: Table) -> str:
 
 
 def _fenced_code(text: str) -> str:
-    lines = "\n".join(printable(line, MAX_LINE, keep_spaces=True) for line in text.splitlines())
+    lines = "\n".join(printable_line(line, MAX_LINE, keep_spaces=True) for line in text.splitlines())
     return f"```\n{lines.replace('`', chr(39))}\n```"

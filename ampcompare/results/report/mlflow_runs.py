@@ -9,7 +9,7 @@ from pathlib import Path
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.report.export import Exporter, Point, points_of
+from ampcompare.results.report.export import Exporter, Point, points_of_record
 
 MAX_METRICS = 1000  # of one call, by MLflow's own limit
 MAX_PARAMS = 100
@@ -37,7 +37,7 @@ class MlflowRuns(Exporter):
             self.destination = uri
         self._client = MlflowClient(tracking_uri=uri)
 
-    def write(self, comparison: Comparison, folder: Path) -> None:
+    def export_records(self, comparison: Comparison, folder: Path) -> None:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -58,7 +58,7 @@ class MlflowRuns(Exporter):
             self._note(f"{name} is there already")
             return
         try:
-            points = list(points_of(record, folder))
+            points = list(points_of_record(record, folder))
         except RecordError as error:
             self._note(f"no run of {name}: {error}")
             return
@@ -91,7 +91,7 @@ class MlflowRuns(Exporter):
             for name, value in numbers.items()
             if isinstance(value, (int, float))
         ]
-        settings = {"arm": record.config.arm, **record.config.by_path()}
+        settings = {"arm": record.config.arm, **record.config.values_by_path()}
         params = [Param(name, str(value)[:MAX_TEXT]) for name, value in settings.items()]
         for at in range(0, len(metrics), MAX_METRICS):
             self._client.log_batch(run_id, metrics=metrics[at : at + MAX_METRICS])

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from ampcompare.base.formatting import format_count, printable, rough_percent
+from ampcompare.base.formatting import format_count, format_rough_percent, printable_line
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
 from ampcompare.results.report.tables import listing_table
@@ -25,7 +25,7 @@ def outlook_text(found: Outlook, width: int) -> str:
 def outlook_document(found: Outlook) -> Document:
     """Return the report: the arms, the share lost by step, and what was run."""
     sections = [
-        Section("arms", [Table.of(HEADS, _outlook_rows(found), caption="Arms", prose=True)]),
+        Section("arms", [Table.from_rows(HEADS, _outlook_rows(found), caption="Arms", prose=True)]),
         Section(
             "curve",
             [Figure("lines", lambda: _lost_share_figure(found.prefix), is_bare=True)],
@@ -40,7 +40,7 @@ def _outlook_rows(found: Outlook) -> list[list[str]]:
     rows = []
     for one in found.arms:
         why = f"{one.why} -> {one.cure}" if one.cure else one.why
-        rows.append([printable(one.arm, 60), one.word, one.part or "-", printable(why, 400) or "-"])
+        rows.append([printable_line(one.arm, 60), one.word, one.part or "-", printable_line(why, 400) or "-"])
     return rows
 
 
@@ -75,6 +75,6 @@ def _basis_text(found: Outlook) -> str:
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]
     words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
     if found.twin is not None:
-        words.append(f"a twin from weights changed by 1/512 differs by {rough_percent(found.twin)} %")
+        words.append(f"a twin from weights changed by 1/512 differs by {format_rough_percent(found.twin)} %")
     sentence = "; ".join(words)
     return f"{sentence[0].upper()}{sentence[1:]}. Not covered: evaluation, and what these steps did not run."

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.formatting import MIB, few_names, format_bytes, format_decimal, printable
+from ampcompare.base.formatting import MIB, format_bytes, format_decimal, format_few_names, printable_line
 from ampcompare.results.analysis.pairing.declared import own_type_sentences
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
@@ -14,15 +14,15 @@ from ampcompare.results.records.verdict import OPEN, UNJUDGED
 from ampcompare.results.report.columns import (
     INVALID,
     ArmColumn,
-    arm_engine,
     column_of_summary,
     effect_text,
+    engine_text_of_arm,
     is_emulated,
     metric_text,
     short_arm_name,
     state_cell,
     status_cell,
-    step_cell,
+    step_time_cell,
     time_words,
     verdict_detail,
     verdict_tone,
@@ -121,27 +121,27 @@ RATIO = ArmColumn(
 
 
 def _columns_of_quality(metric: Metric) -> list[ArmColumn]:
-    head, difference = printable(metric.head), printable(metric.difference_head)
+    head, difference = printable_line(metric.head), printable_line(metric.difference_head)
     return [
-        ArmColumn(head, cell=_quality_cell, shorten=7, shortened=f"sd of {printable(metric.name)}"),
+        ArmColumn(head, cell=_quality_cell, shorten=7, shortened=f"sd of {printable_line(metric.name)}"),
         ArmColumn(difference, cell=_difference_cell, needs_others=True),
         VERDICT,
     ]
 
 
-def ran_columns(metric: Metric) -> list[ArmColumn]:
+def columns_of_own_runs(metric: Metric) -> list[ArmColumn]:
     """Return the columns of a comparison that ran here; notes of rows are the last column where there is room."""
     return [
         ARM,
         *_columns_of_quality(metric),
         ArmColumn("Δ tail loss (%)", cell=_loss_cell, needs_others=True, drop=1, dropped="tail losses"),
-        ArmColumn("step (ms)", cell=step_cell, drop=5, dropped="step times"),
+        ArmColumn("step (ms)", cell=step_time_cell, drop=5, dropped="step times"),
         RATIO,
         ArmColumn("peak MiB", cell=_peak_cell, drop=4, dropped="peak memory"),
     ]
 
 
-def judged_columns(metric: Metric) -> list[ArmColumn]:
+def columns_of_judged_table(metric: Metric) -> list[ArmColumn]:
     """Return the columns of a table that someone else measured."""
     return [
         ARM,
@@ -160,18 +160,18 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
 def make_overview(comparison: Comparison) -> Table:
     """Return the table, without the columns that have no value in any row; below it what all arms share."""
     judged = comparison.judged is not None
-    known = (judged_columns if judged else ran_columns)(comparison.metric)
+    known = (columns_of_judged_table if judged else columns_of_own_runs)(comparison.metric)
     cells = {column.head: [column.cell(row, comparison) for row in comparison.arms] for column in known}
-    kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
+    kept = [column for column in known if _is_column_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
     notes = row_notes(comparison)
     states = [status_cell(row, comparison.records).tone if _status_text(row) else "" for row in comparison.arms]
     return Table(
-        kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), states=states, narrows=True
+        kept, rows, legend=shared_fact_lines(comparison), notes=notes if any(notes) else (), states=states, narrows=True
     )
 
 
-def _is_informative(column: ArmColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
+def _is_column_informative(column: ArmColumn, cells: Sequence[Cell], comparison: Comparison) -> bool:
     """Return whether a column has a value that is not known before reading it."""
     if not column.numeric:
         return column is ARM or any(cell.text not in ("-", "reference") for cell in cells)
@@ -185,12 +185,12 @@ def row_notes(comparison: Comparison) -> list[list[str]]:
     return [list(dict.fromkeys(filter(None, _notes_of_row(row, comparison)))) for row in comparison.arms]
 
 
-def fact_lines(comparison: Comparison) -> list[str]:
+def shared_fact_lines(comparison: Comparison) -> list[str]:
     """Return lines on what all arms share, on times that do not count and on how far memory varies; none where there is
     nothing to say.
     """
     lines = (
-        _shared_line(comparison),
+        _shared_settings_line(comparison),
         _untimed_line(comparison),
         _memory_spread_line(comparison),
         _written_files_line(comparison),
@@ -202,20 +202,20 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     its = [value(row) for value in _differing_settings(comparison)]
     time = time_words(row.time, comparison.time_margin)
     # The cell of an open verdict has its reason.
-    reason = "" if row.quality.kind in OPEN else printable(verdict_detail(row.quality), LONGEST)
-    memory = f"memory {printable(str(row.memory), LONGEST)}" if row.memory else ""
+    reason = "" if row.quality.kind in OPEN else printable_line(verdict_detail(row.quality), LONGEST)
+    memory = f"memory {printable_line(str(row.memory), LONGEST)}" if row.memory else ""
     ran: list[str] = []
     for record in comparison.records:
         if record.arm == row.arm and record.ledger is not None:
             ran += own_type_sentences(record.config.parsed_arm.roles, record.ledger)
         if record.arm == row.arm and record.script is not None:
-            ran += [printable(text, 2 * LONGEST) for text in record.script.remarks]
+            ran += [printable_line(text, 2 * LONGEST) for text in record.script.remarks]
     return [_status_text(row), reason, time, *its, memory, *ran]
 
 
 def _status_text(row: ArmSummary) -> str:
     """Return what became of the runs, unless all were completed."""
-    status = printable(row.status, LONGEST)
+    status = printable_line(row.status, LONGEST)
     return "" if status in ("", "ok", "not run", str(row.quality)) else status
 
 
@@ -230,7 +230,7 @@ def _steps_text(row: ArmSummary) -> str:
     return f"{row.num_steps // runs:,} steps"
 
 
-def _skipped_text(row: ArmSummary) -> str:
+def _skipped_steps_text(row: ArmSummary) -> str:
     if row.skipped_steps is None:
         return ""
     if 0 < row.skipped_steps == row.num_steps:
@@ -242,7 +242,7 @@ def _loss_scale_text(row: ArmSummary) -> str:
     return "" if row.final_loss_scale is None else f"final loss scale {row.final_loss_scale:g}"
 
 
-SETTINGS: tuple[Value, ...] = (_lr_text, _steps_text, _skipped_text)
+SETTINGS: tuple[Value, ...] = (_lr_text, _steps_text, _skipped_steps_text)
 
 
 def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
@@ -252,31 +252,31 @@ def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
 def _differing_settings(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_distinct_values(comparison, value)) > 1]
-    shown = [_skipped_if_any if value is _skipped_text else value for value in chosen]
-    return [*shown, *([_engine_text] if _engines_differ(comparison) else [])]
+    shown = [_skipped_steps_text_if_any if value is _skipped_steps_text else value for value in chosen]
+    return [*shown, *([_engine_text] if _do_engines_differ(comparison) else [])]
 
 
-def _skipped_if_any(row: ArmSummary) -> str:
-    return _skipped_text(row) if row.skipped_steps else ""
+def _skipped_steps_text_if_any(row: ArmSummary) -> str:
+    return _skipped_steps_text(row) if row.skipped_steps else ""
 
 
 def _engine_text(row: ArmSummary) -> str:
-    return f"engine {arm_engine(row)}" if row.engine else ""
+    return f"engine {engine_text_of_arm(row)}" if row.engine else ""
 
 
-def _texts_by_backend(comparison: Comparison) -> dict[str, set[str]]:
+def _engine_texts_by_backend(comparison: Comparison) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in comparison.arms:
         if row.engine:
-            found.setdefault(row.arm.partition(":")[0].partition(" ")[0], set()).add(arm_engine(row))
+            found.setdefault(row.arm.partition(":")[0].partition(" ")[0], set()).add(engine_text_of_arm(row))
     return found
 
 
-def _engines_differ(comparison: Comparison) -> bool:
-    return any(len(engines) > 1 for engines in _texts_by_backend(comparison).values())
+def _do_engines_differ(comparison: Comparison) -> bool:
+    return any(len(engines) > 1 for engines in _engine_texts_by_backend(comparison).values())
 
 
-def _shared_line(comparison: Comparison) -> str:
+def _shared_settings_line(comparison: Comparison) -> str:
     """Return one line of what all arms share."""
     if comparison.judged is not None:
         return ""
@@ -293,9 +293,9 @@ def _shared_line(comparison: Comparison) -> str:
     whose = "All arms: " if len(comparison.arms) > 1 else ""
     line = f"{whose}{', '.join(shared)}." if shared else ""
     line = line[:1].upper() + line[1:]
-    engines = _texts_by_backend(comparison)
-    if engines and not _engines_differ(comparison):
-        line += f" Engine: {', '.join(f'{min(its)} ({printable(name, 40)})' for name, its in engines.items())}."
+    engines = _engine_texts_by_backend(comparison)
+    if engines and not _do_engines_differ(comparison):
+        line += f" Engine: {', '.join(f'{min(its)} ({printable_line(name, 40)})' for name, its in engines.items())}."
     return line.strip()
 
 
@@ -312,15 +312,15 @@ def _untimed_line(comparison: Comparison) -> str:
     missing, unjudged = reasons.values()
     for row in comparison.arms:
         if reason := _why_no_time(row):
-            missing.setdefault(reason, []).append(printable(row.arm, 60))
+            missing.setdefault(reason, []).append(printable_line(row.arm, 60))
         elif row.completed and row.time.kind in UNJUDGED:
-            unjudged.setdefault(printable(str(row.time), 200), []).append(printable(row.arm, 60))
+            unjudged.setdefault(printable_line(str(row.time), 200), []).append(printable_line(row.arm, 60))
     lines = [
-        f"{what}: {'; '.join(f'{reason} for {few_names(names)}' for reason, names in its.items())}."
+        f"{what}: {'; '.join(f'{reason} for {format_few_names(names)}' for reason, names in its.items())}."
         for what, its in reasons.items()
         if its
     ]
-    return printable(" ".join(lines), 2000)
+    return printable_line(" ".join(lines), 2000)
 
 
 def _memory_spread_line(comparison: Comparison) -> str:
@@ -344,18 +344,19 @@ def _written_files_line(comparison: Comparison) -> str:
     scripts = [record.script for record in comparison.records if record.script is not None]
     files = dict.fromkeys(file for script in scripts for file in script.files)
     near = {file: os.path.relpath(file) for file in files}
-    names = [printable(file if near[file].startswith(os.pardir) else near[file], 120) for file in files]
+    names = [printable_line(file if near[file].startswith(os.pardir) else near[file], 120) for file in files]
     if not names:
         return ""
     return (
-        f"The script wrote {few_names(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own files are as they were."
+        f"The script wrote {format_few_names(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own "
+        "files are as they were."
     )
 
 
 def _why_no_time(row: ArmSummary) -> str:
     """Return why there is no step time of an arm; "" where there is one, or no run."""
     if is_emulated(row):
-        return f"{printable(emulated_type(row.half), 40)} emulated (computed in fp32, rounded)"
+        return f"{printable_line(emulated_type(row.half), 40)} emulated (computed in fp32, rounded)"
     if not row.completed:
         return ""
     return f"invalid ({row.invalid_time})" if row.invalid_time else ""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Memory, Profile, Reason
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
@@ -32,34 +32,40 @@ def _time_text(seconds: float, arm: ArmProfile) -> str:
 
 
 def _module_text(name: str) -> str:
-    return printable(name or "outside of modules", 44, keep_end=16)
+    return printable_line(name or "outside of modules", 44, keep_end=16)
 
 
 def _profile_tables(profile: Profile) -> list[Table]:
     """Return the tables of a profile, with a column for each arm."""
     arms = [arm for arm in profile.arms if not arm.failure]
-    names = [printable(arm.arm, 40) for arm in arms]
+    names = [printable_line(arm.arm, 40) for arm in arms]
     layers = [[((_module_text(one.module),), one.seconds) for one in arm.layers] for arm in arms]
     operations = [
-        [((printable(one.name, 44), one.phase, one.dtype or "-"), one.seconds) for one in arm.operations]
+        [((printable_line(one.name, 44), one.phase, one.dtype or "-"), one.seconds) for one in arm.operations]
         for arm in arms
     ]
-    trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
+    trials = [
+        [arm.arm, one.change, one.failure or f"{100 * one.saved_share:+.0f} %"] for arm in arms for one in arm.trials
+    ]
     ranks = [
         [arm.arm, str(rank), _milliseconds_text(seconds)]
         for arm in arms
         for rank, seconds in enumerate(arm.rank_seconds)
     ]
     tables = [
-        Table.of(["phase", *names], _step_rows(arms, PHASES, ArmProfile.phase_seconds), "One step, ms"),
-        Table.of(["kind", *names], _step_rows(arms, KINDS, ArmProfile.seconds_of_kind), "The same by kind of work, ms"),
-        Table.of(["", *names], _limit_rows(arms), "Limits"),
-        Table.of(["", *names], _memory_rows(arms), "Memory at the peak of a step, MiB"),
-        Table.of(["layer", *names], _kept_rows(arms), "Activations kept, by layer, MiB"),
-        Table.of(["layer", *names], _largest_rows(arms, layers), "Layers, forward and backward, ms"),
-        Table.of(["operation", "phase", "type", *names], _largest_rows(arms, operations), "Operations, ms"),
-        Table.of(["arm", "change", "saves of the step"], trials, "Switches that were trained"),
-        Table.of(["arm", "rank", "step (ms)"], ranks, "Ranks"),
+        Table.from_rows(["phase", *names], _step_rows(arms, PHASES, ArmProfile.phase_seconds), "One step, ms"),
+        Table.from_rows(
+            ["kind", *names], _step_rows(arms, KINDS, ArmProfile.seconds_of_kind), "The same by kind of work, ms"
+        ),
+        Table.from_rows(["", *names], _device_limit_rows(arms), "Limits"),
+        Table.from_rows(["", *names], _memory_rows(arms), "Memory at the peak of a step, MiB"),
+        Table.from_rows(["layer", *names], _rows_of_memory_by_layer_kind(arms), "Activations kept, by layer, MiB"),
+        Table.from_rows(["layer", *names], _rows_of_largest_parts(arms, layers), "Layers, forward and backward, ms"),
+        Table.from_rows(
+            ["operation", "phase", "type", *names], _rows_of_largest_parts(arms, operations), "Operations, ms"
+        ),
+        Table.from_rows(["arm", "change", "saves of the step"], trials, "Switches that were trained"),
+        Table.from_rows(["arm", "rank", "step (ms)"], ranks, "Ranks"),
     ]
     return [table for table in tables if table.rows]
 
@@ -75,12 +81,12 @@ def _step_rows(
     return [*rows, ["step", *(_milliseconds_text(arm.seconds) for arm in arms)]]
 
 
-def _limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
+def _device_limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     rows: dict[str, Callable[[Limits, float], str]] = {
         "GFLOP of a step": lambda one, _: f"{one.flops / 1e9:.3g}",
         "MiB read and written": lambda one, _: _mib_text(one.bytes),
         "of it by casts": lambda one, _: _percent_text(one.cast_bytes / one.bytes if one.bytes else None),
-        "FLOP for each byte": lambda one, _: f"{one.intensity or 0:.3g}",
+        "FLOP for each byte": lambda one, _: f"{one.flops_per_byte or 0:.3g}",
         "GFLOP/s": lambda one, seconds: f"{one.flops / seconds / 1e9:.3g}" if seconds else "-",
         "peak, GFLOP/s": lambda one, _: f"{one.peak_flops / 1e9:.3g} ({one.peak_dtype})" if one.peak_flops else "-",
         "peak, GB/s": lambda one, _: f"{one.peak_bytes / 1e9:.3g}" if one.peak_bytes else "-",
@@ -110,7 +116,7 @@ def _memory_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
         if one.bytes >= MIN_SHARE * memory.measured_bytes
     ]
     rows = [
-        row_of_memory(", ".join(filter(None, (kind, dtype))), partial(_bytes_of, kind=kind, dtype=dtype))
+        row_of_memory(", ".join(filter(None, (kind, dtype))), partial(_bytes_of_kind, kind=kind, dtype=dtype))
         for kind, dtype in dict.fromkeys(held)
     ]
     rows.append(row_of_memory("workspace and others", lambda one: one.rest_bytes))
@@ -120,12 +126,12 @@ def _memory_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     return rows
 
 
-def _bytes_of(memory: Memory, kind: str, dtype: str | None = None) -> int | None:
+def _bytes_of_kind(memory: Memory, kind: str, dtype: str | None = None) -> int | None:
     """Return the bytes of a kind, and of a type if one is given; None for none."""
     return sum(one.bytes for one in memory.held if one.kind == kind and dtype in (None, one.dtype)) or None
 
 
-def _kept_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
+def _rows_of_memory_by_layer_kind(arms: Sequence[ArmProfile]) -> list[list[str]]:
     layers = [[] if arm.memory is None else arm.memory.layers for arm in arms]
     names = list(dict.fromkeys(one.kind for held in layers for one in held))[:MAX_ROWS]
     return [
@@ -140,7 +146,7 @@ def _kept_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     ]
 
 
-def _largest_rows(
+def _rows_of_largest_parts(
     arms: Sequence[ArmProfile], found: Sequence[Sequence[tuple[tuple[str, ...], float]]]
 ) -> list[list[str]]:
     """Return a row for each of the largest parts of any arm: its names, then its seconds in each arm."""
@@ -156,7 +162,7 @@ def _reason_line(reason: Reason) -> str:
     """Return a reason with its gain in one line."""
     gain = f"; gain: {reason.gain}" if reason.gain else ""
     place = " [GPU]" if reason.on_gpu else ""
-    return printable(f"{reason.kind}{place}: {reason.text}{gain}", 1000)
+    return printable_line(f"{reason.kind}{place}: {reason.text}{gain}", 1000)
 
 
 def profile_document(profile: Profile) -> Document:
@@ -164,7 +170,7 @@ def profile_document(profile: Profile) -> Document:
     reasons = [
         Items(
             [(_reason_line(reason), reason.evidence) for reason in arm.reasons],
-            f"Reasons, {printable(arm.arm, 60)}",
+            f"Reasons, {printable_line(arm.arm, 60)}",
         )
         for arm in profile.arms
         if arm.reasons
@@ -189,8 +195,8 @@ def profile_document(profile: Profile) -> Document:
         sections,
         profile,
         "Profile",
-        printable(answer, 600),
-        [printable(part, 120) for part in (profile.subject, profile.device) if part],
+        printable_line(answer, 600),
+        [printable_line(part, 120) for part in (profile.subject, profile.device) if part],
     )
 
 
@@ -222,7 +228,11 @@ def _memory_bars(arms: Sequence[ArmProfile]) -> list[Block]:
     known = [(arm.arm, arm.memory) for arm in arms if arm.memory is not None]
     kinds = list(dict.fromkeys(held.kind for _, memory in known for held in memory.held))
     rows = [
-        (arm, memory.measured_bytes, [*(_bytes_of(memory, kind) or 0 for kind in kinds), max(0, memory.rest_bytes)])
+        (
+            arm,
+            memory.measured_bytes,
+            [*(_bytes_of_kind(memory, kind) or 0 for kind in kinds), max(0, memory.rest_bytes)],
+        )
         for arm, memory in known
     ]
     return _bar_figure("Peak of memory", rows, [*kinds, "workspace and others"], lambda size: f"{_mib_text(size)} MiB")
@@ -239,7 +249,7 @@ def _bar_figure(
     longest = max((length for _, length, _ in rows), default=0.0) or 1.0
     bars = [
         {
-            "name": printable(arm, 30),
+            "name": printable_line(arm, 30),
             "text": words(length),
             "segments": bar_segments(names, values, longest, partial(_words_of_part, words, length)),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.analysis.replay import PARTS, ModuleErrors, ReplayJudgment
 from ampcompare.results.report.document import Block, Cell, Document, Section, Table, Text
 
@@ -36,15 +36,15 @@ def _finding_blocks(judgments: Sequence[ReplayJudgment]) -> list[Block]:
         for one in judgment.findings[:MAX_FINDINGS]:
             side = "input" if one.part == "dgrad" else "output"
             tensor = f"{side} {one.tensor}" if one.tensor.isdecimal() else one.tensor
-            where = f"{printable(one.module, 44, keep_end=16)}, {PARTS[one.part]} ({tensor})"
-            rows.append([judgment.change, where, f"{one.answer}: {one.in_words}"])
+            where = f"{printable_line(one.module, 44, keep_end=16)}, {PARTS[one.part]} ({tensor})"
+            rows.append([judgment.change, where, f"{one.answer}: {one.finding_text}"])
         if (more := len(judgment.findings) - MAX_FINDINGS) > 0:
             rows.append([judgment.change, f"and {more} more", ""])
     if not rows:
         return []
     first = 0 if len(judgments) > 1 else 1
     heads = ["change", "where", "what"]
-    return [Table.of(heads[first:], [row[first:] for row in rows], "What differs, the lowest modules")]
+    return [Table.from_rows(heads[first:], [row[first:] for row in rows], "What differs, the lowest modules")]
 
 
 def _module_blocks(judgments: Sequence[ReplayJudgment]) -> list[Block]:
@@ -57,9 +57,9 @@ def _module_blocks(judgments: Sequence[ReplayJudgment]) -> list[Block]:
         before = max((one[0] for one in here if one), default=0.0)
         cells = [_change_cell(one) for one in here]
         bar = _error_bar_text(before, max((one[1] for one in here if one), default=0.0))
-        rows.append([printable(name, 44, keep_end=16), kind, _units_text(before), *cells, bar])
+        rows.append([printable_line(name, 44, keep_end=16), kind, _units_text(before), *cells, bar])
     heads = ["module", "class", "as it is", *(one.change for one in judged), ""]
-    return [Table.of(heads, rows, "Errors of modules", LEGEND)] if rows else []
+    return [Table.from_rows(heads, rows, "Errors of modules", LEGEND)] if rows else []
 
 
 def _largest_errors_by_module(errors: Sequence[ModuleErrors]) -> dict[str, tuple[float, float, bool]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.document import Cell, Column, Table
@@ -31,9 +31,9 @@ def stack_table(comparison: Comparison) -> Table | None:
         return None
     known = dict.fromkeys([*FIRST, *(fact for facts in found.values() for fact in facts)])
     unlike = [fact for fact in known if len({str(facts.get(fact, NONE)) for facts in found.values()}) > 1]
-    rows = [[Cell("arms"), *(Cell(printable(", ".join(arms[name]), MAX_WORDS)) for name in found)]]
+    rows = [[Cell("arms"), *(Cell(printable_line(", ".join(arms[name]), MAX_WORDS)) for name in found)]]
     rows += [
-        [Cell(fact), *(Cell(printable(str(facts.get(fact, NONE)), MAX_WORDS)) for facts in found.values())]
+        [Cell(fact), *(Cell(printable_line(str(facts.get(fact, NONE)), MAX_WORDS)) for facts in found.values())]
         for fact in unlike
     ]
     legend = ["These differences are what is compared; what is the same in all is left out."]

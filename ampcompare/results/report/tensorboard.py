@@ -15,7 +15,7 @@ from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.base.files.write import write_file
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.report.export import Exporter, Point, points_of
+from ampcompare.results.report.export import Exporter, Point, points_of_record
 
 MAX_NAME = 80
 SUFFIX = ".ampcompare"
@@ -28,7 +28,7 @@ class EventFiles(Exporter):
         super().__init__(folder, note, project)
         self._reported: set[str] = set()
 
-    def write(self, comparison: Comparison, folder: Path) -> None:
+    def export_records(self, comparison: Comparison, folder: Path) -> None:
         """Write the event files that are missing for the records of a comparison whose run directory is `folder`."""
         for record in comparison.records:
             steps = folder / file_of_cell(record.cell, CellFile.STEPS)
@@ -42,7 +42,7 @@ class EventFiles(Exporter):
         if path.exists() or record.cell in self._reported:
             return
         try:
-            points = list(points_of(record, run))
+            points = list(points_of_record(record, run))
         except RecordError as error:
             self._reported.add(record.cell)
             self._note(f"no event file for {record.arm}, seed {record.config.recipe.seed}: {error}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
-from ampcompare.base.formatting import few_names, printable
+from ampcompare.base.formatting import format_few_names, printable_line
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import (
     Block,
@@ -41,9 +41,9 @@ CODES: dict[Tone, str] = {"good": "32", "bad": "31", "open": "33", "muted": "2",
 class Terminal(Reporter):
     """Plain text: headline, one table that fits the width, its legend and the next step; conclusions on request."""
 
-    def write(self, document: Document) -> str:
+    def document_text(self, document: Document) -> str:
         """Return the text: sections with an empty line between them, the first one strong."""
-        shown = document.sections_in("details" if self.details else "table")
+        shown = document.sections_in_format("details" if self.details else "table")
         texts = [self._section_text(section, "strong" if place == 0 else "") for place, section in enumerate(shown)]
         return "\n\n".join(filter(None, texts)) + "\n"
 
@@ -70,7 +70,7 @@ class Terminal(Reporter):
                 commands = (f"  {self._paint_text(line, 'strong')}" for line in command_lines(command, self.width))
                 return "\n".join([fold_paragraph(f"Next: {why}", self.width), *commands])
             case Code(text, title):
-                lines = (printable(line.expandtabs(4), MAX_LINE, keep_spaces=True) for line in text.splitlines())
+                lines = (printable_line(line.expandtabs(4), MAX_LINE, keep_spaces=True) for line in text.splitlines())
                 return "\n".join([*filter(None, [title]), *(f"    {line}" for line in lines)])
             case Facts():
                 return self._facts_text(block)
@@ -96,7 +96,7 @@ class Terminal(Reporter):
         """Return a line for each name; below a title the values stand below each other."""
         if not facts.title:
             return self._lines_text(f"{name}: {value}" for name, value in facts.pairs)
-        names = [f"{GAP}{printable(name)}" for name, _ in facts.pairs]
+        names = [f"{GAP}{printable_line(name)}" for name, _ in facts.pairs]
         room = max(map(len, names)) + len(GAP)
         starts = [(name.ljust(room), value) for name, (_, value) in zip(names, facts.pairs, strict=True)]
         return "\n".join(
@@ -106,7 +106,7 @@ class Terminal(Reporter):
     def _table_text(self, table: Table) -> str:
         legend = list(table.legend)
         if table.narrows:
-            found = _lay_out(table, self.width, self._paint_text)
+            found = _lay_out_table(table, self.width, self._paint_text)
             text = "\n".join(found.lines)
             legend = [*found.below, *legend]
             if self.width is not None and not self.details:
@@ -129,7 +129,7 @@ def _hidden_columns_line(hidden: Sequence[str]) -> str:
 def fold_paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
     """Return text as lines of at most 100 characters, the first and the others with what stands before them."""
     room = min(width or WIDTH, WIDTH)
-    joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
+    joined = printable_line(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
     below = f"{first}  " if rest is None else rest
     filled = textwrap.fill(joined, room, initial_indent=first, subsequent_indent=below, break_on_hyphens=False)
     return filled.replace("\u00a0", " ")
@@ -137,7 +137,7 @@ def fold_paragraph(text: str, width: int | None, first: str = "", rest: str | No
 
 def command_lines(command: str, width: int | None) -> list[str]:
     """Return a command as lines that a shell takes for one, each indented by two by the caller, cut before options."""
-    text = printable(command, MAX_LINE, keep_spaces=True)
+    text = printable_line(command, MAX_LINE, keep_spaces=True)
     if width is None or len(text) + 2 <= width:
         return [text]
     lines = [""]
@@ -178,7 +178,7 @@ class _NarrowingChoice:
     notes_column: bool = True
 
 
-def _lay_out(table: Table, width: int | None, paint: Paint) -> _TableText:
+def _lay_out_table(table: Table, width: int | None, paint: Paint) -> _TableText:
     """Return the table for a width, in characters; None for any width.
 
     The first of these that fits is taken, each with a column of notes or with the notes below: short words for
@@ -371,7 +371,7 @@ def _rows_phrase(names: Sequence[str], table: Table) -> str:
     others = [row[0].text for row in table.rows if row[0].text not in names]
     if len(names) > 2 and len(others) == 1:
         return f"All but {others[0]}"
-    return "All arms" if len(names) > 2 and not others else few_names(names)
+    return "All arms" if len(names) > 2 and not others else format_few_names(names)
 
 
 def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.report.export import Exporter, points_of
+from ampcompare.results.report.export import Exporter, points_of_record
 
 
 class WandbRuns(Exporter):
@@ -16,7 +16,7 @@ class WandbRuns(Exporter):
     The id of a run is that of the cell and its start, so that a run that is uploaded twice is one run.
     """
 
-    def write(self, comparison: Comparison, folder: Path) -> None:
+    def export_records(self, comparison: Comparison, folder: Path) -> None:
         for record in comparison.records:
             try:
                 self._write_run(record, folder)
@@ -31,7 +31,7 @@ class WandbRuns(Exporter):
         if any(self._folder.glob(f"wandb/*run-*-{run_id}")):
             self._note(f"{name} is there already")
             return
-        points = list(points_of(record, folder))
+        points = list(points_of_record(record, folder))
         # The machine that exports is not the one that trained: W&B would note down the wrong one.
         of_this_machine = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}
         quiet = wandb.Settings(silent=True, console="off", x_save_requirements=False, **of_this_machine)

@@ -9,7 +9,7 @@ import torch
 
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
-from ampcompare.script.apex_amp import refuse_init
+from ampcompare.script.apex_amp import refuse_init_of_old_amp
 from ampcompare.script.behind.side import ScriptSide, as_list
 from ampcompare.script.process.prepare import override_opt_level
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
@@ -17,7 +17,7 @@ from ampcompare.script.torch_amp.half_weights import ApexScaling, HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import half_dtype_of
-from ampcompare.training.precision.keep_fp32 import casts_off_factory, kept_in_fp32
+from ampcompare.training.precision.keep_fp32 import kept_in_fp32, make_o1_casts_off_factory
 
 
 def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
@@ -29,8 +29,8 @@ def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
     if "cast_model_outputs" in options:
         options["cast_model_outputs"] = getattr(torch, options["cast_model_outputs"])
     frontend: Any = importlib.import_module("apex.amp.frontend")
-    side.events.wrap(frontend, "_initialize", functools.partial(_initialize, arm, side))
-    side.events.put(sys.modules["apex.amp"], "init", functools.partial(refuse_init, arm))
+    side.events.wrap(frontend, "_initialize", functools.partial(_initialize_at_arm_level, arm, side))
+    side.events.put_innermost(sys.modules["apex.amp"], "init", functools.partial(refuse_init_of_old_amp, arm))
     override_opt_level(level, side.events, quiet=True, options=options)
     if LEVELS[level].patch_torch_functions and side.engine == "compat":
         return O1BehindTorch(arm, side.has_initialized)
@@ -40,7 +40,7 @@ def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
     return TorchAmp(arm, side.rows, side.has_initialized)
 
 
-def _initialize(
+def _initialize_at_arm_level(
     arm: Arm, side: ScriptSide, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Call Apex's own, once the first weights are recorded, with the modules that the arm keeps in fp32."""
@@ -52,6 +52,6 @@ def _initialize(
         as_list(models),
         arm.keep_fp32,
         None if patches else half_dtype_of(arm),
-        casts_off_factory(sys.modules["apex.amp"]) if patches else None,
+        make_o1_casts_off_factory(sys.modules["apex.amp"]) if patches else None,
     ):
         return original(models, optimizers, *args, **kwargs)

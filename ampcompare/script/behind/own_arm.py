@@ -6,7 +6,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.script.behind.side import ScriptSide
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
 from ampcompare.script.torch_amp.half_weights import HalfScaling, HalfWeights
-from ampcompare.script.torch_amp.parallel_wrappers import reduce_wrappers_in
+from ampcompare.script.torch_amp.parallel_wrappers import reduce_gradients_in_dtype
 from ampcompare.training.precision.base import make_precision
 
 
@@ -15,7 +15,7 @@ def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmp:
     if arm.roles is not None and arm.roles.operand_type == "tf32":
         make_precision(arm, device=side.device_type).prepare([], [])  # which sets the switches of this process
     if (reduce := arm.options.get("reduce")) is not None:
-        reduce_wrappers_in(getattr(torch, reduce), str(arm), side.events)
+        reduce_gradients_in_dtype(getattr(torch, reduce), str(arm), side.events)
     if arm.roles is None or arm.roles.weights == "fp32":
         return TorchAmp(arm, side.rows)
     scaling = HalfScaling(arm, "cuda" if torch.cuda.is_available() else "cpu")

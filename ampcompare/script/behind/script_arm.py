@@ -19,11 +19,13 @@ from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
     """Record the weights that `amp.initialize` gets, and return what follows `torch.amp`."""
     frontend = importlib.import_module("apex.amp.frontend")
-    side.events.wrap(frontend, "_initialize", functools.partial(_initialize, side))
+    side.events.wrap(frontend, "_initialize", functools.partial(_initialize_with_weights_recorded, side))
     return AsWritten(side.has_initialized, side.rows)
 
 
-def _initialize(side: ScriptSide, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+def _initialize_with_weights_recorded(
+    side: ScriptSide, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any
+) -> Any:
     side.record_weights(as_list(models), as_list(optimizers))
     return original(models, optimizers, *args, **kwargs)
 
@@ -38,27 +40,27 @@ class AsWritten(TorchAmpStandIn):
 
     def install(self, events: Subscriptions) -> None:
         """Note uses from now on."""
-        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
-        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
-        events.wrap(torch.amp.GradScaler, "scale", self._scale)
+        events.wrap(*Points.MAKE_AUTOCAST, self._note_autocast_made)
+        events.wrap(*Points.MAKE_SCALER, self._note_scaler_made)
+        events.wrap(torch.amp.GradScaler, "scale", self._note_scaled_loss)
         for kind in fp16_optimizer_classes():
-            events.wrap(kind, "__init__", self._make_optimizer)
-        events.at_end(register_optimizer_step_pre_hook(lambda *_: self.use()).remove)
+            events.wrap(kind, "__init__", self._note_optimizer_made)
+        events.call_at_end(register_optimizer_step_pre_hook(lambda *_: self.note_arm_acts()).remove)
 
-    def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_autocast_made(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
         self.script.has_autocast = self.script.has_autocast or block._enabled
 
-    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_scaler_made(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
         if not scaler.is_enabled() and self._rows is not None:
             self._rows.ignored.add(scaler)  # its steps are those of the optimizer
 
-    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+    def _note_scaled_loss(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self.script.has_scaler = self.script.has_scaler or scaler.is_enabled()
         return original(scaler, outputs)
 
-    def _make_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self._by_optimizer = True
         original(optimizer, *args, **kwargs)
 

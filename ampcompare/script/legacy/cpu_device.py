@@ -30,9 +30,9 @@ from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
 
-from ampcompare.base.tensors.cuda_casts import install, switch_casts
-from ampcompare.script.legacy.torch_functions import gloo_for_nccl, keep_for_jit
-from ampcompare.script.stderr import note
+from ampcompare.base.tensors.cuda_casts import install_cuda_casts, switch_cuda_casts
+from ampcompare.script.legacy.torch_functions import keep_operator_for_jit, use_gloo_for_nccl
+from ampcompare.script.stderr import say_once
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 FACTORIES = (
@@ -72,7 +72,7 @@ def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -
         autocast_lists: whose casts autocast for CUDA makes: those of "cuda", or of the "cpu".
     """
     if not quiet:
-        note(
+        say_once(
             "--device cpu: CUDA calls run on the CPU; fp16 products are computed in fp32 and rounded once to fp16. "
             "Timings and memory figures of this run are meaningless"
         )
@@ -81,9 +81,9 @@ def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -
     _replace_generator()
     _replace_tensor_methods()
     _replace_modules_and_loaders()
-    _replace_loading()
+    _replace_load_and_defaults()
     _autocast_on_cpu(autocast_lists)
-    gloo_for_nccl()
+    use_gloo_for_nccl()
     _sync_batch_norm_on_cpu()
     mode = EmulatedHalf()
     mode.__enter__()
@@ -102,10 +102,10 @@ def _replace_cuda_functions() -> None:
         setattr(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"))
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(torch.cuda.nvtx, name, lambda *args, **kwargs: 0)
-    torch.cuda.nvtx.range = _Nothing  # type: ignore[assignment]
+    torch.cuda.nvtx.range = _NoOperation  # type: ignore[assignment]
     for name in ("start", "stop", "init"):
         setattr(torch.cuda.profiler, name, lambda *args, **kwargs: None)
-    torch.cuda.profiler.profile = _Nothing  # type: ignore[assignment]
+    torch.cuda.profiler.profile = _NoOperation  # type: ignore[assignment]
     if torch.version.cuda is None:  # a CUDA build has its own versions
         torch.version.cuda = _CUDA_VERSION
         torch.backends.cudnn.version = lambda: _CUDNN_VERSION
@@ -134,7 +134,7 @@ def _replace_factories() -> None:
         if original is not None:
             replacement = _factory_on_cpu(original)
             setattr(module, function, replacement)
-            keep_for_jit(original, replacement)
+            keep_operator_for_jit(original, replacement)
     for name in TENSOR_FACTORIES:
         setattr(Tensor, name, _factory_on_cpu(getattr(Tensor, name)))
 
@@ -153,7 +153,7 @@ def _replace_generator() -> None:
     torch.Generator = Generator  # type: ignore[misc]
 
 
-def _copy_if_same(source: Tensor, result: Tensor) -> Tensor:
+def _copy_if_result_is_source(source: Tensor, result: Tensor) -> Tensor:
     """Return a copy if CUDA would have made one, so that writing to it leaves the source unchanged.
 
     A tensor that needs gradients is returned itself: it must remain a leaf, as if it were on the device already.
@@ -169,9 +169,9 @@ def _replace_tensor_methods() -> None:
     @functools.wraps(tensor_to)
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if args and is_cuda(args[0]):
-            return _copy_if_same(self, tensor_to(self, "cpu", *args[1:], **kwargs))
+            return _copy_if_result_is_source(self, tensor_to(self, "cpu", *args[1:], **kwargs))
         if is_cuda(kwargs.get("device")):
-            return _copy_if_same(self, tensor_to(self, *args, **{**kwargs, "device": "cpu"}))
+            return _copy_if_result_is_source(self, tensor_to(self, *args, **{**kwargs, "device": "cpu"}))
         return tensor_to(self, *args, **kwargs)
 
     def cuda(
@@ -180,7 +180,7 @@ def _replace_tensor_methods() -> None:
         non_blocking: bool = False,
         memory_format: torch.memory_format = torch.preserve_format,
     ) -> Tensor:
-        return _copy_if_same(self, tensor_to(self, "cpu", memory_format=memory_format))
+        return _copy_if_result_is_source(self, tensor_to(self, "cpu", memory_format=memory_format))
 
     @functools.wraps(tensor_type)
     def of_type(self: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -244,7 +244,7 @@ def _replace_modules_and_loaders() -> None:
     torch.utils.data.DataLoader.__init__ = init_loader  # type: ignore[method-assign]
 
 
-def _replace_loading() -> None:
+def _replace_load_and_defaults() -> None:
     load = torch.load
     set_type = torch.set_default_tensor_type
     made = _device.DeviceContext.__init__
@@ -270,7 +270,7 @@ def _replace_loading() -> None:
     _device.DeviceContext.__init__ = make_context  # type: ignore[method-assign]
 
 
-class _Nothing(AbstractContextManager[Any]):
+class _NoOperation(AbstractContextManager[Any]):
     """Accepts any arguments and does nothing, as a context or as a decorator."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -291,7 +291,7 @@ def _function_returning(value: Any) -> Any:
     return constant
 
 
-class _Stream(_Nothing):
+class _StreamOnCpu(_NoOperation):
     """A stream whose work is always complete."""
 
     device = torch.device("cpu")
@@ -301,14 +301,14 @@ class _Stream(_Nothing):
     query = _function_returning(True)
     is_capturing = _function_returning(False)  # there are no graphs
 
-    def record_event(self, event: _Event | None = None) -> _Event:
+    def record_event(self, event: _EventOnCpu | None = None) -> _EventOnCpu:
         """Return an event recorded now."""
-        event = event or _Event()
+        event = event or _EventOnCpu()
         event.record(self)
         return event
 
 
-class _Event:
+class _EventOnCpu:
     """A time on the wall clock; all work before it is complete."""
 
     wait = synchronize = _function_returning(None)
@@ -321,12 +321,12 @@ class _Event:
         """Record the current time."""
         self._seconds = time.perf_counter()
 
-    def elapsed_time(self, end_event: _Event) -> float:
+    def elapsed_time(self, end_event: _EventOnCpu) -> float:
         """Return the milliseconds until another event."""
         return 1e3 * (end_event._seconds - self._seconds)
 
 
-def _device_properties(device: Any = None) -> SimpleNamespace:
+def _made_up_device_properties(device: Any = None) -> SimpleNamespace:
     """Return the properties that scripts print of a GPU."""
     return SimpleNamespace(
         name="CPU in place of CUDA",
@@ -339,17 +339,17 @@ def _device_properties(device: Any = None) -> SimpleNamespace:
     )
 
 
-def _cudart() -> SimpleNamespace:
+def _cudart_stand_in() -> SimpleNamespace:
     """Return the profiler's calls, which do nothing."""
     return SimpleNamespace(
         cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0, cudaGetErrorString=lambda error: "no error"
     )
 
 
-_stream = _Stream()
+_stream = _StreamOnCpu()
 
 
-def _memory_figures() -> tuple[int, int]:
+def _free_and_total_memory() -> tuple[int, int]:
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
@@ -373,22 +373,22 @@ def _cuda_function_stand_ins() -> dict[str, Any]:
                 *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "utilization"),
             )
         },
-        **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _Nothing),
+        **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _NoOperation),
         **{name: _function_returning(_stream) for name in ("current_stream", "default_stream")},
         **{name: _function_returning(False) for name in ("can_device_access_peer", "is_current_stream_capturing")},
         **{name: _function_returning(True) for name in ("is_available", "is_bf16_supported")},
-        "Event": _Event,
-        "Stream": _Stream,
-        "cudart": _cudart,
+        "Event": _EventOnCpu,
+        "Stream": _StreamOnCpu,
+        "cudart": _cudart_stand_in,
         "device_count": _function_returning(1),
         "get_arch_list": lambda: [],
         "get_device_capability": _function_returning(CAPABILITY),
         "get_device_name": _function_returning("CPU in place of CUDA"),
-        "get_device_properties": _device_properties,
+        "get_device_properties": _made_up_device_properties,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "initial_seed": lambda: torch.initial_seed(),
-        "mem_get_info": lambda device=None: _memory_figures(),
+        "mem_get_info": lambda device=None: _free_and_total_memory(),
         "memory_snapshot": lambda *args, **kwargs: [],
         "memory_stats": lambda device=None: defaultdict(int),
         "memory_summary": _function_returning("no CUDA memory: this run uses the CPU\n"),
@@ -404,22 +404,22 @@ _ACCELERATOR: dict[str, Any] = {
     **{name: _function_returning(None) for name in ("set_device_idx", "set_device_index")},
     **{name: _function_returning(0) for name in ("current_device_idx", "current_device_index")},
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
-    "device_index": _Nothing,
+    "device_index": _NoOperation,
     "get_device_capability": _function_returning({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
-    "get_memory_info": lambda device_index=None: _memory_figures(),
+    "get_memory_info": lambda device_index=None: _free_and_total_memory(),
 }
 
 
 def _autocast_on_cpu(lists: str) -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
     if lists == "cuda":
-        install()
-    _follow_setters(switch_casts if lists == "cuda" else _function_returning(None))
-    _keep_cpu_state()
+        install_cuda_casts()
+    _follow_autocast_setters(switch_cuda_casts if lists == "cuda" else _function_returning(None))
+    _keep_autocast_state_of_cpu()
     _cast_inputs_on_cpu()
 
 
-def _follow_setters(follow: Callable[[bool], Any]) -> None:
+def _follow_autocast_setters(follow: Callable[[bool], Any]) -> None:
     set_enabled, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
 
     @functools.wraps(set_enabled)
@@ -440,7 +440,7 @@ def _follow_setters(follow: Callable[[bool], Any]) -> None:
     torch.set_autocast_gpu_dtype = functools.partial(set_autocast_dtype, "cuda")
 
 
-def _keep_cpu_state() -> None:
+def _keep_autocast_state_of_cpu() -> None:
     """Restore the CPU's own state at the end of a block for CUDA: its default dtype is bfloat16, not float16."""
     autocast = autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__
@@ -484,7 +484,7 @@ def _sync_batch_norm_on_cpu() -> None:
         self._check_non_zero_input_channels(input)
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1:
             return _BatchNorm.forward(self, input)
-        _add_tensor_types(kind)
+        _add_sync_batch_norm_methods(kind)
         result: Tensor = self._normalize(input, None)
         return result
 
@@ -495,7 +495,7 @@ def _sync_batch_norm_on_cpu() -> None:
     )
 
 
-def _add_tensor_types(kind: Any) -> None:
+def _add_sync_batch_norm_methods(kind: Any) -> None:
     if hasattr(kind, PARTS[0]):
         return
     ours = importlib.import_module("ampcompare.apex.parallel.optimized_sync_batchnorm").SyncBatchNorm

@@ -10,67 +10,67 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
+from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_module_name
 from ampcompare.base.location import is_users_file
 
 
-def watch_names(finder: ApexFinder) -> None:
+def record_missing_apex_names(finder: ApexFinder) -> None:
     """Add to `finder.missing` each attribute of `apex` modules that the script asks for and does not get."""
     for name, module in list(sys.modules.items()):
-        if _is_compat(name):
-            _watch_module(module, finder.missing)
+        if _is_name_of_engine(name):
+            _record_missing_names_of(module, finder.missing)
     find_spec = finder.find_spec
 
     @functools.wraps(find_spec)
     def find_watched_spec(fullname: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
         spec = find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None and _is_compat(fullname):
-            _watch_when_loaded(spec.loader, finder.missing)
+        if spec is not None and spec.loader is not None and _is_name_of_engine(fullname):
+            _watch_module_once_loaded(spec.loader, finder.missing)
         return spec
 
     finder.find_spec = find_watched_spec  # type: ignore[method-assign]
 
 
-def missing_names(finder: ApexFinder, error: BaseException | None) -> list[str]:
+def missing_names_of_script(finder: ApexFinder, error: BaseException | None) -> list[str]:
     """Return what the script asked for and did not get, under its own names; also by the error that has ended it."""
     names = list(finder.missing)
     while error is not None:
-        name = _name_in(error)
+        name = _find_name_in_error(error)
         if name is not None and name not in names:
             names.append(name)
         error = error.__cause__ or error.__context__
     return names
 
 
-def _name_in(error: BaseException) -> str | None:
+def _find_name_in_error(error: BaseException) -> str | None:
     """Return what an ImportError did not find in `apex`, under the name that the script used."""
     if not isinstance(error, ImportError) or error.name is None:
         return None
-    if _is_compat(error.name):
+    if _is_name_of_engine(error.name):
         module = "apex" + error.name[len(HOME) :]
         name = getattr(error, "name_from", None) or str(error).partition("cannot import name '")[2].partition("'")[0]
         return f"{module}.{name}" if name else module
-    return error.name if real_name(error.name) or error.name in KERNELS else None
+    return error.name if real_module_name(error.name) or error.name in KERNELS else None
 
 
-def _is_compat(name: str) -> bool:
+def _is_name_of_engine(name: str) -> bool:
     return name == HOME or name.startswith(f"{HOME}.")
 
 
-def _watch_when_loaded(loader: Any, missing: list[str]) -> None:
+def _watch_module_once_loaded(loader: Any, missing: list[str]) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        _watch_module(module, missing)
+        _record_missing_names_of(module, missing)
 
     loader.exec_module = exec_module
 
 
-def _watch_module(module: ModuleType, missing: list[str]) -> None:
+def _record_missing_names_of(module: ModuleType, missing: list[str]) -> None:
     """Add a `__getattr__` that records names that the script asks for, and otherwise answers as before."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
-    alias = _name_in_script(module.__name__)
+    alias = _name_as_script_has_it(module.__name__)
 
     def lookup(name: str) -> Any:
         try:
@@ -87,5 +87,5 @@ def _watch_module(module: ModuleType, missing: list[str]) -> None:
     module.__dict__["__getattr__"] = lookup
 
 
-def _name_in_script(name: str) -> str:
+def _name_as_script_has_it(name: str) -> str:
     return "amp_C" if name == f"{HOME}.amp_C" else "apex" + name[len(HOME) :]

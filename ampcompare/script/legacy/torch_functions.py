@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from ampcompare.script.stderr import note
+from ampcompare.script.stderr import say_once
 
-__all__ = ["gloo_for_nccl", "keep_for_jit", "patch_torch"]
+__all__ = ["keep_operator_for_jit", "patch_torch", "use_gloo_for_nccl"]
 
 LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -64,7 +64,7 @@ SIX = {
 NUMPY_RENAMED = {"float_": "float64", "unicode_": "str_", "product": "prod", "sometrue": "any", "alltrue": "all"}
 
 
-def _called_by_script() -> bool:
+def _is_called_by_script() -> bool:
     """Return whether the function that calls this, in place of another, was called from the script's own files."""
     return not sys._getframe(2).f_code.co_filename.startswith(LIBRARIES)
 
@@ -72,49 +72,49 @@ def _called_by_script() -> bool:
 def patch_torch() -> None:
     """Patch torch, and restore names that Python and numpy have removed, in this process."""
     _patch_local_rank()
-    _patch_removed_names()
-    _patch_load()
-    _patch_full()
-    _patch_view()
+    _restore_removed_names()
+    _patch_load_of_pickles()
+    _patch_full_of_integers()
+    _patch_view_of_strided()
     _patch_prelu()
-    _patch_clamp()
-    _patch_masks()
+    _patch_clamp_bounds()
+    _patch_uint8_masks()
     _patch_schedulers()
     _patch_loader_next()
     if not torch.backends.cuda.is_built() or torch.cuda.device_count() == 0:
-        gloo_for_nccl()
+        use_gloo_for_nccl()
 
 
-def _patch_load() -> None:
+def _patch_load_of_pickles() -> None:
     load = torch.load
 
     @functools.wraps(load)
     def load_anything(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("weights_only") is None:
             kwargs["weights_only"] = False
-            note("torch.load runs with weights_only=False, as before torch 2.6: load only files that you trust")
+            say_once("torch.load runs with weights_only=False, as before torch 2.6: load only files that you trust")
         return load(*args, **kwargs)
 
     torch.load = load_anything
 
 
-def _patch_full() -> None:
+def _patch_full_of_integers() -> None:
     full = torch.full
 
     @functools.wraps(full)
     def full_of_floats(*args: Any, **kwargs: Any) -> Any:
         value = kwargs.get("fill_value", args[1] if len(args) > 1 else None)
         plain = kwargs.get("dtype") is None and kwargs.get("out") is None
-        if plain and isinstance(value, int) and _called_by_script():
-            note("torch.full of an integer gives floats, as before torch 1.7")
+        if plain and isinstance(value, int) and _is_called_by_script():
+            say_once("torch.full of an integer gives floats, as before torch 1.7")
             kwargs["dtype"] = torch.get_default_dtype()
         return full(*args, **kwargs)
 
     torch.full = full_of_floats
-    keep_for_jit(full, full_of_floats)
+    keep_operator_for_jit(full, full_of_floats)
 
 
-def _patch_view() -> None:
+def _patch_view_of_strided() -> None:
     view = Tensor.view
 
     @functools.wraps(view)
@@ -125,7 +125,7 @@ def _patch_view() -> None:
             # Flattening only: other views are written to, which a copy would lose.
             if args not in ((-1,), ((-1,),), ([-1],)) or self.is_contiguous():
                 raise
-        note(".view(-1) of a tensor that is not contiguous copies it, as .reshape(-1) does")
+        say_once(".view(-1) of a tensor that is not contiguous copies it, as .reshape(-1) does")
         return self.reshape(-1)
 
     Tensor.view = view_or_reshape  # type: ignore[method-assign, assignment]
@@ -139,15 +139,15 @@ def _patch_prelu() -> None:
         return torch.prelu(input, weight)
 
     functional.prelu = prelu
-    keep_for_jit(original, prelu)
+    keep_operator_for_jit(original, prelu)
 
 
-def _patch_clamp() -> None:
+def _patch_clamp_bounds() -> None:
     for name in ("clamp", "clamp_"):
-        setattr(Tensor, name, _clamping_by_numbers(getattr(Tensor, name)))
+        setattr(Tensor, name, _clamp_with_integer_bounds(getattr(Tensor, name)))
 
 
-def _clamping_by_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+def _clamp_with_integer_bounds(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def clamp(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.is_floating_point() or self.is_complex():
@@ -162,7 +162,7 @@ def _clamping_by_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
 def _as_integer_bound(bound: Any) -> Any:
     """Return a bound that is a float tensor of one element as the integer that it was cast to."""
     if isinstance(bound, Tensor) and bound.is_floating_point() and bound.dim() == 0:
-        note("an integer tensor is clamped by the value of a float tensor, as before torch 1.10")
+        say_once("an integer tensor is clamped by the value of a float tensor, as before torch 1.10")
         return int(bound)
     return bound
 
@@ -171,7 +171,7 @@ def _patch_loader_next() -> None:
     from torch.utils.data import dataloader
 
     def next_batch(self: Any) -> Any:
-        note("the .next() of a DataLoader's iterator is next(iterator)")
+        say_once("the .next() of a DataLoader's iterator is next(iterator)")
         return next(self)
 
     dataloader._BaseDataLoaderIter.next = next_batch  # type: ignore[attr-defined]
@@ -187,12 +187,12 @@ def _patch_local_rank() -> None:
     @functools.wraps(parse)
     def parse_known_args(self: Any, args: Sequence[str] | None = None, namespace: Any = None, **kwargs: Any) -> Any:
         given = list(sys.argv[1:] if args is None else args)
-        return parse(self, _with_local_rank(self, given), namespace, **kwargs)
+        return parse(self, _arguments_with_local_rank(self, given), namespace, **kwargs)
 
     argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
 
 
-def _with_local_rank(parser: Any, given: list[str]) -> list[str]:
+def _arguments_with_local_rank(parser: Any, given: list[str]) -> list[str]:
     accepted = [spelling for spelling in SPELLINGS if spelling in parser._option_string_actions]
     if not accepted:
         return given
@@ -201,79 +201,79 @@ def _with_local_rank(parser: Any, given: list[str]) -> list[str]:
         if name in accepted:
             return given
         if name in SPELLINGS:
-            note(f"{name} is passed to the script as {accepted[0]}")
+            say_once(f"{name} is passed to the script as {accepted[0]}")
             return [*given[:index], accepted[0] + equals + value, *given[index + 1 :]]
     rank = os.environ.get("LOCAL_RANK")
     if rank is None:
         return given
-    note(f"the script gets {accepted[0]} from LOCAL_RANK")
+    say_once(f"the script gets {accepted[0]} from LOCAL_RANK")
     return [f"{accepted[0]}={rank}", *given]
 
 
-def _patch_masks() -> None:
+def _patch_uint8_masks() -> None:
     """Let operations accept uint8 masks, and let masks act as bytes in subtraction and `~`."""
     for name, index in METHODS.items():
-        setattr(Tensor, name, _accepting_uint8(getattr(Tensor, name), index))
+        setattr(Tensor, name, _operation_taking_uint8(getattr(Tensor, name), index))
     for name, index in FUNCTIONS.items():
         original = getattr(torch, name)
-        replacement = _accepting_uint8(original, index)
+        replacement = _operation_taking_uint8(original, index)
         setattr(torch, name, replacement)
-        keep_for_jit(original, replacement)
-    _patch_arithmetic()
+        keep_operator_for_jit(original, replacement)
+    _patch_bool_arithmetic()
 
 
-def _as_bool(mask: Any) -> Any:
+def _mask_as_bool(mask: Any) -> Any:
     if isinstance(mask, Tensor) and mask.dtype is torch.uint8:
-        note("a uint8 mask is used as a bool mask, as before torch 1.2")
+        say_once("a uint8 mask is used as a bool mask, as before torch 1.2")
         return mask.bool()
     return mask
 
 
-def _accepting_uint8(original: Callable[..., Any], mask_index: int) -> Callable[..., Any]:
+def _operation_taking_uint8(original: Callable[..., Any], mask_index: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if len(args) > mask_index:
-            args = (*args[:mask_index], _as_bool_index(args[mask_index]), *args[mask_index + 1 :])
+            args = (*args[:mask_index], _index_as_bool(args[mask_index]), *args[mask_index + 1 :])
         for name in KEYWORDS:
             if name in kwargs:
-                kwargs[name] = _as_bool_index(kwargs[name])
+                kwargs[name] = _index_as_bool(kwargs[name])
         return original(*args, **kwargs)
 
     return operation
 
 
-def _as_bool_index(index: Any) -> Any:
+def _index_as_bool(index: Any) -> Any:
     if isinstance(index, (tuple, list)) and any(isinstance(entry, Tensor) for entry in index):
-        return type(index)(_as_bool(entry) for entry in index)
-    return _as_bool(index)
+        return type(index)(_mask_as_bool(entry) for entry in index)
+    return _mask_as_bool(index)
 
 
-def _as_bytes(operand: Any, idiom: str) -> Any:
+def _bool_as_bytes(operand: Any, idiom: str) -> Any:
     """Return the bytes of a bool tensor, and anything else as it is."""
     if isinstance(operand, Tensor) and operand.dtype is torch.bool:
-        note(f"{idiom} counts a mask as bytes, as before torch 1.2")
+        say_once(f"{idiom} counts a mask as bytes, as before torch 1.2")
         return operand.to(torch.uint8)
     return operand
 
 
-def _patch_arithmetic() -> None:
+def _patch_bool_arithmetic() -> None:
     sub = Tensor.__sub__
     rsub = Tensor.__rsub__
     invert = Tensor.__invert__
 
     @functools.wraps(sub)
     def subtract(self: Tensor, other: Any) -> Any:
-        return sub(_as_bytes(self, "mask - x"), _as_bytes(other, "x - mask"))
+        return sub(_bool_as_bytes(self, "mask - x"), _bool_as_bytes(other, "x - mask"))
 
     @functools.wraps(rsub)
     def subtract_from(self: Tensor, other: Any) -> Any:
-        return rsub(_as_bytes(self, "1 - mask"), other)
+        return rsub(_bool_as_bytes(self, "1 - mask"), other)
 
     @functools.wraps(invert)
     def not_mask(self: Tensor) -> Any:
         # Bytes with other values are not a mask: their bits are inverted, as in torch since 1.2.
-        if self.dtype is torch.uint8 and _called_by_script() and self.numel() and int(self.max()) <= 1:
-            note("~ of a uint8 mask is 1 - mask, as before torch 1.2")
+        if self.dtype is torch.uint8 and _is_called_by_script() and self.numel() and int(self.max()) <= 1:
+            say_once("~ of a uint8 mask is 1 - mask, as before torch 1.2")
             return 1 - self
         return invert(self)
 
@@ -282,29 +282,29 @@ def _patch_arithmetic() -> None:
         setattr(Tensor, name, patch)
 
 
-def _patch_removed_names() -> None:
+def _restore_removed_names() -> None:
     """Restore removed names of modules; existing names stay as they are."""
-    _resolve_removed(fractions, {"gcd": (math.gcd, "math.gcd")})
-    _resolve_removed(time, {"clock": (time.perf_counter, "time.perf_counter")})
-    _resolve_removed(
+    _restore_names_of_module(fractions, {"gcd": (math.gcd, "math.gcd")})
+    _restore_names_of_module(time, {"clock": (time.perf_counter, "time.perf_counter")})
+    _restore_names_of_module(
         collections,
         {name: (getattr(collections.abc, name), f"collections.abc.{name}") for name in collections.abc.__all__},
     )
     numpy = importlib.import_module("numpy")
     renamed = {old: (getattr(numpy, new), f"numpy.{new}") for old, new in NUMPY_RENAMED.items()}
-    _resolve_removed(numpy, {**NUMPY, **renamed})
+    _restore_names_of_module(numpy, {**NUMPY, **renamed})
     six = sys.modules["torch._six"] = torch._six = ModuleType("torch._six")  # type: ignore[attr-defined]
-    _resolve_removed(six, SIX)
+    _restore_names_of_module(six, SIX)
 
 
-def _resolve_removed(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:
+def _restore_names_of_module(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:
     """Resolve removed names by the module's `__getattr__`, so that nothing is printed before one is used."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
 
     def lookup(name: str) -> Any:
         if name in names:
             value, replacement = names[name]
-            note(f"{module.__name__}.{name} was removed; {replacement} replaces it")
+            say_once(f"{module.__name__}.{name} was removed; {replacement} replaces it")
             return value
         if before is not None:
             return before(name)
@@ -315,19 +315,19 @@ def _resolve_removed(module: ModuleType, names: dict[str, tuple[Any, str]]) -> N
 
 def _patch_schedulers() -> None:
     """Let torch's schedulers accept and ignore `verbose` if they no longer have it."""
-    for kind in _schedulers():
+    for kind in _scheduler_classes():
         if "__init__" in vars(kind) and "verbose" not in inspect.signature(kind.__init__).parameters:
-            _accept_verbose(kind)
+            _accept_verbose_argument(kind)
 
 
-def _schedulers() -> Iterable[type[Any]]:
+def _scheduler_classes() -> Iterable[type[Any]]:
     kinds = [lr_scheduler.LRScheduler]
     for kind in kinds:
         kinds += kind.__subclasses__()
     return dict.fromkeys(kinds)
 
 
-def _accept_verbose(kind: Any) -> None:
+def _accept_verbose_argument(kind: Any) -> None:
     init = kind.__init__
     count = len(inspect.signature(init).parameters)
 
@@ -338,13 +338,13 @@ def _accept_verbose(kind: Any) -> None:
         if beyond or "verbose" in kwargs:
             args = args[:-1] if beyond else args
             kwargs.pop("verbose", None)
-            note("verbose of a learning rate scheduler was removed and is ignored")
+            say_once("verbose of a learning rate scheduler was removed and is ignored")
         init(self, *args, **kwargs)
 
     kind.__init__ = init_without_verbose
 
 
-def keep_for_jit(original: Any, replacement: Any) -> None:
+def keep_operator_for_jit(original: Any, replacement: Any) -> None:
     """Let `torch.jit.script` compile a call of `replacement` as the operator that `original` is."""
     from torch.jit import _builtins
 
@@ -353,23 +353,23 @@ def keep_for_jit(original: Any, replacement: Any) -> None:
         _builtins._register_builtin(replacement, operator)
 
 
-def gloo_for_nccl() -> None:
+def use_gloo_for_nccl() -> None:
     """Let `init_process_group` and `new_group` use gloo if the script asks for nccl, with one line on stderr."""
     if not dist.is_available() or hasattr(dist.init_process_group, "_ampcompare_gloo"):
         return
     # Its functions have the group as a default argument: imported later, they would keep a destroyed group alive.
     importlib.import_module("torch.distributed.nn.functional")
-    atexit.register(_destroy_open_group)
+    atexit.register(_destroy_open_process_group)
     init, new = dist.init_process_group, dist.new_group
 
     @functools.wraps(init)
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("device_id", None)
-        return init(_gloo_if_nccl(backend), *args, **kwargs)
+        return init(_gloo_in_place_of_nccl(backend), *args, **kwargs)
 
     @functools.wraps(new)
     def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return new(ranks, timeout, _gloo_if_nccl(backend), *args, **kwargs)
+        return new(ranks, timeout, _gloo_in_place_of_nccl(backend), *args, **kwargs)
 
     init_process_group._ampcompare_gloo = True  # type: ignore[attr-defined]
     for module in (dist, dist.distributed_c10d):
@@ -377,14 +377,14 @@ def gloo_for_nccl() -> None:
         module.new_group = new_group  # type: ignore[attr-defined]
 
 
-def _gloo_if_nccl(requested: Any) -> Any:
+def _gloo_in_place_of_nccl(requested: Any) -> Any:
     if isinstance(requested, str) and requested.lower() == "nccl":
-        note("process groups use gloo instead of nccl: there is no CUDA device")
+        say_once("process groups use gloo instead of nccl: there is no CUDA device")
         return "gloo"
     return requested
 
 
-def _destroy_open_group() -> None:
+def _destroy_open_process_group() -> None:
     """Destroy the group that a script left open: a gloo thread that outlives the interpreter can abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -34,7 +34,7 @@ module.{function}({values!r}, {name!r})
 _started = 0
 
 
-class _Message:
+class _BootstrapMessage:
     """Unpickles by running the bootstrap in the child."""
 
     def __init__(self, source: str) -> None:
@@ -44,7 +44,7 @@ class _Message:
         return exec, (self._source, {})
 
 
-def pass_on(values: dict[str, Any], target: str) -> None:
+def call_first_in_children(values: dict[str, Any], target: str) -> None:
     """Let every process of multiprocessing call `MODULE:FUNCTION` first, with `values` and its name."""
     original = multiprocessing.spawn.get_preparation_data
     module, _, function = target.partition(":")
@@ -53,13 +53,13 @@ def pass_on(values: dict[str, Any], target: str) -> None:
         data: dict[str, Any] = original(name)
         # The name is the only value that is unique to a child and known before the child exists.
         source = BOOTSTRAP.format(root=ROOT, module=module, function=function, values=values, name=name)
-        data["ampcompare"] = _Message(source)
+        data["ampcompare"] = _BootstrapMessage(source)
         return data
 
     multiprocessing.spawn.get_preparation_data = get_preparation_data
 
 
-def pass_on_to_ranks(settings: ExecSettings) -> None:
+def run_ranks_under_settings(settings: ExecSettings) -> None:
     """Let every rank that is started by a command of Python from now on run under the settings."""
     start: Any = subprocess.Popen.__init__
 
@@ -67,7 +67,7 @@ def pass_on_to_ranks(settings: ExecSettings) -> None:
     def init(process: Any, args: Any, *rest: Any, **options: Any) -> None:
         global _started
         environment = options.get("env")
-        if environment is not None and (command := _rank_command(args, environment, settings)):
+        if environment is not None and (command := _command_under_exec(args, environment, settings)):
             args = command
             _started += 1
         start(process, args, *rest, **options)
@@ -75,7 +75,7 @@ def pass_on_to_ranks(settings: ExecSettings) -> None:
     subprocess.Popen.__init__ = init  # type: ignore[assignment, method-assign]
 
 
-def _rank_command(args: Any, environment: Mapping[str, str], settings: ExecSettings) -> list[str]:
+def _command_under_exec(args: Any, environment: Mapping[str, str], settings: ExecSettings) -> list[str]:
     """Return the command of a rank with `ampcompare exec` in it; empty for any other command.
 
     A rank has a place in its group that this process lacks; what a rank starts inherits its own.
@@ -84,7 +84,7 @@ def _rank_command(args: Any, environment: Mapping[str, str], settings: ExecSetti
     if rank is None or rank == os.environ.get("LOCAL_RANK") or isinstance(args, str | bytes | os.PathLike):
         return []
     words = [os.fspath(word) for word in args]
-    place = _script_place(words)
+    place = _find_script_index(words)
     if place is None or words[0] != sys.executable or words[place : place + 1] == ["ampcompare"]:
         return []
     is_module = words[place - 1] == "-m"
@@ -95,7 +95,7 @@ def _rank_command(args: Any, environment: Mapping[str, str], settings: ExecSetti
     ]
 
 
-def _script_place(words: Sequence[str]) -> int | None:
+def _find_script_index(words: Sequence[str]) -> int | None:
     """Return the index of the script or module in a command of Python; None if it runs neither."""
     place = 1
     while place < len(words) and words[place].startswith("-"):
@@ -126,7 +126,7 @@ def _exec_options(settings: ExecSettings, rank: str) -> list[str]:
     return options + {"strict": ["--strict-guards"], "off": ["--no-guards"]}.get(settings.guards, [])
 
 
-def count_starts() -> None:
+def count_process_starts() -> None:
     """Count what multiprocessing starts from now on, workers of data loaders aside."""
     processes: Any = multiprocessing.process.BaseProcess
     start = processes.start
@@ -140,6 +140,6 @@ def count_starts() -> None:
     processes.start = start_counted
 
 
-def num_started() -> int:
+def num_started_processes() -> int:
     """Return how many processes were started, each of which may train."""
     return _started

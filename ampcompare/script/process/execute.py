@@ -19,17 +19,17 @@ from ampcompare.base.environment import first_path
 from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.base.location import is_users_file, location_of_error
-from ampcompare.script.banned_loss import find_banned_loss
+from ampcompare.script.banned_loss import find_banned_loss_text
 from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.legacy.missing_names import missing_names
+from ampcompare.script.legacy.missing_names import missing_names_of_script
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.script.process import child_processes
-from ampcompare.script.process.prepare import Prepared, prepare_process
-from ampcompare.script.process.shadowed import explain_shadowing
+from ampcompare.script.process.prepare import PreparedProcess, prepare_process
+from ampcompare.script.process.shadowed import find_shadowing_text
 from ampcompare.script.process.target import (
     NEEDED_LATER,
     Target,
-    add_first_entry,
+    add_working_directory_first,
     forget_shadowed_modules,
     import_without_first_entry,
     search_first_entry_last,
@@ -59,7 +59,7 @@ ASKS = re.compile(r"cuda\s*\.\s*(is_available|device_count)\s*\(|version\s*\.\s*
 def execute(
     target: Target,
     settings: ExecSettings,
-    prepare: Callable[[ExecSettings], Prepared] = prepare_process,
+    prepare: Callable[[ExecSettings], PreparedProcess] = prepare_process,
     explain: Callable[[BaseException], AmpCompareError | None] = lambda error: None,
 ) -> int:
     """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
@@ -69,9 +69,9 @@ def execute(
     """
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
-    atexit.register(_die_if_interrupted, interrupted)
+    atexit.register(_die_by_signal_if_interrupted, interrupted)
     if first_path.IS_GONE:  # what follows must not take one of PYTHONPATH for it
-        add_first_entry()
+        add_working_directory_first()
     if settings.imports_torch:
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()
@@ -79,9 +79,9 @@ def execute(
         prepared = prepare(settings)
     forget_shadowed_modules()
     code: CodeType | None = None
-    ending = Ending()
+    ending = ScriptEnding()
     try:
-        code, main = target.load()
+        code, main = target.load_code_and_main()
         # This module's namespace is still in use and must not be collected.
         _kept.append(sys.modules.get("__main__"))
         sys.modules["__main__"] = main
@@ -96,20 +96,20 @@ def execute(
     except BaseException as caught:
         ending.error = caught
     if ending.error is not None:
-        _explain(ending, ending.error, code, settings, explain)
+        _print_and_explain_error(ending, ending.error, code, settings, explain)
         if isinstance(ending.error, KeyboardInterrupt):
             interrupted.append(True)
-    prepared.close(ending.status, ending.in_words, _advice_of(ending.error))
+    prepared.close(ending.status, ending.error_text, _find_advice_in_error(ending.error))
     _print_missing_names(prepared.finder, ending.error)
     if settings.watch or settings.arm is None:  # else the user has named no record
-        _print_step_sums(prepared.recorder)
+        _print_sums_of_steps(prepared.recorder)
     if ending.status == 0 and settings.arm is None:  # which stays the last thing that is read
         point_at_migrate(settings)
     return ending.status
 
 
 @dataclass
-class Ending:
+class ScriptEnding:
     """How a script ended.
 
     Attributes:
@@ -125,14 +125,14 @@ class Ending:
     lacks_gpu: bool = False
 
     @property
-    def in_words(self) -> str | None:
+    def error_text(self) -> str | None:
         """The error as the record has it; None without one."""
-        words = self.banned_loss or _error_in_words(self.error)
+        words = self.banned_loss or _error_text_with_line(self.error)
         return f"{words}; {TO_CPU}" if self.lacks_gpu else words
 
 
-def _explain(
-    ending: Ending,
+def _print_and_explain_error(
+    ending: ScriptEnding,
     error: BaseException,
     code: CodeType | None,
     settings: ExecSettings,
@@ -143,12 +143,12 @@ def _explain(
     is_refusal = settings.arm is not None and isinstance(error, AmpCompareError)  # of what the script does
     meaning = error if is_refusal else explain(error) or missing_torch_name_error(error)
     if meaning is not error:
-        _print_traceback(error, code)
+        _print_traceback_of_script(error, code)
     if isinstance(meaning, AmpCompareError):
         ending.status = meaning.exit_code
         ending.error = error = meaning
-        say(str(_error_in_words(meaning)))
-    elif banned := find_banned_loss(error):
+        say(str(_error_text_with_line(meaning)))
+    elif banned := find_banned_loss_text(error):
         ending.banned_loss = banned
         say(banned)
     if settings.device is None and lacks_gpu(error):
@@ -159,21 +159,21 @@ def _explain(
         )
         if settings.watch:
             ending.status = EnvironmentUnfit.exit_code
-    if (shadowed := explain_shadowing(error)) is not None:
+    if (shadowed := find_shadowing_text(error)) is not None:
         helps = "" if settings.imports_torch else ", or try --compat-torch, which imports torch before it"
         say(f"{shadowed}{helps}")
     elif not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
         say(COMPAT_HINT)
 
 
-def _advice_of(error: BaseException | None) -> dict[str, Any] | None:
+def _find_advice_in_error(error: BaseException | None) -> dict[str, Any] | None:
     """Return what a record holds of advice that names arms: which they are, and the words around them."""
     if not isinstance(error, AmpCompareError) or not error.advice.arms:
         return None
-    return {**asdict(error.advice), "seen": _error_in_words(error, error.seen)}
+    return {**asdict(error.advice), "seen": _error_text_with_line(error, error.seen)}
 
 
-def _error_in_words(error: BaseException | None, said: str = "") -> str | None:
+def _error_text_with_line(error: BaseException | None, said: str = "") -> str | None:
     """Return an error with the line of the script that led to it; some of ampcompare's own begin with it.
 
     Args:
@@ -183,14 +183,14 @@ def _error_in_words(error: BaseException | None, said: str = "") -> str | None:
         return None
     said = said or str(error)
     if not isinstance(error, AmpCompareError):
-        said = ": ".join([type(error).__name__, *filter(None, [_without_frames(said)])])
+        said = ": ".join([type(error).__name__, *filter(None, [_message_without_traceback(said)])])
     if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):
         return said
     place = location_of_error(error)
     return said if place is None else f"{said} ({place})"
 
 
-def _without_frames(message: str) -> str:
+def _message_without_traceback(message: str) -> str:
     """Return a message without the traceback of another process in it: what was said before, and the error itself."""
     before, begin, rest = message.partition("Traceback (most recent call last):\n")
     if not begin:
@@ -211,7 +211,7 @@ def _exit_status(code: Any) -> int:
     return 1
 
 
-def _die_if_interrupted(interrupted: list[bool]) -> None:
+def _die_by_signal_if_interrupted(interrupted: list[bool]) -> None:
     """End as the interpreter does on Ctrl-C: by the signal itself, so that a shell's loop stops too."""
     if interrupted:
         sys.stdout.flush()
@@ -219,30 +219,30 @@ def _die_if_interrupted(interrupted: list[bool]) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def _print_traceback(error: BaseException, code: CodeType | None) -> None:
+def _print_traceback_of_script(error: BaseException, code: CodeType | None) -> None:
     """Pass the exception to `sys.excepthook` with only the frames of the script."""
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code is not code:
         traceback = traceback.tb_next
     if traceback is None:  # raised before the script ran, by an import of its parent package
-        traceback = _traceback_outside_of_exec(error.__traceback__)
+        traceback = _find_traceback_of_script(error.__traceback__)
     if isinstance(error, GuardError):
-        _end_at_users_line(traceback)
-    error.__traceback__ = _without_hooks(traceback)
+        _end_traceback_at_user_line(traceback)
+    error.__traceback__ = _traceback_without_hooks(traceback)
     chained, visited = error.__cause__ or error.__context__, {id(error)}
     while chained is not None and id(chained) not in visited:
         visited.add(id(chained))
-        chained.__traceback__ = _without_hooks(chained.__traceback__)
+        chained.__traceback__ = _traceback_without_hooks(chained.__traceback__)
         chained = chained.__cause__ or chained.__context__
     sys.stdout.flush()
     sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _without_hooks(traceback: TracebackType | None) -> TracebackType | None:
+def _traceback_without_hooks(traceback: TracebackType | None) -> TracebackType | None:
     """Remove the frames that watch or redirect a call: plain Python would not have them."""
     kept: list[TracebackType] = []
     while traceback is not None:
-        if traceback.tb_next is None or not _is_hook(traceback):
+        if traceback.tb_next is None or not _is_hook_frame(traceback):
             kept.append(traceback)
         traceback = traceback.tb_next
     for outer, inner in itertools.pairwise(kept):
@@ -250,12 +250,12 @@ def _without_hooks(traceback: TracebackType | None) -> TracebackType | None:
     return kept[0] if kept else None
 
 
-def _is_hook(traceback: TracebackType) -> bool:
+def _is_hook_frame(traceback: TracebackType) -> bool:
     name = traceback.tb_frame.f_globals.get("__name__", "")
     return isinstance(name, str) and name.startswith(HOOKS)
 
 
-def _end_at_users_line(traceback: TracebackType | None) -> None:
+def _end_traceback_at_user_line(traceback: TracebackType | None) -> None:
     """Cut off the frames of torch and of the guards, which do not help with a mistake of the script."""
     last = traceback
     while traceback is not None:
@@ -266,7 +266,7 @@ def _end_at_users_line(traceback: TracebackType | None) -> None:
         last.tb_next = None
 
 
-def _traceback_outside_of_exec(traceback: TracebackType | None) -> TracebackType | None:
+def _find_traceback_of_script(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith(
         ("ampcompare.script.process", "importlib")
     ):
@@ -275,7 +275,7 @@ def _traceback_outside_of_exec(traceback: TracebackType | None) -> TracebackType
 
 
 def _print_missing_names(finder: ApexFinder | None, error: BaseException | None) -> None:
-    names = [] if finder is None else missing_names(finder, error)
+    names = [] if finder is None else missing_names_of_script(finder, error)
     if names:
         say(
             f"the script asked for {', '.join(names)}, which the compat engine does not have; if it caught the error, "
@@ -283,12 +283,12 @@ def _print_missing_names(finder: ApexFinder | None, error: BaseException | None)
         )
 
 
-def _print_step_sums(recorder: Recorder | None) -> None:
+def _print_sums_of_steps(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
-        if child_processes.num_started():
+        if child_processes.num_started_processes():
             empty = "the record has no step of this process; processes that it started write their own files"
-        say(recorder.sums() or empty)
+        say(recorder.find_sums_text() or empty)
 
 
 def lacks_gpu(error: BaseException) -> bool:
@@ -296,10 +296,10 @@ def lacks_gpu(error: BaseException) -> bool:
     torch: Any = sys.modules.get("torch")
     if not isinstance(error, Exception) or (torch is not None and torch.cuda.is_available()):
         return False
-    return MESSAGES.search(str(error)) is not None or _asks_for_gpu(error)
+    return MESSAGES.search(str(error)) is not None or _is_line_asking_for_gpu(error)
 
 
-def _asks_for_gpu(error: Exception) -> bool:
+def _is_line_asking_for_gpu(error: Exception) -> bool:
     traceback = error.__traceback__
     if traceback is None or not isinstance(error, AssertionError | AttributeError | TypeError):
         return False

@@ -19,9 +19,9 @@ from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.base.location import user_location
 from ampcompare.base.shim import finder as shim
 from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.legacy.missing_names import watch_names
+from ampcompare.script.legacy.missing_names import record_missing_apex_names
 from ampcompare.script.process import child_processes
-from ampcompare.script.stderr import note, point_at_migrate, print_violation
+from ampcompare.script.stderr import point_at_migrate, print_violation, say_once
 
 if TYPE_CHECKING:
     from ampcompare.base.patches import Subscriptions
@@ -37,7 +37,7 @@ REPLACED = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class PreparedProcess:
     """What was set up in a process: what resolves `apex`, unless that is the real one, and the rows of a record."""
 
     finder: ApexFinder | None
@@ -54,14 +54,14 @@ class Prepared:
             self.recorder.close(status, error, advice)
 
 
-def _warn_of_violation(violation: guards.Violation, settings: ExecSettings) -> None:
+def _print_guard_violation(violation: guards.Violation, settings: ExecSettings) -> None:
     print_violation(violation)
     point_at_migrate(settings)
 
 
 def prepare_process(
     settings: ExecSettings, *, child: str | None = None, stand_in: Callable[[Rows | None], bool] | None = None
-) -> Prepared:
+) -> PreparedProcess:
     """Prepare this process; nothing is undone later, because the process belongs to the script.
 
     Args:
@@ -69,11 +69,11 @@ def prepare_process(
             `apex.amp` is still to be recorded.
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
     """
-    finder = _provide_apex(settings, quiet=child is not None)
-    _install_torchvision_import()
-    child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
-    child_processes.pass_on_to_ranks(settings)
-    child_processes.count_starts()
+    finder = _let_apex_be_found(settings, quiet=child is not None)
+    _watch_torchvision_import()
+    child_processes.call_first_in_children(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
+    child_processes.run_ranks_under_settings(settings)
+    child_processes.count_process_starts()
     if settings.device == "cpu":
         from ampcompare.script.legacy.cpu_device import redirect_cuda_to_cpu
 
@@ -85,11 +85,11 @@ def prepare_process(
     rows = None
     if settings.record is not None or settings.ledger or settings.max_steps is not None:
         # Imported here: without them a script that needs no torch loads none.
-        from ampcompare.script.recording.recorder import Recorder, Rows, header
+        from ampcompare.script.recording.recorder import Recorder, Rows, record_header
 
-        rows = Rows(Recorder(settings.record, header(settings), child=child))
+        rows = Rows(Recorder(settings.record, record_header(settings), child=child))
     if settings.record is not None or settings.opt_level is not None or stand_in is not None:
-        _import_amp(settings.engine)
+        _require_apex_amp(settings.engine)
     records_amp = stand_in is None or stand_in(rows)
     if rows is not None:
         from ampcompare.script.recording.scaled_steps import record_steps
@@ -98,13 +98,13 @@ def prepare_process(
     if settings.guards != "off":
         # After the CUDA functions and an arm, so that the guards see what the script asks for.
         guards.install(
-            strict=settings.guards == "strict", say=lambda violation: _warn_of_violation(violation, settings)
+            strict=settings.guards == "strict", say=lambda violation: _print_guard_violation(violation, settings)
         )
     if settings.opt_level is not None:
         from ampcompare.base.patches import Layer, Subscriptions
 
         override_opt_level(settings.opt_level, Subscriptions(Layer.STAND_IN), quiet=child is not None)
-    return Prepared(finder, rows)
+    return PreparedProcess(finder, rows)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:
@@ -112,7 +112,7 @@ def prepare_child(values: dict[str, Any], name: str) -> None:
     prepare_process(ExecSettings(**values), child=name)
 
 
-def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
+def _let_apex_be_found(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
     """Let `import apex` find the engine, whole or in an installed Apex; return what resolves it if it is whole."""
     probe = find_installed_apex()
     if settings.engine == "nvidia":
@@ -124,10 +124,10 @@ def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
         shim.install()
         if not quiet:
             added = ", ".join(shim.missing_submodules(probe.path))
-            note(f"{probe.path} has no {added}: these are ampcompare's, and the rest of apex is NVIDIA's")
+            say_once(f"{probe.path} has no {added}: these are ampcompare's, and the rest of apex is NVIDIA's")
         return None
     finder = install()
-    watch_names(finder)
+    record_missing_apex_names(finder)
     return finder
 
 
@@ -140,7 +140,7 @@ def _takes_only_amp_of_engine(settings: ExecSettings, installed: ApexInstall) ->
     return on_gpu and installed.kind == "no_amp" and installed.has_kernels
 
 
-def _import_amp(engine: str) -> None:
+def _require_apex_amp(engine: str) -> None:
     try:
         importlib.import_module("apex.amp")
     except ImportError as error:
@@ -180,7 +180,7 @@ def override_opt_level(
         given["opt_level"] = level
         if not quiet:
             without = f", without the script's {', '.join(dropped)}" if dropped else ""
-            note(f"--opt-level {level} instead of the script's {requested}{without}")
+            say_once(f"--opt-level {level} instead of the script's {requested}{without}")
         return original(*bound.args, **bound.kwargs)
 
     for name in ("apex.amp", "apex.amp.frontend"):
@@ -191,7 +191,7 @@ def override_opt_level(
         follow_adapters(lambda adapter: events.wrap(adapter, "initialize", initialize), events)
 
 
-class _Finder(MetaPathFinder):
+class _TorchvisionFinder(MetaPathFinder):
     """Import torchvision by `load_torchvision`, the first time that it is imported."""
 
     def __init__(self) -> None:
@@ -211,10 +211,10 @@ class _Finder(MetaPathFinder):
             return None  # the script's own import reports why
         finally:
             self._busy = False
-        return ModuleSpec(fullname, _Loaded(module), is_package=True)
+        return ModuleSpec(fullname, _LoadedModuleLoader(module), is_package=True)
 
 
-class _Loaded(Loader):
+class _LoadedModuleLoader(Loader):
     """Returns a module that is already loaded."""
 
     def __init__(self, module: ModuleType) -> None:
@@ -228,7 +228,7 @@ class _Loaded(Loader):
         module.__spec__ = self._spec
 
 
-def _install_torchvision_import() -> None:
+def _watch_torchvision_import() -> None:
     """Watch for the import of torchvision in this process."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TorchvisionFinder())

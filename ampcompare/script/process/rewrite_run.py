@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process.execute import execute
-from ampcompare.script.process.prepare import Prepared, prepare_process
-from ampcompare.script.process.target import Target, add_first_entry, files_with_apex
+from ampcompare.script.process.prepare import PreparedProcess, prepare_process
+from ampcompare.script.process.target import Target, add_working_directory_first, files_with_apex
 from ampcompare.source.migrate.adapter.imports import TEMPLATE, adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.project import migrate_file
@@ -30,7 +30,7 @@ from ampcompare.source.migrate.project import migrate_file
 if TYPE_CHECKING:
     from ampcompare.script.first_weights import FirstWeights
     from ampcompare.script.recording.recorder import Rows
-    from ampcompare.script.watch import FirstBatches
+    from ampcompare.script.watch import FirstBatchHashes
 
 SEED = 20250508
 # How a script is rewritten.
@@ -43,11 +43,11 @@ MAX_READS = 10_000
 def main() -> int:
     """Run what `sys.argv[1]`, a JSON object, says; write the rows and weights into its folder."""
     request: dict[str, Any] = json.loads(sys.argv[1])
-    add_first_entry()
+    add_working_directory_first()
     folder = Path(request["folder"])
-    trace = _Trace(request["steps"], twin=request["twin"], first_weights=request["first_weights"])
+    trace = _RewriteTrace(request["steps"], twin=request["twin"], first_weights=request["first_weights"])
 
-    def prepare(given: ExecSettings) -> Prepared:
+    def prepare(given: ExecSettings) -> PreparedProcess:
         prepared = prepare_process(given)
         assert prepared.rows is not None
         trace.begin(prepared.rows)
@@ -65,7 +65,7 @@ def main() -> int:
     status = execute(
         _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"], trace), settings, prepare
     )
-    trace.write(folder, request["script"])
+    trace.write_trace(folder, request["script"])
     return status
 
 
@@ -80,38 +80,40 @@ class RewrittenTarget(Target):
         super().__init__(name, arguments, is_module=False)
         self._how = how
 
-    def load(self) -> tuple[CodeType, ModuleType]:
+    def load_code_and_main(self) -> tuple[CodeType, ModuleType]:
         """Return the rewritten code and its `__main__`; there is no Apex from here on."""
         sys.dont_write_bytecode = True
         path = Path(self.name).resolve()
-        _hide_apex()
+        _hide_installed_apex()
         sys.meta_path.insert(0, _RewritingFinder(path.parent, self._how))
-        _, main = super().load()
-        return compile(_rewrite_module(path, self._how), str(path), "exec", dont_inherit=True), main
+        _, main = super().load_code_and_main()
+        return compile(_rewritten_text_of_module(path, self._how), str(path), "exec", dont_inherit=True), main
 
 
 class _SeededTarget(Target):
     """A script that starts with fixed seeds, and rewritten if it is to be."""
 
-    def __init__(self, name: str, arguments: list[str], rewrite: str | None, trace: _Trace) -> None:
+    def __init__(self, name: str, arguments: list[str], rewrite: str | None, trace: _RewriteTrace) -> None:
         super().__init__(name, arguments, is_module=False)
         self._rewritten = None
         if rewrite is not None:
             self._rewritten = RewrittenTarget(name, arguments, rewrite)
 
-    def load(self) -> tuple[CodeType, ModuleType]:
+    def load_code_and_main(self) -> tuple[CodeType, ModuleType]:
         """Return the code and its `__main__`."""
-        from ampcompare.script.arm_process import seed_all  # which imports torch, and is not to find the script's files
+        from ampcompare.script.arm_process import (
+            seed_all_generators,  # which imports torch, and is not to find the script's files
+        )
 
-        seed_all(SEED)
-        return super().load() if self._rewritten is None else self._rewritten.load()
+        seed_all_generators(SEED)
+        return super().load_code_and_main() if self._rewritten is None else self._rewritten.load_code_and_main()
 
 
-def _is_apex(name: str) -> bool:
+def _is_apex_module(name: str) -> bool:
     return name.partition(".")[0] in {"apex", *STANDALONE, *KERNELS}
 
 
-class _WithoutApex(importlib.abc.MetaPathFinder):
+class _FinderWithoutApex(importlib.abc.MetaPathFinder):
     """Finds what another finder finds, without Apex."""
 
     def __init__(self, finder: Any) -> None:
@@ -124,20 +126,20 @@ class _WithoutApex(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         found: importlib.machinery.ModuleSpec | None = None
-        if not _is_apex(fullname):
+        if not _is_apex_module(fullname):
             found = self._finder.find_spec(fullname, path, target)
         return found
 
 
-def _hide_apex() -> None:
+def _hide_installed_apex() -> None:
     """Let this process be one in which no Apex is installed."""
-    for name in [each for each in sys.modules if _is_apex(each)]:
+    for name in [each for each in sys.modules if _is_apex_module(each)]:
         del sys.modules[name]
     others = [each for each in sys.meta_path if not isinstance(each, ApexFinder)]
-    sys.meta_path[:] = [_WithoutApex(each) for each in others]
+    sys.meta_path[:] = [_FinderWithoutApex(each) for each in others]
 
 
-def _rewrite_module(path: Path, how: str) -> str:
+def _rewritten_text_of_module(path: Path, how: str) -> str:
     if how == FOR_ADAPTER:
         return adapt_text(path.read_text(encoding="utf-8")).text
     result = migrate_file(path)
@@ -154,7 +156,7 @@ class _RewritingLoader(importlib.machinery.SourceFileLoader):
         self._how = how
 
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(_rewrite_module(Path(self.path), self._how), self.path, "exec", dont_inherit=True)
+        return compile(_rewritten_text_of_module(Path(self.path), self._how), self.path, "exec", dont_inherit=True)
 
 
 class _AdapterLoader(importlib.machinery.SourceFileLoader):
@@ -184,7 +186,7 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
             return importlib.machinery.ModuleSpec(
                 fullname, _AdapterLoader(fullname, str(TEMPLATE)), origin=str(TEMPLATE)
             )
-        if _is_apex(fullname):
+        if _is_apex_module(fullname):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -198,11 +200,11 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Enough(SystemExit):
+class _StepsReached(SystemExit):
     """Ends the script after its last step, past every `except Exception`."""
 
 
-class _Trace:
+class _RewriteTrace:
     """The parameters of each optimizer after each step, and the types in which values leave the model and the device.
 
     A twin's weights are changed behind its first step, each by a unit in the last place of fp16.
@@ -216,7 +218,7 @@ class _Trace:
         self._steps = steps
         self._stored = None if first_weights is None else Path(first_weights)
         self._first: FirstWeights | None = None
-        self._batches: FirstBatches | None = None
+        self._batches: FirstBatchHashes | None = None
         self._clipped: float | None = None  # the norm that a clipping of gradients has found, before it clips
         self._is_twin = twin
         self._plain_steps = self._unchecked_steps = 0
@@ -245,38 +247,38 @@ class _Trace:
 
         from ampcompare.base.patches import Layer, Points, Subscriptions
 
-        self._rows, rows.on_step = rows, self._note_step
+        self._rows, rows.on_step = rows, self._note_digests_of_step
         events = Subscriptions(Layer.RECORD)
         events.wrap(*Points.BACKWARD, self._backward)
-        events.wrap(*Points.FORWARD, self._forward)
-        events.wrap(torch.amp.GradScaler, "unscale_", self._unscale)
-        events.wrap(torch.amp.GradScaler, "step", self._scaler_step)
+        events.wrap(*Points.FORWARD, self._note_evaluation_output)
+        events.wrap(torch.amp.GradScaler, "unscale_", self._note_unscaled_gradients)
+        events.wrap(torch.amp.GradScaler, "step", self._note_scaler_step)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            events.wrap(owner, "zero_grad", self._clear)
-        register_optimizer_step_pre_hook(self._before_step)
-        self._watch_reads()
+            events.wrap(owner, "zero_grad", self._note_cleared_gradients)
+        register_optimizer_step_pre_hook(self._before_optimizer_step)
+        self._watch_reads_by_host()
         if self._stored is not None:
             from ampcompare.script.first_weights import FirstWeights
-            from ampcompare.script.watch import FirstBatches
+            from ampcompare.script.watch import FirstBatchHashes
 
             self._first = FirstWeights(events, self._stored if self._stored.exists() else None)
-            self._batches = FirstBatches(lambda hashes, draws: None)
-            events.wrap(torch.nn.utils, "clip_grad_norm_", self._clip)
+            self._batches = FirstBatchHashes(lambda hashes, draws: None)
+            events.wrap(torch.nn.utils, "clip_grad_norm_", self._note_clipped_norm)
 
-    def _clip(self, inner: Any, *args: Any, **options: Any) -> Any:
+    def _note_clipped_norm(self, inner: Any, *args: Any, **options: Any) -> Any:
         norm = inner(*args, **options)
         self._clipped = float(norm)
         return norm
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         if self._first is not None:
-            self._first.check()
+            self._first.has_first_weights_only()
         self._plain_steps += 1
         if id(optimizer) in self._unscaled and not self._in_scaler_step:
             self._unchecked_steps += 1
-        self._given[id(optimizer)] = _norm_of_gradients(optimizer)
+        self._given[id(optimizer)] = _norm_of_step_gradients(optimizer)
 
-    def _scaler_step(self, inner: Any, scaler: Any, *args: Any, **options: Any) -> Any:
+    def _note_scaler_step(self, inner: Any, scaler: Any, *args: Any, **options: Any) -> Any:
         if scaler.is_enabled():
             policy = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
             self._policy = list(map(float, policy))
@@ -287,16 +289,16 @@ class _Trace:
             self._in_scaler_step = False
             self._unscaled.discard(id(args[0] if args else options.get("optimizer")))
 
-    def _unscale(self, inner: Any, scaler: Any, optimizer: Any) -> Any:
+    def _note_unscaled_gradients(self, inner: Any, scaler: Any, optimizer: Any) -> Any:
         if scaler.is_enabled():
             self._unscaled.add(id(optimizer))
         return inner(scaler, optimizer)
 
-    def _clear(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
+    def _note_cleared_gradients(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
         self._clears[-1] = True
         return inner(owner, *args, **options)
 
-    def _watch_reads(self) -> None:
+    def _watch_reads_by_host(self) -> None:
         """Note in which type values come to the host; O1 replaces the same function, around this one."""
         import torch
 
@@ -311,7 +313,7 @@ class _Trace:
 
         torch.Tensor.cpu = read  # type: ignore[method-assign, assignment]
 
-    def _forward(self, inner: Any, module: Any, *args: Any, **options: Any) -> Any:
+    def _note_evaluation_output(self, inner: Any, module: Any, *args: Any, **options: Any) -> Any:
         """Note the type and the norm of what a model returns in an evaluation."""
         import torch
 
@@ -324,10 +326,10 @@ class _Trace:
             found = result[0] if isinstance(result, (list, tuple)) and result else result
             if isinstance(found, torch.Tensor) and found.is_floating_point():
                 self._evaluations.append(str(found.dtype).removeprefix("torch."))
-                self._evaluation_norms.append(self._norm_of(found))
+                self._evaluation_norms.append(self._fp64_norm_of(found))
         return result
 
-    def _norm_of(self, tensor: Any) -> float:
+    def _fp64_norm_of(self, tensor: Any) -> float:
         """Return the norm of a tensor in fp64, by functions that no casts of O1 reach."""
         import numpy
 
@@ -336,18 +338,18 @@ class _Trace:
         self._is_noting = False
         return float(numpy.linalg.norm(values.astype(numpy.float64)))
 
-    def _note_step(self, number: int) -> None:
+    def _note_digests_of_step(self, number: int) -> None:
         assert self._rows is not None
         digests = self._digests.setdefault(number, [])
         if len(digests) >= self._steps:
             self._is_cut = True
-            raise _Enough(0)
+            raise _StepsReached(0)
         self._is_noting = True
         digests.append([_digest_of_tensor(each) for each in _parameters_of_optimizer(self._rows, number)])
         self._is_noting = False
         if self._is_twin:
             self._is_twin = False
-            _change_weights(each for one in self._rows.optimizers for each in one.param_groups)
+            _nudge_weights(each for one in self._rows.optimizers for each in one.param_groups)
         optimizer = self._rows.optimizers[number]
         stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
         norm = next((self._given[each] for each in stepped if each in self._given), None)
@@ -357,13 +359,13 @@ class _Trace:
         self._clears.append(False)
         self._given.clear()
         if len(digests) == self._steps:
-            self._keep()
+            self._keep_last_weights()
 
     def _backward(self, inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
         """Note the operations of a backward pass by their precision."""
         if self._is_inside:  # of a checkpoint: its operations run a second time
             return inner(tensors, *args, **options)
-        counts, halves = _count_operations(tensors)
+        counts, halves = _count_results_by_precision(tensors)
         self._passes.append(counts)
         self._halves |= halves
         self._is_inside = True
@@ -372,21 +374,21 @@ class _Trace:
         finally:
             self._is_inside = False
 
-    def _keep(self) -> None:
+    def _keep_last_weights(self) -> None:
         self._final = {
             f"{number}.{index}": each.detach().float().cpu().numpy().copy()
             for number in self._digests
             for index, each in enumerate(_parameters_of_optimizer(self._rows, number))
         }
 
-    def write(self, folder: Path, script: str) -> None:
+    def write_trace(self, folder: Path, script: str) -> None:
         """Write digests of every step, the last weights, and which files of the script use Apex."""
         import numpy
 
         names: dict[str, str] = {}
         if self._digests:
             if not self._final:
-                self._keep()
+                self._keep_last_weights()
             names = _parameter_names(self._rows, list(self._digests))
             numpy.savez(folder / "weights.npz", **self._final)
         if self._first is not None and self._stored is not None and self._first.kept:
@@ -397,7 +399,7 @@ class _Trace:
             "is_cut": self._is_cut,
             "plain_steps": self._plain_steps,
             "unchecked_steps": self._unchecked_steps,
-            "initialize": _state_of_amp(),
+            "initialize": _how_amp_was_initialized(),
             "evaluations": self._evaluations,
             "evaluation_norms": self._evaluation_norms,
             "reads": self._reads,
@@ -411,13 +413,13 @@ class _Trace:
             "first_changed": 0 if self._first is None else self._first.changed,
             "passes": self._passes,
             "halves": sorted(self._halves),
-            "policy": self._policy or _policy_of_amp(),
+            "policy": self._policy or _scale_policy_of_engine(),
             "clears": self._clears[:-1],
         }
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def _change_weights(groups: Iterable[dict[str, Any]]) -> None:
+def _nudge_weights(groups: Iterable[dict[str, Any]]) -> None:
     """Change every weight by a unit in the last place of fp16, up or down by chance, which is not that of torch."""
     import torch
 
@@ -427,7 +429,7 @@ def _change_weights(groups: Iterable[dict[str, Any]]) -> None:
         parameter.data.add_(parameter.data * signs, alpha=UNIT)
 
 
-def _state_of_amp() -> str:
+def _how_amp_was_initialized() -> str:
     """Return what the script did with `amp.initialize` on the engine: "called", "disabled", or "" for nothing."""
     state = sys.modules.get("ampcompare.apex.amp")
     properties = None if state is None else state._amp_state.__dict__.get("opt_properties")
@@ -436,7 +438,7 @@ def _state_of_amp() -> str:
     return "called" if properties.enabled else "disabled"
 
 
-def _policy_of_amp() -> list[float]:
+def _scale_policy_of_engine() -> list[float]:
     """Return how the first dynamic loss scale of the engine grows, backs off, and how often; nothing without one."""
     state = sys.modules.get("ampcompare.apex.amp")
     scalers = () if state is None else state._amp_state.__dict__.get("loss_scalers", ())
@@ -453,7 +455,7 @@ def _digest_of_tensor(tensor: Any) -> str:
     return hashlib.blake2b(tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def _norm_of_gradients(optimizer: Any) -> float:
+def _norm_of_step_gradients(optimizer: Any) -> float:
     """Return the norm of what a step is about to use; a fused one divides by the loss scale itself."""
     gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     values = [each._values() if each.is_sparse else each for each in gradients]
@@ -462,7 +464,7 @@ def _norm_of_gradients(optimizer: Any) -> float:
     return norm if scale is None else norm / float(scale)
 
 
-def _count_operations(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
+def _count_results_by_precision(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
     """Return how often each kind of operation below losses gave a 16-bit and a wider result, and the 16-bit types."""
     import torch
 

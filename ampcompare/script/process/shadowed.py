@@ -13,19 +13,19 @@ from types import ModuleType
 from ampcompare.base.location import INSTALLED, is_installed_file, is_users_file
 
 
-def explain_shadowing(error: BaseException) -> str | None:
+def find_shadowing_text(error: BaseException) -> str | None:
     """Return which file of the script's folder stands in the way of a module, if an error shows that."""
     folder = Path(sys.path[0] or ".").resolve() if sys.path else None
     if folder is None or not isinstance(error, AttributeError | ImportError):
         return None
-    library, file = _imported_by_library(error, folder) or (None, _file_that_lacks_name(error, folder))
+    library, file = _find_import_by_library(error, folder) or (None, _find_file_lacking_name(error, folder))
     if file is None:
         return None
     by = "" if library is None else f" by {library}"
     return f"{file} was imported{by} in place of a module with that name; rename the file"
 
 
-def _imported_by_library(error: BaseException, folder: Path) -> tuple[str, str] | None:
+def _find_import_by_library(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """Return a library and the file that it imported, which asked for what was not complete yet."""
     if "partially initialized module" not in str(error):
         return None
@@ -34,18 +34,18 @@ def _imported_by_library(error: BaseException, folder: Path) -> tuple[str, str] 
     for outer, inner in pairwise(codes):
         file = inner.co_filename
         is_library = not is_users_file(outer.co_filename) or is_installed_file(outer.co_filename)
-        if inner.co_name == "<module>" and is_library and (name := _name_in(folder, file)) is not None:
-            return _package_of(outer.co_filename), name
+        if inner.co_name == "<module>" and is_library and (name := _find_name_below_folder(folder, file)) is not None:
+            return _package_name_of_file(outer.co_filename), name
     return None
 
 
-def _file_that_lacks_name(error: AttributeError | ImportError, folder: Path) -> str | None:
+def _find_file_lacking_name(error: AttributeError | ImportError, folder: Path) -> str | None:
     """Return the file that lacks a name, if there is another module with its name."""
     if isinstance(error, AttributeError):
         file = getattr(error.obj, "__file__", None) if isinstance(error.obj, ModuleType) else None
     else:
         file = error.path
-    found = _name_in(folder, file) if isinstance(file, str) else None
+    found = _find_name_below_folder(folder, file) if isinstance(file, str) else None
     if found is None:
         return None
     name = Path(found).parts[0].removesuffix(".py")
@@ -54,7 +54,7 @@ def _file_that_lacks_name(error: AttributeError | ImportError, folder: Path) -> 
     return found if is_taken else None
 
 
-def _name_in(folder: Path, file: str) -> str | None:
+def _find_name_below_folder(folder: Path, file: str) -> str | None:
     """Return a file below a folder as it is named there: a module, or the first file of a package."""
     path = Path(file).resolve()
     if not path.is_relative_to(folder) or is_installed_file(file):
@@ -64,7 +64,7 @@ def _name_in(folder: Path, file: str) -> str | None:
     return str(name) if is_module else None
 
 
-def _package_of(file: str) -> str:
+def _package_name_of_file(file: str) -> str:
     """Return the name of the installed package that a file belongs to, or of its module."""
     for root in INSTALLED:
         if file.startswith(root):

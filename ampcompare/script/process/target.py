@@ -36,7 +36,7 @@ CALLS_APEX = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:apex|amp_C|apex_C)\b|\
 def files_with_apex(script: str) -> list[str]:
     """Return a script and the modules next to it that this process has imported, from its folder, if they use Apex."""
     path = Path(script).resolve()
-    loaded = [path, *(Path(file).resolve() for each in list(sys.modules.values()) if (file := _source_of(each)))]
+    loaded = [path, *(Path(file).resolve() for each in list(sys.modules.values()) if (file := _find_source_file(each)))]
     found = [each for each in dict.fromkeys(loaded) if each.is_relative_to(path.parent) and each.is_file()]
     return [
         str(each.relative_to(path.parent))
@@ -45,7 +45,7 @@ def files_with_apex(script: str) -> list[str]:
     ]
 
 
-def _source_of(module: ModuleType) -> str | None:
+def _find_source_file(module: ModuleType) -> str | None:
     file = getattr(module, "__file__", None)
     return file if isinstance(file, str) and file.endswith(".py") and module.__name__ != "__main__" else None
 
@@ -60,7 +60,7 @@ def import_without_first_entry(names: Iterable[str]) -> None:
         sys.path[:0] = first
 
 
-def add_first_entry() -> None:
+def add_working_directory_first() -> None:
     """Put the working directory first into `sys.path`, as `python -m` does; `Target.set_paths` replaces it.
 
     It is for a process that was started without such an entry.
@@ -96,13 +96,13 @@ def _forget_modules_of_folder(folder: str) -> None:
     Modules that have imported them keep them.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - KEPT
-    shadowed = {name for name in loaded if _is_in_folder(name, folder)}
+    shadowed = {name for name in loaded if _is_hidden_by_folder(name, folder)}
     for name in list(sys.modules):
         if name.partition(".")[0] in shadowed:
             del sys.modules[name]
 
 
-def _is_in_folder(name: str, folder: str) -> bool:
+def _is_hidden_by_folder(name: str, folder: str) -> bool:
     spec = PathFinder.find_spec(name, [folder])
     # A folder without `__init__.py` gives way to any module of its name further down the path.
     if spec is None or spec.origin is None:
@@ -131,22 +131,22 @@ class Target:
         if not sys.flags.safe_path:  # under -P the interpreter has added no entry
             sys.path[0] = str(Path.cwd() if self.is_module else Path(self.name).resolve().parent)
 
-    def load(self) -> tuple[CodeType, ModuleType]:
+    def load_code_and_main(self) -> tuple[CodeType, ModuleType]:
         """Return the code to run and the new `__main__` to run it in."""
         if not self.is_module:
-            return _load_script(self.name)
-        spec = self._find_module()
+            return _load_script_code(self.name)
+        spec = self._find_module_to_run()
         if not hasattr(spec.loader, "get_code"):
             raise ConfigError(f"{spec.name} is not Python code that can be run")
         code: CodeType | None = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
         if code is None:
             raise ConfigError(f"{spec.name} has no Python code; it cannot be run")
         sys.argv[0] = spec.origin or self.name
-        return code, _main_module(
+        return code, _make_main_module(
             __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
         )
 
-    def _find_module(self) -> ModuleSpec:
+    def _find_module_to_run(self) -> ModuleSpec:
         name = self.name
         try:
             spec = importlib.util.find_spec(name)
@@ -187,14 +187,14 @@ def target_of(name: str, arguments: list[str], *, is_module: bool) -> Target:
     return Target(name, arguments, is_module=False)
 
 
-def _load_script(name: str) -> tuple[CodeType, ModuleType]:
+def _load_script_code(name: str) -> tuple[CodeType, ModuleType]:
     path = os.path.abspath(name)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
-    return code, _main_module(__file__=path, __loader__=SourceFileLoader("__main__", path))
+    return code, _make_main_module(__file__=path, __loader__=SourceFileLoader("__main__", path))
 
 
-def _main_module(**attributes: Any) -> ModuleType:
+def _make_main_module(**attributes: Any) -> ModuleType:
     module = ModuleType("__main__")
     module.__dict__.update(
         {"__annotations__": {}, "__builtins__": sys.modules["builtins"], "__cached__": None, **attributes}

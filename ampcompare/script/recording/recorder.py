@@ -19,16 +19,16 @@ import torch
 from pydantic_core import to_json
 
 from ampcompare import apex
-from ampcompare.base.environment.fingerprint import fingerprint
-from ampcompare.base.environment.ranks import rank_of
+from ampcompare.base.environment.fingerprint import environment_fingerprint
+from ampcompare.base.environment.ranks import rank_of_process
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide_words, mask_secrets
+from ampcompare.base.secrets import hide_secrets_in_words, mask_secrets
 from ampcompare.results.records.run import dump_json
 from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.recording.summary import FORMAT, SCHEMA, in_words, read_exec_record
-from ampcompare.script.stderr import note
+from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record, summary_text
+from ampcompare.script.stderr import say_once
 
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
@@ -38,7 +38,7 @@ NUMBERS = (*UNREAD, "metric")  # kinds of rows that hold no text but the name of
 KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 
 
-def header(settings: ExecSettings) -> dict[str, Any]:
+def record_header(settings: ExecSettings) -> dict[str, Any]:
     """Return the first row of a record: what ran, and where. Secrets in the script's files stay out of all rows."""
     note_secrets_in_files(settings.name, settings.arguments)
     return {
@@ -49,8 +49,8 @@ def header(settings: ExecSettings) -> dict[str, Any]:
         "engine_version": apex.__version__ if settings.engine == "compat" else "unknown",
         "opt_level": settings.opt_level,
         "device": settings.device,
-        "arguments": hide_words(settings.arguments),
-        "environment": fingerprint(),
+        "arguments": hide_secrets_in_words(settings.arguments),
+        "environment": environment_fingerprint(),
     }
 
 
@@ -70,7 +70,7 @@ class Recorder:
     """
 
     def __init__(self, path: str | None, first: dict[str, Any], *, child: str | None = None) -> None:
-        self._path = None if path is None else _own_path(Path(path), child)
+        self._path = None if path is None else _path_of_process(Path(path), child)
         self._first = first
         self._started_in = Path.cwd()
         self._rows: list[dict[str, Any]] = []
@@ -81,31 +81,31 @@ class Recorder:
         self._before_close: list[Callable[[], None]] = []
         self._after_row: list[Callable[[dict[str, Any]], None]] = []
         if child is None:
-            self._open_file()
+            self._open_record_file()
         if hasattr(os, "register_at_fork"):  # where processes can be forked
             os.register_at_fork(after_in_child=self._leave_file_to_parent)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add_row(self, row: dict[str, Any]) -> None:
         """Keep a row, whose `loss` may be a tensor of one element; write what is kept when it is due."""
         if self._descriptor is None:
-            self._open_file()
+            self._open_record_file()
         self._rows.append(row)
         self._waits = self._waits or any(type(row[name]) not in KNOWN for name in UNREAD.get(row["kind"], ()))
         ends_step = row["kind"] == "step" and not self._waits
         if ends_step or len(self._rows) >= MAX_ROWS_HELD or time.perf_counter() > self._due:
-            self.flush()
+            self.write_held_rows()
         for function in self._after_row:
             function(row)
 
-    def before_close(self, function: Callable[[], None]) -> None:
+    def call_before_close(self, function: Callable[[], None]) -> None:
         """Call a function, which may add rows, when the record ends."""
         self._before_close.append(function)
 
-    def after_row(self, function: Callable[[dict[str, Any]], None]) -> None:
+    def call_after_each_row(self, function: Callable[[dict[str, Any]], None]) -> None:
         """Call a function with each row that is added from now on; it may raise to end the script."""
         self._after_row.append(function)
 
-    def sums(self) -> str | None:
+    def find_sums_text(self) -> str | None:
         """Return steps, skipped steps, loss scales and the report command in words; None if nothing was recorded."""
         if self._path is None:
             return None
@@ -114,14 +114,14 @@ class Recorder:
             return None
         is_below = self._path.is_relative_to(self._started_in)  # the script may have changed its folder since
         path = self._path.relative_to(self._started_in) if is_below else self._path
-        return f"{in_words(summary)}; for more: ampcompare report {shlex.quote(str(path))}"
+        return f"{summary_text(summary)}; for more: ampcompare report {shlex.quote(str(path))}"
 
-    def flush(self) -> None:
+    def write_held_rows(self) -> None:
         """Write the rows that are held."""
         self._due = time.perf_counter() + MAX_SECONDS_HELD
         rows, self._rows, self._waits = self._rows, [], False
         if rows and self._descriptor is not None:
-            self._read_tensors(rows)
+            self._read_device_values(rows)
             self._write_rows(rows)
 
     def close(self, status: int | None, error: str | None, advice: dict[str, Any] | None = None) -> None:
@@ -130,7 +130,7 @@ class Recorder:
         Args:
             status: the exit code; None if it is not known.
             error: with which the script ended.
-            advice: fields of an `Advice` on it, and the error without it as `seen`.
+            advice: fields of an `ArmAdvice` on it, and the error without it as `seen`.
         """
         if self._descriptor is None:
             return
@@ -138,11 +138,11 @@ class Recorder:
             function()
         end = {"kind": "end", "exit_code": status, "error": error}
         self._rows.append(end if advice is None else {**end, "advice": advice})
-        self.flush()
+        self.write_held_rows()
         os.close(self._descriptor)
         self._descriptor = None
 
-    def _open_file(self) -> None:
+    def _open_record_file(self) -> None:
         if self._path is None:
             return
         try:
@@ -159,16 +159,16 @@ class Recorder:
 
     def _write_rows(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = "".join(_row_as_line(_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
+        text = "".join(_row_as_line(_row_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
         if any(row.get("kind") not in NUMBERS for row in rows):  # to mask a text takes longer than to record a step
             text = mask_secrets(text, of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
         except OSError as error:  # a full disk must not end the training
-            note(f"the record {self._path} cannot be written ({error.strerror or error}); rows are lost")
+            say_once(f"the record {self._path} cannot be written ({error.strerror or error}); rows are lost")
 
     @staticmethod
-    def _read_tensors(rows: list[dict[str, Any]]) -> None:
+    def _read_device_values(rows: list[dict[str, Any]]) -> None:
         """Replace what is known by now, and losses and scales on a device, by values, with one read for each device."""
         waiting: dict[torch.device, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
         for row in rows:
@@ -194,7 +194,7 @@ class Recorder:
             self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
 
 
-def _with_masked_name(row: dict[str, Any]) -> dict[str, Any]:
+def _row_with_masked_name(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "name": _masked(row["name"])}
 
 
@@ -210,9 +210,9 @@ def _row_as_line(row: dict[str, Any]) -> str:
     return line if is_strict else dump_json(row, indent=None) + "\n"
 
 
-def _own_path(path: Path, child: str | None) -> Path:
+def _path_of_process(path: Path, child: str | None) -> Path:
     marks = []
-    if (rank := rank_of()) > 0:
+    if (rank := rank_of_process()) > 0:
         marks.append(f"rank{rank}")
     if child is not None:
         marks.append(re.sub(r"[^\w.-]", "_", child))
@@ -251,7 +251,7 @@ class Rows:
         """Whether a script for Apex is in no block of `scale_loss`; a loss is that of a regularizer, say."""
         return self.has_initialized and not self.blocks
 
-    def number(self, optimizer: Any) -> tuple[int, bool]:
+    def number_and_is_new(self, optimizer: Any) -> tuple[int, bool]:
         """Return the number of an optimizer, and whether it is new."""
         for number, other in enumerate(self.optimizers):
             if other is optimizer:
@@ -261,7 +261,7 @@ class Rows:
         self._last_step.append(None)
         return len(self.optimizers) - 1, True
 
-    def new_loss_id(self) -> int:
+    def make_loss_id(self) -> int:
         """Return a number for the losses of a scaler."""
         self._loss_ids += 1
         return self._loss_ids - 1
@@ -279,7 +279,7 @@ class Rows:
             "loss_scales": scales,
             "dynamic": dynamic,
         }
-        self.recorder.add(row)
+        self.recorder.add_row(row)
 
     def add_backward(
         self,
@@ -312,7 +312,7 @@ class Rows:
             "skips": skips,
         }
         self._backwards += 1
-        self.recorder.add(row)
+        self.recorder.add_row(row)
 
     def add_losses(self, losses: Sequence[Any], loss_id: int, scales: tuple[Any, Any], *outcome: Any) -> None:
         """Record the backward passes of an update, whose last one has its outcome, the other arguments from above."""
@@ -323,17 +323,17 @@ class Rows:
 
     def add_plain_backward(self, loss: Any) -> None:
         """Record a backward pass of a loss that nothing scales, next to `apex.amp`."""
-        self.recorder.add({"kind": "plain_backward", "loss": loss})
+        self.recorder.add_row({"kind": "plain_backward", "loss": loss})
 
     def add_note(self, text: str) -> None:
         """Record in what an arm departs from what the script asks for."""
-        self.recorder.add({"kind": "note", "text": text})
+        self.recorder.add_row({"kind": "note", "text": text})
 
     def add_remark(self, text: str) -> None:
         """Record what rounding takes from a script by its own line, and print it where no table will."""
-        self.recorder.add({"kind": "remark", "text": text})
+        self.recorder.add_row({"kind": "remark", "text": text})
         if CELL_FOLDER not in os.environ:
-            note(text)
+            say_once(text)
 
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
         """Return the row of a step that has just ended, or was skipped, as `applied` says or returns later."""
@@ -354,7 +354,7 @@ class Rows:
 
     def add_step(self, number: int, applied: bool | Callable[[], bool]) -> None:
         """Record a step that has just ended, or was skipped."""
-        self.recorder.add(self.step_row(number, applied))
+        self.recorder.add_row(self.step_row(number, applied))
 
 
 def detached_value(loss: Any) -> Any:

@@ -26,14 +26,14 @@ def record_steps(rows: Rows, *, amp: bool) -> None:
     """Record what this process does until its record ends; with `amp` what goes through Apex too."""
     events = Subscriptions(Layer.RECORD)
     if amp:
-        _record_amp(rows, events)
+        _record_apex_amp(rows, events)
     follow_adapters(functools.partial(_record_adapter, rows, events), events)
     record_grad_scalers(rows, events)
     _record_fp16_optimizers(rows, events)
-    rows.recorder.before_close(events.end)
+    rows.recorder.call_before_close(events.end)
 
 
-def _record_amp(rows: Rows, events: Subscriptions) -> None:
+def _record_apex_amp(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through `amp.initialize`, `amp.scale_loss` and the steps of the optimizers from here on."""
     hooks = _AmpHooks(rows, sys.modules["apex.amp"])
     frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
@@ -42,7 +42,7 @@ def _record_amp(rows: Rows, events: Subscriptions) -> None:
     for owner in (hooks.amp, handle):
         events.wrap(owner, "scale_loss", hooks.scale_loss)
     if hasattr(handle.AmpHandle, "_scale_block"):  # of ampcompare's engine: in the real one that API raises
-        events.wrap(handle.AmpHandle, "_scale_block", hooks.scale_block)
+        events.wrap(handle.AmpHandle, "_scale_block", hooks.scale_loss_of_handle)
     events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
@@ -70,19 +70,19 @@ class _AmpHooks:
     ) -> Any:
         """Record what is prepared."""
         result = original(models, optimizers, properties, *args, **kwargs)
-        self._note_initialize(optimizers)
+        self._record_prepared_optimizers(optimizers)
         return result
 
     def initialize_adapter(self, original: Any, models: Any, optimizers: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Record what is prepared by the adapter, whose function is called with `enabled=False` too."""
         result = original(models, optimizers, *args, **kwargs)
         if self.amp._amp_state.opt_properties.enabled:
-            self._note_initialize(optimizers)
+            self._record_prepared_optimizers(optimizers)
         return result
 
-    def _note_initialize(self, optimizers: Any) -> None:
+    def _record_prepared_optimizers(self, optimizers: Any) -> None:
         given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
-        numbers = [self._number_of_optimizer(optimizer) for optimizer in given]
+        numbers = [self._number_of_watched_optimizer(optimizer) for optimizer in given]
         scalers = self.amp._amp_state.loss_scalers
         self.rows.has_initialized = True
         self.rows.reserve_loss_ids(len(scalers))
@@ -93,11 +93,11 @@ class _AmpHooks:
             [bool(scaler.dynamic) for scaler in scalers],
         )
 
-    def _number_of_optimizer(self, optimizer: Any) -> int:
+    def _number_of_watched_optimizer(self, optimizer: Any) -> int:
         """Return the number of an optimizer, and watch the steps of a new one."""
-        number, is_new = self.rows.number(optimizer)
+        number, is_new = self.rows.number_and_is_new(optimizer)
         if is_new:
-            _watch_steps(self, optimizer, number)
+            _record_steps_of_optimizer(self, optimizer, number)
         return number
 
     def scale_loss(
@@ -105,22 +105,24 @@ class _AmpHooks:
     ) -> AbstractContextManager[Any]:
         """Run a block of `scale_loss`, and record its backward pass."""
         block = original(loss, optimizers, loss_id, *args, **kwargs)
-        return self._record_block(block, loss, optimizers, loss_id, functools.partial(self.scale, loss_id))
+        return self._record_scaled_block(
+            block, loss, optimizers, loss_id, functools.partial(self.current_scale, loss_id)
+        )
 
-    def scale_block(
+    def scale_loss_of_handle(
         self, original: Any, handle: Any, loss: Any, optimizer: Any, scaler: Any
     ) -> AbstractContextManager[Any]:
         """Do so in the API before `initialize`, where the first block of a scaler shows which optimizer it is for."""
         if scaler not in self._loss_ids:
-            self._loss_ids[scaler] = self.rows.new_loss_id()
+            self._loss_ids[scaler] = self.rows.make_loss_id()
             self.rows.has_initialized = True
-            names = {self._number_of_optimizer(optimizer): type(optimizer).__name__}
+            names = {self._number_of_watched_optimizer(optimizer): type(optimizer).__name__}
             self.rows.add_initialize("amp.init", names, [float(scaler.loss_scale())], [bool(scaler.dynamic)])
         block = original(handle, loss, optimizer, scaler)
-        return self._record_block(block, loss, optimizer, self._loss_ids[scaler], scaler.loss_scale)
+        return self._record_scaled_block(block, loss, optimizer, self._loss_ids[scaler], scaler.loss_scale)
 
     @contextmanager
-    def _record_block(
+    def _record_scaled_block(
         self, block: Any, loss: Any, optimizers: Any, loss_id: int, scale: Callable[[], float | None]
     ) -> Iterator[Any]:
         with block as scaled:
@@ -132,12 +134,12 @@ class _AmpHooks:
                 self.overflow = None
                 self.rows.blocks -= 1
         numbers = [
-            self._number_of_optimizer(one)
+            self._number_of_watched_optimizer(one)
             for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])
         ]
         skips: list[int] = numbers if self.overflow else []
         for number in skips:
-            _watch_skip(self, self.rows.optimizers[number], number)
+            _record_skipped_step(self, self.rows.optimizers[number], number)
         self.rows.add_backward(value, loss_id, (before, scale()), self.overflow, numbers, skips)
 
     def update_scale(self, original: Any, scaler: Any) -> Any:
@@ -146,7 +148,7 @@ class _AmpHooks:
         self.overflow = bool(overflow) if scaler.dynamic else None
         return overflow
 
-    def scale(self, loss_id: int) -> float | None:
+    def current_scale(self, loss_id: int) -> float | None:
         """Return the current loss scale; None if amp is off."""
         state = self.amp._amp_state
         if not state.opt_properties.enabled:
@@ -154,7 +156,7 @@ class _AmpHooks:
         return float(state.loss_scalers[loss_id].loss_scale())
 
 
-def _watch_steps(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
+def _record_steps_of_optimizer(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
     inner = optimizer.step
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,10 +164,10 @@ def _watch_steps(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
         hooks.rows.add_step(number, True)
         return result
 
-    _replace_step(optimizer, step, inner)
+    _replace_step_method(optimizer, step, inner)
 
 
-def _watch_skip(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
+def _record_skipped_step(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
     """Record the one call of `optimizer.step` that amp has turned into a skip."""
     skip = optimizer.step
     if getattr(skip, "_ampcompare_awaits_skip", False):
@@ -183,11 +185,11 @@ def _watch_skip(hooks: _AmpHooks, optimizer: Any, number: int) -> None:
             hooks.rows.add_step(number, False)
         return result
 
-    _replace_step(optimizer, step, skip)
+    _replace_step_method(optimizer, step, skip)
     step._ampcompare_awaits_skip = True  # type: ignore[attr-defined]
 
 
-def _replace_step(optimizer: Any, step: Any, inner: Any) -> None:
+def _replace_step_method(optimizer: Any, step: Any, inner: Any) -> None:
     """Set a bound method, which LR schedulers need, with the attributes of the one before."""
     step.__dict__.update(getattr(inner, "__dict__", {}))
     optimizer.step = types.MethodType(step, optimizer)
@@ -197,12 +199,12 @@ def _record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
     methods = (("backward", "update_master_grads", "step"), ("backward", "_update_scale"))
     for kind, names in zip(fp16_optimizer_classes(), methods, strict=False):
-        hooks = _OptimizerHooks(rows)
+        hooks = _FP16OptimizerHooks(rows)
         for name in names:
             events.wrap(kind, name, getattr(hooks, name.lstrip("_")))
 
 
-class _OptimizerHooks:
+class _FP16OptimizerHooks:
     """Stands around the methods of one class.
 
     That of `apex.fp16_utils` checks the gradients in `update_master_grads`, and uses them in `step`; that of 2018
@@ -219,7 +221,7 @@ class _OptimizerHooks:
         """Note a loss."""
         if optimizer in self._rows.ignored:
             return original(optimizer, loss, *args, **kwargs)
-        self._numbers_of(optimizer)
+        self._numbers_of_optimizer_and_losses(optimizer)
         self._losses.setdefault(optimizer, []).append(detached_value(loss))
         return original(optimizer, loss, *args, **kwargs)
 
@@ -227,9 +229,9 @@ class _OptimizerHooks:
         """Record the losses; Apex checks for overflow under a dynamic scale only."""
         if optimizer in self._rows.ignored:
             return original(optimizer, *args, **kwargs)
-        before = _scale_of_optimizer(optimizer)
+        before = _loss_scale_of_optimizer(optimizer)
         result = original(optimizer, *args, **kwargs)
-        self._add_losses(optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None)
+        self._record_losses(optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None)
         return result
 
     def step(self, original: Any, optimizer: Any, closure: Any = None) -> Any:
@@ -238,44 +240,44 @@ class _OptimizerHooks:
             return original(optimizer, closure)
         applied = closure is not None or not optimizer.overflow
         result = original(optimizer, closure)
-        self._rows.add_step(self._numbers_of(optimizer)[0], applied)
+        self._rows.add_step(self._numbers_of_optimizer_and_losses(optimizer)[0], applied)
         return result
 
     def update_scale(self, original: Any, optimizer: Any, skip: Any) -> Any:
         """Record the losses and the step."""
-        number, _ = self._numbers_of(optimizer)
-        before = _scale_of_optimizer(optimizer)
+        number, _ = self._numbers_of_optimizer_and_losses(optimizer)
+        before = _loss_scale_of_optimizer(optimizer)
         result = original(optimizer, skip)
-        self._add_losses(optimizer, before, bool(skip))
+        self._record_losses(optimizer, before, bool(skip))
         self._rows.add_step(number, not skip)
         return result
 
-    def _numbers_of(self, optimizer: Any) -> tuple[int, int]:
+    def _numbers_of_optimizer_and_losses(self, optimizer: Any) -> tuple[int, int]:
         """Return the numbers of the optimizer and of its losses; the first call records both."""
         numbers = self._numbers.get(optimizer)
         if numbers is None:
-            number, _ = self._rows.number(optimizer.optimizer)
-            numbers = self._numbers[optimizer] = number, self._rows.new_loss_id()
+            number, _ = self._rows.number_and_is_new(optimizer.optimizer)
+            numbers = self._numbers[optimizer] = number, self._rows.make_loss_id()
             names = {number: type(optimizer.optimizer).__name__}
             dynamic = bool(optimizer.dynamic_loss_scale)
-            self._rows.add_initialize("FP16_Optimizer", names, [_scale_of_optimizer(optimizer)], [dynamic])
+            self._rows.add_initialize("FP16_Optimizer", names, [_loss_scale_of_optimizer(optimizer)], [dynamic])
         return numbers
 
-    def _add_losses(self, optimizer: Any, before: float, overflow: bool | None) -> None:
+    def _record_losses(self, optimizer: Any, before: float, overflow: bool | None) -> None:
         """Record the losses since the last check; the last one carries its outcome."""
-        number, loss_id = self._numbers_of(optimizer)
-        scales = before, _scale_of_optimizer(optimizer)
+        number, loss_id = self._numbers_of_optimizer_and_losses(optimizer)
+        scales = before, _loss_scale_of_optimizer(optimizer)
         skips = [number] if overflow else []
         self._rows.add_losses(self._losses.pop(optimizer, []), loss_id, scales, overflow, [number], skips)
 
 
-def _scale_of_optimizer(optimizer: Any) -> float:
+def _loss_scale_of_optimizer(optimizer: Any) -> float:
     scaler = getattr(optimizer, "loss_scaler", None)  # the class of 2018 has none
     return float(optimizer.cur_scale if scaler is None else scaler.loss_scale())
 
 
 @dataclass
-class _Window:
+class _ScalerWindow:
     """What one scaler did since its last `update`; `named` are optimizers that the record has listed for it."""
 
     loss_id: int
@@ -291,9 +293,9 @@ def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
     events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
     events.wrap(torch.amp.GradScaler, "step", hooks.step)
     events.wrap(torch.amp.GradScaler, "update", hooks.update)
-    events.at_end(register_optimizer_step_pre_hook(hooks.before_own_step).remove)
-    events.at_end(register_optimizer_step_post_hook(hooks.after_own_step).remove)
-    rows.recorder.before_close(hooks.close)
+    events.call_at_end(register_optimizer_step_pre_hook(hooks.note_own_step_begins).remove)
+    events.call_at_end(register_optimizer_step_post_hook(hooks.note_own_step_ended).remove)
+    rows.recorder.call_before_close(hooks.close)
 
 
 class _ScalerHooks:
@@ -301,13 +303,13 @@ class _ScalerHooks:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._windows: dict[Any, _Window] = {}  # of scalers that are gone, too: they are written at the end
+        self._windows: dict[Any, _ScalerWindow] = {}  # of scalers that are gone, too: they are written at the end
         self._in_scaler_step = False
         self._stepping: list[Any] = []  # optimizers that step by themselves, outermost first
 
-    def _window_of_scaler(self, scaler: Any) -> _Window:
+    def _window_of_scaler(self, scaler: Any) -> _ScalerWindow:
         if scaler not in self._windows:
-            self._windows[scaler] = _Window(self._rows.new_loss_id())
+            self._windows[scaler] = _ScalerWindow(self._rows.make_loss_id())
         return self._windows[scaler]
 
     def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
@@ -321,7 +323,7 @@ class _ScalerHooks:
             return result
         window = self._window_of_scaler(scaler)
         if not window.losses:
-            window.scale = _scale_of(scaler)
+            window.scale = _scale_without_read(scaler)
         window.losses += map(detached_value, losses)
         return result
 
@@ -340,17 +342,19 @@ class _ScalerHooks:
             self._in_scaler_step = False
             if hook is not None:
                 hook.remove()
-        number, _ = self._rows.number(optimizer)
-        on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and _found_infs(scaler, optimizer)
+        number, _ = self._rows.number_and_is_new(optimizer)
+        on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and _overflow_flags_of_step(
+            scaler, optimizer
+        )
         certain = hook is not None and not on_device
-        applied = bool(called) if certain else not any(map(bool, _found_infs(scaler, optimizer)))
+        applied = bool(called) if certain else not any(map(bool, _overflow_flags_of_step(scaler, optimizer)))
         self._window_of_scaler(scaler).steps.append(self._rows.step_row(number, applied))
         return result
 
-    def before_own_step(self, optimizer: Any, *_: Any) -> None:
+    def note_own_step_begins(self, optimizer: Any, *_: Any) -> None:
         self._stepping.append(optimizer)
 
-    def after_own_step(self, optimizer: Any, *_: Any) -> None:
+    def note_own_step_ended(self, optimizer: Any, *_: Any) -> None:
         """Note the step of an optimizer by itself, where the only loss since its last step is one that was scaled."""
         is_inner = len(self._stepping) > 1
         if optimizer in self._stepping:
@@ -359,25 +363,25 @@ class _ScalerHooks:
         if is_inner or self._in_scaler_step or len(open_windows) != 1 or self._rows.has_initialized:
             return
         ((scaler, window),) = open_windows
-        number = self._rows.number(optimizer)[0]
+        number = self._rows.number_and_is_new(optimizer)[0]
         if any(row["optimizer"] == number for row in window.steps):
             return
         window.steps.append(self._rows.step_row(number, True))
-        self._close_window(scaler, window, ended=False)
+        self._write_window_rows(scaler, window, ended=False)
 
     def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Write what the scaler did since the last update."""
         result = original(scaler, *args, **kwargs)
         if scaler not in self._rows.ignored:
-            self._close_window(scaler, self._window_of_scaler(scaler), ended=True)
+            self._write_window_rows(scaler, self._window_of_scaler(scaler), ended=True)
         return result
 
     def close(self) -> None:
         """Write what was not followed by an update."""
         for scaler, window in self._windows.items():
-            self._close_window(scaler, window, ended=False)
+            self._write_window_rows(scaler, window, ended=False)
 
-    def _close_window(self, scaler: Any, window: _Window, *, ended: bool) -> None:
+    def _write_window_rows(self, scaler: Any, window: _ScalerWindow, *, ended: bool) -> None:
         """Write the rows of a window: the losses, whose last one carries the outcome, then the steps."""
         rows = self._rows
         losses, steps = window.losses, window.steps
@@ -390,14 +394,14 @@ class _ScalerHooks:
             rows.add_initialize(type(scaler).__name__, names, [window.scale], [enabled])
         skips = [row["optimizer"] for row in steps if not row["applied"]]
         decides = enabled and bool(steps)
-        scales = window.scale, _scale_of(scaler) if decides and ended else window.scale
+        scales = window.scale, _scale_without_read(scaler) if decides and ended else window.scale
         overflow = bool(skips) if decides else None
         rows.add_losses(losses, window.loss_id, scales, overflow, numbers, skips if decides else [])
         for row in steps:
-            rows.recorder.add(row)
+            rows.recorder.add_row(row)
 
 
-def _scale_of(scaler: Any) -> Any:
+def _scale_without_read(scaler: Any) -> Any:
     """Return the loss scale without waiting for a device; None if the scaler is off."""
     if not scaler.is_enabled():
         return None
@@ -405,7 +409,7 @@ def _scale_of(scaler: Any) -> Any:
     return detached_value(scaler.get_scale() if scale is None else scale)
 
 
-def _found_infs(scaler: Any, optimizer: Any) -> list[Any]:
+def _overflow_flags_of_step(scaler: Any, optimizer: Any) -> list[Any]:
     """Return what a fused step skips by, which the host does not see; none if an arm decides on the host.
 
     To read one waits for the device.

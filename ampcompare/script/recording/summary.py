@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import RecordError
-from ampcompare.base.files.read import FileFault, open_regular, parse_json, read_text
-from ampcompare.base.formatting import format_count, printable
-from ampcompare.results.records.document import to_float
+from ampcompare.base.files.read import FileFault, open_regular_file, parse_json, read_text
+from ampcompare.base.formatting import format_count, printable_line
+from ampcompare.results.records.document import parse_json_number
 from ampcompare.results.report.document import Document, Section, Table, Text
-from ampcompare.script.recording.tail import rows_in_tail
+from ampcompare.script.recording.tail import rows_only_in_tail
 
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
@@ -69,7 +69,7 @@ class ExecSummary:
 def is_exec_record(path: Path) -> bool:
     """Return whether a file begins like a record of `ampcompare exec`."""
     try:
-        with os.fdopen(open_regular(path), encoding="utf-8") as file:
+        with os.fdopen(open_regular_file(path), encoding="utf-8") as file:
             first = parse_json(file.readline(1_000_000))
     except (OSError, ValueError):
         return False
@@ -95,17 +95,17 @@ def read_exec_record(path: Path) -> ExecSummary:
     for number, line in enumerate(lines[1:], 2):
         try:
             rows.append(parse_json(line))
-            add_row(summary, rows[-1])
+            add_row_to_summary(summary, rows[-1])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines):
                 break
             raise RecordError(f"{path}, line {number}, is not a row of a record: {error!r}") from None
-    for row in rows_in_tail(path, rows):
-        add_row(summary, row)
+    for row in rows_only_in_tail(path, rows):
+        add_row_to_summary(summary, row)
     return summary
 
 
-def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
+def add_row_to_summary(summary: ExecSummary, row: dict[str, Any]) -> None:
     """Add a row to the sums."""
     if row["kind"] == "weights" and "recorder" in summary.header:  # which writes no row of its own for a scaler
         for number, name in enumerate(row["optimizers"]):
@@ -114,7 +114,7 @@ def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
         ROWS[row["kind"]](summary, row)
 
 
-def in_words(summary: ExecSummary) -> str:
+def summary_text(summary: ExecSummary) -> str:
     """Return the steps, the skipped ones and the last loss scales, as in "12 steps, 1 skipped, loss scale 32768"."""
     steps = sum(one.steps for one in summary.optimizers.values())
     skipped = sum(one.skipped for one in summary.optimizers.values())
@@ -126,19 +126,19 @@ def in_words(summary: ExecSummary) -> str:
     return f"{format_count(steps, 'step')}, {skipped} skipped, {scaling}"
 
 
-def _finite_number(value: Any) -> float | None:
-    return None if value is None else to_float(value)
+def _finite_or_none(value: Any) -> float | None:
+    return None if value is None else parse_json_number(value)
 
 
-def _add_initialize(summary: ExecSummary, row: dict[str, Any]) -> None:
+def _add_initialize_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     summary.opt_levels.append(str(row["opt_level"]))
     for number, name in row["optimizers"].items():
         summary.optimizers.setdefault(int(number), OptimizerSummary(name))
 
 
-def _add_backward(summary: ExecSummary, row: dict[str, Any]) -> None:
+def _add_backward_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     loss = summary.losses.setdefault(int(row["loss_id"]), LossSummary())
-    value = _finite_number(row["loss"])
+    value = _finite_or_none(row["loss"])
     if loss.backwards == 0:
         loss.loss_first = value
     loss.loss_last = value
@@ -146,7 +146,7 @@ def _add_backward(summary: ExecSummary, row: dict[str, Any]) -> None:
     loss.overflows += bool(row["overflow"])
     scales = [
         scale
-        for scale in (_finite_number(row["scale_before"]), _finite_number(row["scale_after"]))
+        for scale in (_finite_or_none(row["scale_before"]), _finite_or_none(row["scale_after"]))
         if scale is not None
     ]
     if scales:
@@ -155,7 +155,7 @@ def _add_backward(summary: ExecSummary, row: dict[str, Any]) -> None:
         loss.scale_final = scales[-1]
 
 
-def _add_step(summary: ExecSummary, row: dict[str, Any]) -> None:
+def _add_step_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     optimizer = summary.optimizers.setdefault(int(row["optimizer"]), OptimizerSummary("?"))
     optimizer.steps += 1
     optimizer.skipped += not row["applied"]
@@ -163,37 +163,37 @@ def _add_step(summary: ExecSummary, row: dict[str, Any]) -> None:
         optimizer.seconds.append(float(row["seconds"]))
 
 
-def _add_end(summary: ExecSummary, row: dict[str, Any]) -> None:
+def _add_end_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     summary.ended = row
 
 
 ROWS = {
-    "initialize": _add_initialize,
-    "backward": _add_backward,
-    "step": _add_step,
-    "end": _add_end,
+    "initialize": _add_initialize_row,
+    "backward": _add_backward_row,
+    "step": _add_step_row,
+    "end": _add_end_row,
 }
 
 
 def summary_table(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
     """Return headers and one row per optimizer and loss; what does not apply is empty."""
-    rows = [_optimizer_row(number, one) for number, one in sorted(summary.optimizers.items())]
-    return HEADERS, rows + [_loss_row(number, one) for number, one in sorted(summary.losses.items())]
+    rows = [_table_row_of_optimizer(number, one) for number, one in sorted(summary.optimizers.items())]
+    return HEADERS, rows + [_table_row_of_loss(number, one) for number, one in sorted(summary.losses.items())]
 
 
-def _optimizer_row(number: int, one: OptimizerSummary) -> list[str]:
+def _table_row_of_optimizer(number: int, one: OptimizerSummary) -> list[str]:
     median = one.median_seconds
-    name = f"optimizer {number} ({printable(one.name, 40)})"
+    name = f"optimizer {number} ({printable_line(one.name, 40)})"
     return [name, str(one.steps), str(one.skipped), *[""] * 6, "" if median is None else f"{median:.4g}"]
 
 
-def _loss_row(number: int, one: LossSummary) -> list[str]:
+def _table_row_of_loss(number: int, one: LossSummary) -> list[str]:
     figures = [one.scale_min, one.scale_max, one.scale_final, one.loss_first, one.loss_last]
     shown = ["" if value is None else f"{value:.6g}" for value in figures]
     return [f"loss {number}", str(one.backwards), "", str(one.overflows), *shown, ""]
 
 
-def ending(summary: ExecSummary) -> str:
+def ending_sentence(summary: ExecSummary) -> str:
     """Return one sentence: script, engine, levels, and how it ended."""
     header, ended = summary.header, summary.ended
     if ended is None:
@@ -212,7 +212,7 @@ def ending(summary: ExecSummary) -> str:
     return f"{header.get('script')} on engine {header.get('engine')} {version}, amp {levels}; {end}."
 
 
-def plain_data(summary: ExecSummary) -> dict[str, Any]:
+def summary_as_plain_data(summary: ExecSummary) -> dict[str, Any]:
     """Return the summary as plain data."""
     return {
         "header": summary.header,
@@ -237,9 +237,15 @@ def record_document(path: Path) -> Document:
     summary = read_exec_record(path)
     heads, rows = summary_table(summary)
     sections = [
-        Section("endings", [Text([printable(ending(summary), 500)])]),
-        Section("records", [Table.of(heads, [[cell or "-" for cell in row] for row in rows])], "Optimizers and losses"),
-        Section("values", [Table.of_values([head.replace(" ", "_") for head in heads], rows)]),
+        Section("endings", [Text([printable_line(ending_sentence(summary), 500)])]),
+        Section(
+            "records",
+            [Table.from_rows(heads, [[cell or "-" for cell in row] for row in rows])],
+            "Optimizers and losses",
+        ),
+        Section("values", [Table.from_values([head.replace(" ", "_") for head in heads], rows)]),
     ]
-    title = f"{printable(str(summary.header.get('script')), MAX_NAME)}: {in_words(summary)}"
-    return Document("exec", sections, plain_data(summary), title=title, subtitle=[printable(path.name, MAX_NAME)])
+    title = f"{printable_line(str(summary.header.get('script')), MAX_NAME)}: {summary_text(summary)}"
+    return Document(
+        "exec", sections, summary_as_plain_data(summary), title=title, subtitle=[printable_line(path.name, MAX_NAME)]
+    )

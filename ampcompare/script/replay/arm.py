@@ -18,7 +18,7 @@ class ReplayedArm(Arm):
         self._stand_in = stand_in
         self.half = half_dtype_of(stand_in.arm)
 
-    def why_not(self) -> str:
+    def why_not_judged(self) -> str:
         amp = self._stand_in.torch_amp
         if amp.script.has_scaler or amp.script.off_scalers or amp.script.is_initialized or amp.trains_through_apex():
             return (
@@ -28,13 +28,13 @@ class ReplayedArm(Arm):
         return ""
 
     def casts_now(self) -> bool:
-        return self._stand_in.torch_amp.casts_functions()
+        return self._stand_in.torch_amp.casts_functions_now()
 
-    def casting(self, on: bool) -> AbstractContextManager[None]:
-        return self._stand_in.torch_amp.casting_functions(on)
+    def block_with_casts(self, on: bool) -> AbstractContextManager[None]:
+        return self._stand_in.torch_amp.block_casting_functions(on)
 
 
-def prepare_arm(settings: ExecSettings) -> Arm:
+def prepare_replayed_arm(settings: ExecSettings) -> Arm:
     """Prepare this process for the arm of some settings, and return that as a replay uses it."""
     prepare_arm_process(settings)
     return ReplayedArm(current_stand_in())

@@ -10,15 +10,15 @@ from pathlib import Path
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process.execute import execute
-from ampcompare.script.process.prepare import Prepared, prepare_process
+from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.script.process.target import Target
-from ampcompare.script.replay.one_step import Arm, Keeper, main, seed_all
-from ampcompare.script.stderr import note
+from ampcompare.script.replay.one_step import Arm, StepKeeper, main, seed_all_generators
+from ampcompare.script.stderr import say_once
 
 FAILED = 3
 
 
-def keep_step(target: Target, settings: ExecSettings, step: int, path: Path) -> int:
+def keep_step_in_capsule(target: Target, settings: ExecSettings, step: int, path: Path) -> int:
     """Run a script, and keep one of its steps in a file.
 
     Args:
@@ -44,26 +44,26 @@ def keep_step(target: Target, settings: ExecSettings, step: int, path: Path) -> 
         "engine": settings.engine,
         "compat_torch": settings.compat_torch,
     }
-    keeper = Keeper(str(path), step, facts)
+    keeper = StepKeeper(str(path), step, facts)
 
-    def prepare(given: ExecSettings) -> Prepared:
+    def prepare(given: ExecSettings) -> PreparedProcess:
         prepared = prepare_process(given)
-        seed_all(settings.seed)
+        seed_all_generators(settings.seed)
         keeper.install()
         return prepared
 
     code = execute(target, dataclasses.replace(settings, seed=None), prepare=prepare)
-    keeper.remove()
+    keeper.stop_following()
     if keeper.fault:
-        note(f"no capsule: {keeper.fault}")
+        say_once(f"no capsule: {keeper.fault}")
         return code or FAILED
-    note(
+    say_once(
         f"step {step} is in {path.name} ({keeper.size / 1e6:.1f} MB): ampcompare replay {path.name} --change onednn=off"
     )
     return code
 
 
-def run_here(words: Sequence[str]) -> None:
+def repeat_step_here(words: Sequence[str]) -> None:
     """Repeat a step in this process, which it may end: the settings that `exec` had, an arm or "", and the command."""
     engine, device, compat_torch, arm, *command = words
     settings = ExecSettings(
@@ -75,8 +75,8 @@ def run_here(words: Sequence[str]) -> None:
             prepare_process(settings)
             return None
         # Imported here: nothing else of this file needs what stands behind torch.amp.
-        from ampcompare.script.replay.arm import prepare_arm
+        from ampcompare.script.replay.arm import prepare_replayed_arm
 
-        return prepare_arm(dataclasses.replace(settings, arm=arm))
+        return prepare_replayed_arm(dataclasses.replace(settings, arm=arm))
 
     main(command, prepare)

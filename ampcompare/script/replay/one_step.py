@@ -41,30 +41,30 @@ Rows = List[Dict[str, Any]]
 Named = Dict[str, Tensor]
 
 
-class Refusal(Exception):
+class StepRefused(Exception):
     """A step that cannot be kept or repeated: what was seen, and what to do."""
 
 
-class Done(BaseException):
+class StepJudged(BaseException):
     """Ends the script once its step was judged."""
 
 
 # Trees of tensors.
 
 
-def change_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
+def with_tensors_changed(change: Callable[[Tensor], Any], value: Any) -> Any:
     """Return a value with each tensor of its lists, tuples and dicts changed; other objects stay."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        items = {key: change_tensors(change, one) for key, one in value.items()}
+        items = {key: with_tensors_changed(change, one) for key, one in value.items()}
         if type(value) is dict:
             return items
         with contextlib.suppress(Exception):  # such as what a transformer of Hugging Face returns
             return type(value)(**items)
         return items
     if isinstance(value, (list, tuple)):
-        parts = [change_tensors(change, one) for one in value]
+        parts = [with_tensors_changed(change, one) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
@@ -72,16 +72,16 @@ def change_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
 def tensors_in(value: Any) -> List[Tensor]:
     """Return the tensors of a value, in order."""
     found: List[Tensor] = []
-    change_tensors(found.append, value)
+    with_tensors_changed(found.append, value)
     return found
 
 
-def is_plain(value: Any) -> bool:
+def is_storable(value: Any) -> bool:
     """Return whether a value can be stored: tensors, numbers and texts in lists, tuples and dicts."""
     if isinstance(value, dict):
-        return all(isinstance(key, (str, int)) and is_plain(one) for key, one in value.items())
+        return all(isinstance(key, (str, int)) and is_storable(one) for key, one in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value) in (list, tuple) and all(map(is_plain, value))
+        return type(value) in (list, tuple) and all(map(is_storable, value))
     return value is None or isinstance(value, (Tensor, str, int, float, bool, torch.dtype))
 
 
@@ -90,12 +90,12 @@ def copy_to_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone()
 
 
-def is_float(tensor: Tensor) -> bool:
+def is_computed_in(tensor: Tensor) -> bool:
     """Return whether a tensor is one that is computed with."""
     return tensor.dtype in FLOATS or tensor.dtype == torch.float64
 
 
-def fits(one: Any, other: Any) -> bool:
+def have_equal_shapes(one: Any, other: Any) -> bool:
     """Return whether two values have tensors of the same shapes and types."""
     first, second = tensors_in(one), tensors_in(other)
     return len(first) == len(second) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(first, second))
@@ -104,7 +104,7 @@ def fits(one: Any, other: Any) -> bool:
 # Generators.
 
 
-def generators() -> Dict[str, Any]:
+def torch_generator_states() -> Dict[str, Any]:
     """Return the states of the generators of torch."""
     states: Dict[str, Any] = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -112,7 +112,7 @@ def generators() -> Dict[str, Any]:
     return states
 
 
-def set_generators(states: Dict[str, Any]) -> None:
+def restore_torch_generators(states: Dict[str, Any]) -> None:
     """Restore the generators of torch."""
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.device_count() >= len(states["cuda"]):
@@ -121,16 +121,16 @@ def set_generators(states: Dict[str, Any]) -> None:
 
 def all_generator_states() -> Dict[str, Any]:
     """Return the states of the generators of torch, Python and NumPy."""
-    states = {**generators(), "python": random.getstate()}
+    states = {**torch_generator_states(), "python": random.getstate()}
     if "numpy" in sys.modules:
         name, words, *rest = sys.modules["numpy"].random.get_state()
         states["numpy"] = [str(name), [int(word) for word in words], *[float(one) for one in rest]]
     return states
 
 
-def set_all_generators(states: Dict[str, Any]) -> None:
+def restore_all_generators(states: Dict[str, Any]) -> None:
     """Restore them."""
-    set_generators(states)
+    restore_torch_generators(states)
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
     if "numpy" in states and "numpy" in sys.modules:
@@ -139,7 +139,7 @@ def set_all_generators(states: Dict[str, Any]) -> None:
         numpy.random.set_state((name, numpy.array(words, dtype="uint32"), int(place), int(has_gauss), gauss))
 
 
-def seed_all(seed: Optional[int]) -> None:
+def seed_all_generators(seed: Optional[int]) -> None:
     """Seed torch, Python and NumPy; None leaves them as they are."""
     if seed is None:
         return
@@ -149,7 +149,7 @@ def seed_all(seed: Optional[int]) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
-def autocast_state() -> Dict[str, Any]:
+def autocast_types_by_device() -> Dict[str, Any]:
     """Return which types autocast computes in, by device; empty outside of it."""
     state: Dict[str, Any] = {}
     if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on
@@ -163,7 +163,7 @@ def autocast_state() -> Dict[str, Any]:
 
 
 @contextlib.contextmanager
-def autocast_as(state: Dict[str, Any]) -> Iterator[None]:
+def autocast_restored(state: Dict[str, Any]) -> Iterator[None]:
     """Compute as autocast did."""
     with contextlib.ExitStack() as stack:
         for device, dtype in state.items():
@@ -190,16 +190,20 @@ class InDouble(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
-        if name in DROPOUTS and isinstance(args[0], Tensor) and is_float(args[0]):
-            return self._drop(function, args[0], args[1:], kwargs)
+        if name in DROPOUTS and isinstance(args[0], Tensor) and is_computed_in(args[0]):
+            return self._dropout_with_noted_mask(function, args[0], args[1:], kwargs)
         if not self._double:
             return function(*args, **kwargs)
         if name in NARROW and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             return args[0]
-        args = tuple(map(_widen, args)) if args and isinstance(args[0], Tensor) and is_float(args[0]) else args
-        return function(*args, **{key: _widen(one) for key, one in kwargs.items()})
+        args = (
+            tuple(map(_widened_to_fp64, args))
+            if args and isinstance(args[0], Tensor) and is_computed_in(args[0])
+            else args
+        )
+        return function(*args, **{key: _widened_to_fp64(one) for key, one in kwargs.items()})
 
-    def _drop(self, function: Any, tensor: Tensor, args: Any, kwargs: Any) -> Tensor:
+    def _dropout_with_noted_mask(self, function: Any, tensor: Tensor, args: Any, kwargs: Any) -> Tensor:
         asked = repr((tuple(tensor.shape), args, sorted(kwargs.items())))
         mask = function(torch.ones_like(tensor, dtype=self._drawn), *args, **kwargs)
         if self._given:
@@ -210,32 +214,32 @@ class InDouble(TorchFunctionMode):
         return dropped
 
 
-def drawn_mask(dtype: torch.dtype = torch.float32) -> Tensor:
+def dropout_mask_of_type(dtype: torch.dtype = torch.float32) -> Tensor:
     """Return what this torch draws for dropout of a type from a known seed."""
-    states = generators()
+    states = torch_generator_states()
     torch.manual_seed(0)
     mask = nn.functional.dropout(torch.ones(1000, dtype=dtype), 0.5).float()
-    set_generators(states)
+    restore_torch_generators(states)
     return mask
 
 
-def _widen(value: Any) -> Any:
+def _widened_to_fp64(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in FLOATS else value
 
 
 @contextlib.contextmanager
-def weights_in(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def weights_changed_in(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Change the weights and buffers of a module, and restore both, and what the module does with its buffers."""
     weights = [(one, one.data) for one in module.parameters()]
     buffers = [(each, dict(each._buffers)) for each in module.modules()]
     copies = {id(one): one.clone() for one in module.buffers()}
     try:
         for weight, data in weights:
-            weight.data = change(data) if is_float(data) else data
+            weight.data = change(data) if is_computed_in(data) else data
         for each, held in buffers:
             for name, one in held.items():
                 if one is not None:
-                    each._buffers[name] = change(one).clone() if is_float(one) else one.clone()
+                    each._buffers[name] = change(one).clone() if is_computed_in(one) else one.clone()
         yield
     finally:
         for weight, data in weights:
@@ -247,13 +251,13 @@ def weights_in(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterato
             each._buffers.update(held)
 
 
-class Call:
+class ModuleCall:
     """What a module was given in the step: inputs, generators, autocast, and the gradients of its outputs."""
 
     def __init__(self, name: str, number: int, args: Any, kwargs: Any, needs: List[bool]) -> None:
         self.name, self.number, self.args, self.kwargs, self.needs = name, number, args, kwargs, needs
-        self.generators = generators()
-        self.autocast = autocast_state()
+        self.generators = torch_generator_states()
+        self.autocast = autocast_types_by_device()
         self.gradients: List[Optional[Tensor]] = []
         self.output: Any = None
         self.training = True
@@ -261,12 +265,12 @@ class Call:
         self.is_cast = False
         self.types: Optional[List[torch.dtype]] = None
 
-    def data(self) -> Dict[str, Any]:
+    def as_plain_data(self) -> Dict[str, Any]:
         """Return it as plain data."""
         return {name: value for name, value in vars(self).items() if name not in ("autocast", "is_cast", "types")}
 
 
-def _nudge(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
+def _nudged_tensor(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
     """Change each number by a part of it, up or down."""
     if not part or tensor.dtype != torch.float64:
         return tensor
@@ -274,7 +278,7 @@ def _nudge(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
     return tensor * (1 + part * signs)
 
 
-def answer(
+def answers_of_call(
     module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, double: bool = False, nudge: float = 0.0,
     run: Optional[Callable[..., Any]] = None, masks: Optional[List[Any]] = None, given: Optional[List[Any]] = None,
     types: Optional[List[torch.dtype]] = None, scale: float = 1.0,
@@ -296,8 +300,8 @@ def answer(
 
     def change(tensor: Tensor) -> Tensor:
         tensor = tensor.detach() if device is None else tensor.detach().to(device)
-        if double and is_float(tensor):
-            tensor = _nudge(tensor.double(), nudge, noise)
+        if double and is_computed_in(tensor):
+            tensor = _nudged_tensor(tensor.double(), nudge, noise)
         return tensor
 
     leaves: List[Tensor] = []
@@ -305,35 +309,37 @@ def answer(
 
     def make(tensor: Tensor) -> Tensor:
         leaf, kind = change(tensor), next(narrow, tensor.dtype)
-        leaf = leaf.to(kind) if kind in FLOATS and is_float(leaf) and not double else leaf
-        if next(needs) and is_float(leaf):
+        leaf = leaf.to(kind) if kind in FLOATS and is_computed_in(leaf) and not double else leaf
+        if next(needs) and is_computed_in(leaf):
             leaf = leaf.clone().requires_grad_(True)
             leaves.append(leaf)
         return leaf.clone()  # the module may change it in place
 
-    drawn = next((one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_float(one)), torch.float32)
+    drawn = next(
+        (one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_computed_in(one)), torch.float32
+    )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(weights_in(module, change))
+        stack.enter_context(weights_changed_in(module, change))
         stack.enter_context(torch.enable_grad())
-        stack.enter_context(autocast_as(autocast))
-        args, kwargs = change_tensors(make, call["args"]), change_tensors(make, call["kwargs"])
-        set_generators(call["generators"])
+        stack.enter_context(autocast_restored(autocast))
+        args, kwargs = with_tensors_changed(make, call["args"]), with_tensors_changed(make, call["kwargs"])
+        restore_torch_generators(call["generators"])
         if nudge:
-            stack.enter_context(_changed_outputs(module, lambda one: _nudge(one, nudge, noise)))
-        stack.enter_context(_arithmetic(drawn, [] if masks is None else masks, given or [], double=double))
+            stack.enter_context(_module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise)))
+        stack.enter_context(_arithmetic_in_force(drawn, [] if masks is None else masks, given or [], double=double))
         outputs = tensors_in((run or module)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
         into_outputs = [
             None if gradient is None or not output.requires_grad else (change(gradient) * scale).to(output.dtype)
             for output, gradient in zip(outputs, call["gradients"])
         ]
-        found = _gradients(outputs, into_outputs, leaves + list(weights.values()))
-        buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_float(one)}
-    found = [None if one is None else _unscale(one.detach(), scale) for one in found]
+        found = _gradients_of_inputs(outputs, into_outputs, leaves + list(weights.values()))
+        buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_computed_in(one)}
+    found = [None if one is None else _unscaled_gradient(one.detach(), scale) for one in found]
     of_inputs = {str(number): one for number, one in enumerate(found[: len(leaves)])}
     of_weights = dict(zip(weights, found[len(leaves) :]))
     return {
-        "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_float(one)},
+        "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_computed_in(one)},
         "dgrad": {name: one for name, one in of_inputs.items() if one is not None},
         "wgrad": {name: one for name, one in of_weights.items() if one is not None},
         "state": buffers,
@@ -341,7 +347,7 @@ def answer(
 
 
 @contextlib.contextmanager
-def _arithmetic(drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool) -> Iterator[None]:
+def _arithmetic_in_force(drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool) -> Iterator[None]:
     """Compute in fp64, if `double`; note the masks of dropout, drawn in a type, or take those that are given."""
     default = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
@@ -354,10 +360,10 @@ def _arithmetic(drawn: torch.dtype, masks: List[Any], given: List[Any], *, doubl
 
 
 @contextlib.contextmanager
-def _changed_outputs(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def _module_outputs_changed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Change the tensors that each module inside of another one returns."""
     hooks = [
-        inner.register_forward_hook(lambda _, given, output: change_tensors(change, output))
+        inner.register_forward_hook(lambda _, given, output: with_tensors_changed(change, output))
         for inner in module.modules()
         if inner is not module
     ]
@@ -368,7 +374,9 @@ def _changed_outputs(module: nn.Module, change: Callable[[Tensor], Tensor]) -> I
             hook.remove()
 
 
-def _gradients(outputs: List[Tensor], given: List[Optional[Tensor]], inputs: List[Tensor]) -> List[Optional[Tensor]]:
+def _gradients_of_inputs(
+    outputs: List[Tensor], given: List[Optional[Tensor]], inputs: List[Tensor]
+) -> List[Optional[Tensor]]:
     """Return the gradient of each input from those of outputs; None for an output or an input that has none."""
     pairs = [(output, gradient) for output, gradient in zip(outputs, given) if gradient is not None]
     if not pairs or not inputs:
@@ -378,11 +386,11 @@ def _gradients(outputs: List[Tensor], given: List[Optional[Tensor]], inputs: Lis
     ))  # fmt: skip
 
 
-def _unscale(gradient: Tensor, scale: float) -> Tensor:
+def _unscaled_gradient(gradient: Tensor, scale: float) -> Tensor:
     return gradient if scale == 1.0 else gradient.float() / scale
 
 
-def distance(one: Tensor, other: Tensor) -> float:
+def relative_distance(one: Tensor, other: Tensor) -> float:
     """Return how far a tensor is from another one, in lengths of that; infinities at equal places do not count."""
     if one.shape != other.shape:
         return math.inf
@@ -399,7 +407,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 Entry = Dict[str, Any]
 
 
-def rows_of(
+def error_rows(
     native: Dict[str, Named], exact: Dict[str, Named], nudged: Dict[str, Named], known: Optional[Dict[str, Named]]
 ) -> Dict[str, Dict[str, Entry]]:
     """Return of each tensor of each part its error, its conditioning, and how far the fp64 answer is from a known one.
@@ -412,13 +420,13 @@ def rows_of(
             if name not in native[part]:
                 continue
             entry: Entry = {
-                "error": distance(native[part][name], one),
-                "moved": distance(nudged[part].get(name, one), one),
+                "error": relative_distance(native[part][name], one),
+                "moved": relative_distance(nudged[part].get(name, one), one),
                 "unit": torch.finfo(native[part][name].dtype).eps / 2,
             }
             if known is not None:
                 there = known.get(part, {}).get(name)
-                entry["same"] = math.inf if there is None else distance(one, there)
+                entry["same"] = math.inf if there is None else relative_distance(one, there)
             parts.setdefault(part, {})[name] = entry
         for name in (known or {}).get(part, {}):
             if name not in tensors:  # such as the gradient of a branch that is detached now
@@ -429,7 +437,7 @@ def rows_of(
 # The optimizer.
 
 
-def answer_of_update(
+def answers_of_update(
     optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]], names: List[str],
     *, double: bool = False, nudge: float = 0.0,
 ) -> Dict[str, Named]:  # fmt: skip
@@ -439,9 +447,9 @@ def answer_of_update(
 
     def widen(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().clone()
-        if not double or not is_float(tensor):
+        if not double or not is_computed_in(tensor):
             return tensor
-        return _nudge(tensor.double(), nudge, noise)
+        return _nudged_tensor(tensor.double(), nudge, noise)
 
     held = [(one, one.data, one.grad, dict(optimizer.state[one]) if one in optimizer.state else None) for one in params]
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -482,7 +490,7 @@ def answer_of_update(
 # Watching a script.
 
 
-class Watch:
+class StepFollower:
     """Follows the steps of the script of this process; `install` until `remove`.
 
     A step begins at the first call of a module that is trained, and ends where an optimizer steps.
@@ -501,19 +509,19 @@ class Watch:
 
     def install(self) -> None:
         """Watch from now on."""
-        self._wrap(nn.Module, "__call__", self._call)
-        self._wrap(torch.optim.Optimizer, "__init__", self._make_optimizer)
+        self._wrap_function(nn.Module, "__call__", self._call_module)
+        self._wrap_function(torch.optim.Optimizer, "__init__", self._follow_new_optimizer)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
-        self._wrap(loader, "__next__", self._load)
-        self._wrap(torch.autograd, "backward", self._backward)
+        self._wrap_function(loader, "__next__", self._take_batch)
+        self._wrap_function(torch.autograd, "backward", self._backward)
 
-    def remove(self) -> None:
+    def stop_following(self) -> None:
         """Watch no longer."""
         while self._undo:
             owner, name, inner = self._undo.pop()
             setattr(owner, name, inner)
 
-    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+    def _wrap_function(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         inner = getattr(owner, name)
         self._undo.append((owner, name, inner))
 
@@ -523,16 +531,16 @@ class Watch:
 
         setattr(owner, name, replacement)
 
-    def _make_optimizer(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _follow_new_optimizer(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         kind = type(optimizer)
         # Before it is made: an arm keeps the step that it finds then, and calls that.
         if not vars(kind).get("_watched_step") and callable(getattr(optimizer, "step", None)):
             kind._watched_step = True
             self._undo.append((kind, "_watched_step", False))
-            self._wrap(kind, "step", self._step)
+            self._wrap_function(kind, "step", self._step)
         inner(optimizer, *args, **kwargs)
         self.optimizers.append(optimizer)
-        self.see_optimizer(optimizer)
+        self.see_new_optimizer(optimizer)
 
     def _step(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_over or self.is_stepping:
@@ -552,31 +560,31 @@ class Watch:
             self.step += 1
             self.batches = []
 
-    def _load(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.load(inner(*args, **kwargs))
+    def _take_batch(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.batch_to_use(inner(*args, **kwargs))
 
-    def _trains(self, module: nn.Module) -> bool:
+    def _is_training_call(self, module: nn.Module) -> bool:
         if not torch.is_grad_enabled():
             return False
         if module.training:
             self.has_trained = True
         return module.training or not self.has_trained
 
-    def _call(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call_module(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
         if self.is_inside or self.is_over or self.step < self.target or is_compiling() or not torch.is_grad_enabled():
             return inner(module, *args, **kwargs)
         if self.depth == 0:
-            if not self._trains(module) or (not self.is_started and next(module.parameters(), None) is None):
+            if not self._is_training_call(module) or (not self.is_started and next(module.parameters(), None) is None):
                 return inner(module, *args, **kwargs)
-            args, kwargs = self._enter(module, args, kwargs)
+            args, kwargs = self._enter_module(module, args, kwargs)
         self.depth += 1
         try:
-            return self.call(inner, module, args, kwargs)
+            return self.call_named_module(inner, module, args, kwargs)
         finally:
             self.depth -= 1
 
-    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def _enter_module(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         self.is_inside = True
         try:
             with torch.no_grad():
@@ -586,8 +594,8 @@ class Watch:
                 if not any(module is one for one in self.tops):
                     self._name_modules(module)
                     self.tops.append(module)
-                    self.start_module(module, len(self.tops) - 1)
-                return self.enter(module, args, kwargs)
+                    self.note_module_started(module, len(self.tops) - 1)
+                return self.arguments_to_use(module, args, kwargs)
         finally:
             self.is_inside = False
 
@@ -610,7 +618,7 @@ class Watch:
         finally:
             self.passes -= 1
 
-    def names_of(self, optimizer: Any) -> List[str]:
+    def names_of_parameters(self, optimizer: Any) -> List[str]:
         """Return the names of what an optimizer trains."""
         known: Dict[int, str] = {}
         for number, top in enumerate(self.tops):
@@ -621,19 +629,19 @@ class Watch:
 
     # What a kind of watch does.
 
-    def load(self, batch: Any) -> Any:
+    def batch_to_use(self, batch: Any) -> Any:
         return batch
 
-    def see_optimizer(self, optimizer: Any) -> None: ...
+    def see_new_optimizer(self, optimizer: Any) -> None: ...
 
     def start_step(self) -> None: ...
 
-    def start_module(self, module: nn.Module, number: int) -> None: ...
+    def note_module_started(self, module: nn.Module, number: int) -> None: ...
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def arguments_to_use(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         return args, kwargs
 
-    def call(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def call_named_module(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         return inner(module, *args, **kwargs)
 
     def see_loss(self, loss: Tensor) -> None: ...
@@ -641,7 +649,7 @@ class Watch:
     def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None: ...
 
 
-class Keeper(Watch):
+class StepKeeper(StepFollower):
     """Keeps a step in a file.
 
     Attributes:
@@ -653,27 +661,27 @@ class Keeper(Watch):
         self.path, self.fault, self.size = path, "the script made no step %d" % step, 0
         self.capsule: Dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "step": step, **(facts or {})}
 
-    def load(self, batch: Any) -> Any:
-        if not self.is_over and is_plain(batch):
-            self.batches.append(change_tensors(copy_to_cpu, batch))
+    def batch_to_use(self, batch: Any) -> Any:
+        if not self.is_over and is_storable(batch):
+            self.batches.append(with_tensors_changed(copy_to_cpu, batch))
         return batch
 
     def start_step(self) -> None:
         self.capsule.update(
             torch=str(torch.__version__), models=[], calls=[], generators=all_generator_states(),
-            optimizers=[_state_of(one) for one in self.optimizers],
+            optimizers=[_optimizer_as_plain_data(one) for one in self.optimizers],
         )  # fmt: skip
 
-    def start_module(self, module: nn.Module, number: int) -> None:
+    def note_module_started(self, module: nn.Module, number: int) -> None:
         self.capsule["models"].append({
             "kind": type(module).__name__,
             "weights": {name: copy_to_cpu(one) for name, one in module.named_parameters()},
             "buffers": {name: copy_to_cpu(one) for name, one in module.named_buffers()},
         })  # fmt: skip
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def arguments_to_use(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         number = next(number for number, one in enumerate(self.tops) if one is module)
-        given = [change_tensors(copy_to_cpu, one) if is_plain(one) else None for one in (args, kwargs)]
+        given = [with_tensors_changed(copy_to_cpu, one) if is_storable(one) else None for one in (args, kwargs)]
         derived = any(one.requires_grad for one in tensors_in((args, kwargs)))  # of other modules
         self.capsule["calls"].append({"model": number, "args": None if derived else given[0],
                                       "kwargs": None if derived else given[1]})  # fmt: skip
@@ -694,14 +702,14 @@ class Keeper(Watch):
         self.fault, self.size = "", size
 
 
-def _state_of(optimizer: Any) -> Dict[str, Any]:
+def _optimizer_as_plain_data(optimizer: Any) -> Dict[str, Any]:
     params = [one for group in optimizer.param_groups for one in group["params"]]
     return {
         "kind": type(optimizer).__name__,
-        "groups": [{key: one for key, one in group.items() if key != "params" and is_plain(one)}
+        "groups": [{key: one for key, one in group.items() if key != "params" and is_storable(one)}
                    for group in optimizer.param_groups],
-        "state": [{key: change_tensors(copy_to_cpu, one) for key, one in optimizer.state.get(param, {}).items()
-                   if is_plain(one)} for param in params],
+        "state": [{key: with_tensors_changed(copy_to_cpu, one) for key, one in optimizer.state.get(param, {}).items()
+                   if is_storable(one)} for param in params],
     }  # fmt: skip
 
 
@@ -714,7 +722,7 @@ class Arm:
 
     half: Optional[torch.dtype] = None
 
-    def why_not(self) -> str:
+    def why_not_judged(self) -> str:
         """Return why the step of this script cannot be judged under it; "" if it can."""
         return ""
 
@@ -722,12 +730,12 @@ class Arm:
         """Return whether it casts at present, in another way than by autocast."""
         return False
 
-    def casting(self, on: bool) -> Any:
+    def block_with_casts(self, on: bool) -> Any:
         """Return a context in which it casts so, or does not."""
         return contextlib.nullcontext()
 
 
-class Replay(Watch):
+class Replay(StepFollower):
     """Repeats the step of a capsule.
 
     Args:
@@ -744,7 +752,7 @@ class Replay(Watch):
         super().__init__(0 if capsule["batches"] else capsule["step"])
         self.capsule, self.known, self.compiled, self.arm = capsule, answers, compiled, arm
         self.scale, self.is_skipped = 1.0, False  # of the loss, by the arm; whether it has skipped the step
-        self.calls: Dict[Tuple[str, int], Call] = {}
+        self.calls: Dict[Tuple[str, int], ModuleCall] = {}
         self.modules: Dict[str, nn.Module] = {}
         self.counts: Dict[str, int] = {}
         self.entered = self.loaded = 0
@@ -756,26 +764,26 @@ class Replay(Watch):
         self.notes: List[str] = []
         self.is_judged = self.draws_otherwise = False
 
-    def load(self, batch: Any) -> Any:
+    def batch_to_use(self, batch: Any) -> Any:
         kept = self.capsule["batches"]
         if self.is_over or not kept:
             return batch
         number = min(self.loaded, len(kept) - 1)
         self.loaded += 1
-        if type(batch) is not type(kept[number]) or not fits(batch, kept[number]):
+        if type(batch) is not type(kept[number]) or not have_equal_shapes(batch, kept[number]):
             return batch
-        return change_tensors(lambda one: one.clone(), kept[number])
+        return with_tensors_changed(lambda one: one.clone(), kept[number])
 
-    def _check_arm(self) -> None:
-        why = self.arm.why_not() if self.arm is not None else ""
+    def _refuse_unfit_arm(self) -> None:
+        why = self.arm.why_not_judged() if self.arm is not None else ""
         if why:
-            raise Refusal(why)
+            raise StepRefused(why)
 
     def start_step(self) -> None:
-        self._check_arm()
-        set_all_generators(self.capsule["generators"])
+        self._refuse_unfit_arm()
+        restore_all_generators(self.capsule["generators"])
         kept = self.capsule["optimizers"]
-        self.groups = [_state_of(one)["groups"] for one in self.optimizers]
+        self.groups = [_optimizer_as_plain_data(one)["groups"] for one in self.optimizers]
         before = self.groups if self.known is None else self.known["groups"]
         for number, (optimizer, state) in enumerate(zip(self.optimizers, kept)):
             params = [one for group in optimizer.param_groups for one in group["params"]]
@@ -793,7 +801,7 @@ class Replay(Watch):
                     if key in group and key in first and group[key] == first[key]:
                         group[key] = value
 
-    def start_module(self, module: nn.Module, number: int) -> None:
+    def note_module_started(self, module: nn.Module, number: int) -> None:
         for _, each in module.named_modules():
             self.modules.setdefault(self.names[id(each)], each)
         if number >= len(self.capsule["models"]):
@@ -807,21 +815,23 @@ class Replay(Watch):
                 ", ".join(alone[:8]),))  # fmt: skip
         for name, one in names.items():
             if name not in own:
-                raise Refusal("the capsule has %s, and the %s of the script has not" % (name, type(module).__name__))
+                raise StepRefused(
+                    "the capsule has %s, and the %s of the script has not" % (name, type(module).__name__)
+                )
             if own[name].shape != one.shape:
-                raise Refusal("%s is %s in the capsule, and %s in the script" % (
+                raise StepRefused("%s is %s in the capsule, and %s in the script" % (
                     name, list(one.shape), list(own[name].shape)))  # fmt: skip
             own[name].data.copy_(one)
 
-    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def arguments_to_use(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         calls = self.capsule["calls"]
         if self.entered < len(calls):
             kept = calls[self.entered]
             device = next((one.device for one in module.parameters()), torch.device("cpu"))
             for now, then in ((args, kept["args"]), (kwargs, kept["kwargs"])):
-                if then is not None and not fits(now, then):
+                if then is not None and not have_equal_shapes(now, then):
                     shapes = [[list(one.shape) for one in tensors_in(side)] for side in (now, then)]
-                    raise Refusal(
+                    raise StepRefused(
                         "the script gives its model other inputs than in the capsule: %s, not %s" % tuple(shapes)
                     )
             if kept["args"] is not None:
@@ -829,48 +839,50 @@ class Replay(Watch):
                     torch.equal(one.cpu(), other) for one, other in zip(tensors_in(args), tensors_in(kept["args"]))
                 ):
                     self.notes.append("the script has another batch at this step; seed it, so that targets fit too")
-                args = change_tensors(lambda one: one.clone().to(device), kept["args"])
+                args = with_tensors_changed(lambda one: one.clone().to(device), kept["args"])
             if kept["kwargs"] is not None:
-                kwargs = change_tensors(lambda one: one.clone().to(device), kept["kwargs"])
+                kwargs = with_tensors_changed(lambda one: one.clone().to(device), kept["kwargs"])
         self.entered += 1
         return args, kwargs
 
-    def call(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def call_named_module(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         name = self.names.get(id(module))
         if name is None:  # made in a forward pass
             return inner(module, *args, **kwargs)
         number = self.counts.get(name, 0)
         self.counts[name] = number + 1
-        if not (is_plain(args) and is_plain(kwargs)):
+        if not (is_storable(args) and is_storable(kwargs)):
             if self.known is None:
                 self.notes.append("%s is not judged: its inputs are no tensors" % name)
             return inner(module, *args, **kwargs)
         is_base = self.known is None
-        given = (args, kwargs) if not is_base else change_tensors(copy_to_cpu, (args, kwargs))
+        given = (args, kwargs) if not is_base else with_tensors_changed(copy_to_cpu, (args, kwargs))
         needs = [one.requires_grad for one in tensors_in((args, kwargs))]
-        call = self.calls[name, number] = Call(name, number, given[0], given[1], needs)
+        call = self.calls[name, number] = ModuleCall(name, number, given[0], given[1], needs)
         call.training = module.training
-        with self._seen_inside(module, call):
+        with self._call_watched_inside_arm(module, call):
             result = inner(module, *args, **kwargs)
         outputs = tensors_in(result)
         is_top = self.depth == 1 and next(module.parameters(), None) is not None
         if not is_base:
             call.args = call.kwargs = None
             known = self.known["calls"].get("%s#%d" % (name, number)) if self.known is not None else None
-            if is_top and known is not None and fits(result, known["output"]):
+            if is_top and known is not None and have_equal_shapes(result, known["output"]):
                 given_out = iter(tensors_in(known["output"]))
-                result = change_tensors(lambda one: _replace(one, next(given_out).to(one.device)), result)
+                result = with_tensors_changed(
+                    lambda one: _with_value_replaced(one, next(given_out).to(one.device)), result
+                )
                 outputs = tensors_in(result)
         elif is_top:
             call.output = [copy_to_cpu(one) for one in outputs]
         call.gradients = [None] * len(outputs)
         for place, output in enumerate(outputs):
             if output.requires_grad and (is_base or is_top):
-                output.register_hook(functools.partial(self._keep_gradient, call, place, is_top))
+                output.register_hook(functools.partial(self._keep_output_gradient, call, place, is_top))
         return result
 
     @contextlib.contextmanager
-    def _seen_inside(self, module: nn.Module, call: Call) -> Iterator[None]:
+    def _call_watched_inside_arm(self, module: nn.Module, call: ModuleCall) -> Iterator[None]:
         """Note how a module computes, and in which types it gets its inputs, inside of what an arm does around it."""
         if self.arm is None:
             yield
@@ -878,7 +890,7 @@ class Replay(Watch):
         arm = self.arm
 
         def note(_: Any, args: Any, kwargs: Any) -> None:
-            call.autocast, call.is_cast = autocast_state(), arm.casts_now()
+            call.autocast, call.is_cast = autocast_types_by_device(), arm.casts_now()
             call.types = [one.dtype for one in tensors_in((args, kwargs))]
 
         hook = module.register_forward_pre_hook(note, with_kwargs=True)
@@ -887,7 +899,7 @@ class Replay(Watch):
         finally:
             hook.remove()
 
-    def see_optimizer(self, optimizer: Any) -> None:
+    def see_new_optimizer(self, optimizer: Any) -> None:
         if self.arm is None:
             return
         step = optimizer.step
@@ -905,7 +917,7 @@ class Replay(Watch):
 
         optimizer.step = types.MethodType(step_or_skip, optimizer)
 
-    def _keep_gradient(self, call: Call, place: int, is_top: bool, gradient: Tensor) -> None:
+    def _keep_output_gradient(self, call: ModuleCall, place: int, is_top: bool, gradient: Tensor) -> None:
         if not self.is_inside:
             call.gradients[place] = copy_to_cpu(gradient)
             if is_top:
@@ -915,16 +927,16 @@ class Replay(Watch):
         if not self.passes and loss.numel() == 1:
             self.losses.append(float(loss.detach()))
         if self.arm is not None and loss.numel() == 1 and loss.grad_fn is not None:
-            loss.grad_fn.register_hook(self._see_scale)
+            loss.grad_fn.register_hook(self._note_loss_scale)
 
-    def _see_scale(self, _: Any, gradients: Any) -> None:
+    def _note_loss_scale(self, _: Any, gradients: Any) -> None:
         self.scale = float(gradients[0])
 
     def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None:
         self.is_over = self.is_inside = True
-        self._check_arm()
+        self._refuse_unfit_arm()
         if getattr(optimizer, "grad_scale", None) is not None:
-            self._unscale_fused(optimizer)
+            self._unscale_for_fused_step(optimizer)
         if self.is_skipped:
             self.notes.append("the step is skipped: at the loss scale %g gradients overflow" % self.scale)
         params = [one for group in optimizer.param_groups for one in group["params"]]
@@ -936,17 +948,17 @@ class Replay(Watch):
         for param in params:
             param.grad = None
         self._judge_modules()
-        self._judge_update(optimizer, step, gradients)
-        self._judge_rest(optimizer, gradients)
+        self._judge_optimizer_update(optimizer, step, gradients)
+        self._judge_loss_and_gradients(optimizer, gradients)
         if self.known is None:
             self.answers.update(
                 groups=self.groups, losses=self.losses, loss_gradients=self.loss_gradients,
                 gradients=gradients, optimizer=type(optimizer).__name__,
             )  # fmt: skip
         self.is_judged = True
-        raise Done
+        raise StepJudged
 
-    def _unscale_fused(self, optimizer: Any) -> None:
+    def _unscale_for_fused_step(self, optimizer: Any) -> None:
         """Do what a fused optimizer would do in its step, to which a scaler leaves it."""
         self.is_skipped = bool(getattr(optimizer, "found_inf", None))
         for group in optimizer.param_groups:
@@ -956,9 +968,9 @@ class Replay(Watch):
         optimizer.grad_scale = optimizer.found_inf = None
 
     def _judge_modules(self) -> None:
-        calls = {"%s#%d" % key: call.data() for key, call in self.calls.items()} if self.known is None else {}
+        calls = {"%s#%d" % key: call.as_plain_data() for key, call in self.calls.items()} if self.known is None else {}
         tops = {id(one) for one in self.tops}
-        gets_masks = self._compare_dropout()
+        gets_masks = self._replays_base_dropout()
         for key, call in (calls if self.known is None else self.known["calls"]).items():
             module = self.modules.get(call["name"])
             if module is None:
@@ -972,22 +984,22 @@ class Replay(Watch):
             known = self.known["exact"].get(key) if self.known is not None else None
             masks = self.known["masks"].get(key) if gets_masks and self.known is not None else None
             try:
-                native, exact, nudged, drawn = self._answers(module, call, run, masks)
-                row["parts"] = rows_of(native, exact, nudged, known)
+                native, exact, nudged, drawn = self._answers_of_module(module, call, run, masks)
+                row["parts"] = error_rows(native, exact, nudged, known)
             except Exception as error:
                 row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             else:
                 if self.known is None:
-                    self.answers.setdefault("exact", {})[key] = change_tensors(copy_to_cpu, exact)
+                    self.answers.setdefault("exact", {})[key] = with_tensors_changed(copy_to_cpu, exact)
                     self.answers.setdefault("masks", {})[key] = drawn
             self.rows.append(row)
         if self.known is None:
             self.answers["calls"] = calls
             self.answers.setdefault("exact", {})
             self.answers.setdefault("masks", {})
-            self.answers["drawn"] = drawn_mask()
+            self.answers["drawn"] = dropout_mask_of_type()
 
-    def _compare_dropout(self) -> bool:
+    def _replays_base_dropout(self) -> bool:
         """Note whether other dropout is drawn here than for the base, and return whether modules get that of the base.
 
         Under an arm in 16 bits they do in any case: its masks are drawn in that type.
@@ -995,15 +1007,15 @@ class Replay(Watch):
         self.draws_otherwise = False
         if self.known is None:
             return False
-        others = self.draws_otherwise = not torch.equal(drawn_mask(), self.known["drawn"])
+        others = self.draws_otherwise = not torch.equal(dropout_mask_of_type(), self.known["drawn"])
         if others:
             self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
         if self.arm is None or self.arm.half is None:
             return others
-        self.draws_otherwise = others or not torch.equal(drawn_mask(self.arm.half), self.known["drawn"])
+        self.draws_otherwise = others or not torch.equal(dropout_mask_of_type(self.arm.half), self.known["drawn"])
         return True
 
-    def _answers(
+    def _answers_of_module(
         self, module: nn.Module, call: Dict[str, Any], run: Optional[Callable[..., Any]], masks: Optional[List[Any]]
     ) -> Tuple[Dict[str, Named], Dict[str, Named], Dict[str, Named], List[Any]]:
         """Return the answers of a module as it computes, in fp64, and in fp64 from inputs that are off by a rounding.
@@ -1020,35 +1032,37 @@ class Replay(Watch):
         autocast: Dict[str, Any] = {} if own is None else own.autocast
         kinds = None if own is None else own.types
         drawn: List[Any] = []
-        with self._plain_calls(own):
-            native = answer(module, call, autocast, run=run, given=masks, types=kinds, scale=self.scale)
-        with self._plain_calls():
-            exact = answer(module, call, {}, double=True, masks=drawn, given=masks)
+        with self._modules_called_without_arm(own):
+            native = answers_of_call(module, call, autocast, run=run, given=masks, types=kinds, scale=self.scale)
+        with self._modules_called_without_arm():
+            exact = answers_of_call(module, call, {}, double=True, masks=drawn, given=masks)
             # A unit of what the module computes in, which its inputs may have more bits than.
             unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
-            nudged = answer(module, call, {}, double=True, nudge=unit, given=masks)
+            nudged = answers_of_call(module, call, {}, double=True, nudge=unit, given=masks)
         return native, exact, nudged, drawn
 
     @contextlib.contextmanager
-    def _plain_calls(self, own: Optional[Call] = None) -> Iterator[None]:
+    def _modules_called_without_arm(self, own: Optional[ModuleCall] = None) -> Iterator[None]:
         """Call modules without what an arm does around them, and cast as it did in a call of the step."""
         if self.arm is None:
             yield
             return
         plain: Any = getattr(nn.Module, "_wrapped_call_impl", nn.Module._call_impl)  # the latter before torch 2.1
-        self._wrap(nn.Module, "__call__", lambda inner, *args, **kwargs: plain(*args, **kwargs))
+        self._wrap_function(nn.Module, "__call__", lambda inner, *args, **kwargs: plain(*args, **kwargs))
         try:
-            with self.arm.casting(own is not None and own.is_cast):
+            with self.arm.block_with_casts(own is not None and own.is_cast):
                 yield
         finally:
             owner, name, inner = self._undo.pop()
             setattr(owner, name, inner)
 
-    def _judge_update(self, optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]]) -> None:
+    def _judge_optimizer_update(
+        self, optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]]
+    ) -> None:
         kind = type(optimizer).__name__
         row: Dict[str, Any] = {"module": "(%s)" % kind, "kind": kind, "call": 0}
         known = None if self.known is None else self.known.get("update")
-        names = self.names_of(optimizer)
+        names = self.names_of_parameters(optimizer)
         if self.known is not None:
             gradients = self.known["gradients"]
         params = [one for group in optimizer.param_groups for one in group["params"]]
@@ -1057,10 +1071,10 @@ class Replay(Watch):
             self.rows.append(row)
             return
         try:
-            native = answer_of_update(optimizer, step, gradients, names)
-            exact = answer_of_update(optimizer, step, gradients, names, double=True)
-            nudged = answer_of_update(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
-            row["parts"] = rows_of(native, exact, nudged, known)
+            native = answers_of_update(optimizer, step, gradients, names)
+            exact = answers_of_update(optimizer, step, gradients, names, double=True)
+            nudged = answers_of_update(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
+            row["parts"] = error_rows(native, exact, nudged, known)
             for name, param in zip(names, params):
                 entry = row["parts"].get("update", {}).get(name)
                 if entry is not None and name in exact["update"]:
@@ -1076,21 +1090,21 @@ class Replay(Watch):
                 row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
         else:
             if self.known is None:
-                self.answers["update"] = change_tensors(copy_to_cpu, exact)
+                self.answers["update"] = with_tensors_changed(copy_to_cpu, exact)
         self.rows.append(row)
 
-    def _judge_rest(self, optimizer: Any, gradients: List[Optional[Tensor]]) -> None:
+    def _judge_loss_and_gradients(self, optimizer: Any, gradients: List[Optional[Tensor]]) -> None:
         """Judge what is in no module: the loss as a function of equal outputs, and what becomes of gradients."""
         if self.known is None:
             return
         unit = 2.0**-24
         parts: Dict[str, Dict[str, Entry]] = {"fwd": {}, "dgrad": {}}
         if self.losses and self.known["losses"]:
-            apart = _losses_apart(self.losses, self.known["losses"])
+            apart = _distance_of_losses(self.losses, self.known["losses"])
             parts["fwd"]["loss"] = {"error": apart, "moved": 0.0, "unit": unit}
         for name, one in self.known["loss_gradients"].items():
             now = self.loss_gradients.get(name)
-            apart = math.inf if now is None else distance(now, one)
+            apart = math.inf if now is None else relative_distance(now, one)
             parts["dgrad"][name] = {"error": apart, "moved": 0.0, "unit": torch.finfo(one.dtype).eps / 2}
         self.rows.append({"module": LOSS, "kind": "", "call": 0, "parts": parts})
         one = [(a, b) for a, b in zip(gradients, self.known["gradients"]) if a is not None and b is not None]
@@ -1098,27 +1112,27 @@ class Replay(Watch):
         if one and not (self.draws_otherwise or self.is_skipped) and len(gradients) == len(self.known["gradients"]):
             now, then = (torch.cat([pair[side].double().flatten() for pair in one]) for side in (0, 1))
             missing = any((a is None) != (b is None) for a, b in zip(gradients, self.known["gradients"]))
-            apart = math.inf if missing else distance(now, then)
+            apart = math.inf if missing else relative_distance(now, then)
             self.rows.append({"module": GRADIENTS, "kind": "", "call": 0,
                               "parts": {"wgrad": {"all": {"error": apart, "moved": 0.0, "unit": unit}}}})  # fmt: skip
 
 
-def _losses_apart(one: List[float], other: List[float]) -> float:
+def _distance_of_losses(one: List[float], other: List[float]) -> float:
     """Return how far the losses of a step are apart; of other backward passes their sums, by the size of all losses."""
     if len(one) == len(other):
-        return distance(torch.tensor(one), torch.tensor(other))
+        return relative_distance(torch.tensor(one), torch.tensor(other))
     apart, size = abs(sum(one) - sum(other)), sum(map(abs, other))
     if size > 0 and math.isfinite(apart):
         return apart / size
-    return distance(torch.tensor([sum(one)]), torch.tensor([sum(other)]))
+    return relative_distance(torch.tensor([sum(one)]), torch.tensor([sum(other)]))
 
 
-def _replace(tensor: Tensor, value: Tensor) -> Tensor:
-    replaced: Any = _Replaced
+def _with_value_replaced(tensor: Tensor, value: Tensor) -> Tensor:
+    replaced: Any = _ValueReplaced
     return replaced.apply(tensor, value)  # type: ignore[no-any-return]
 
 
-class _Replaced(torch.autograd.Function):
+class _ValueReplaced(torch.autograd.Function):
     """Gives a tensor another value, and passes its gradient on."""
 
     @staticmethod
@@ -1141,7 +1155,7 @@ def change_setting(name: str, value: str) -> None:
         value: as `replay --change NAME=VALUE` has it.
 
     Raises:
-        Refusal: there is no such setting, or it does nothing here.
+        StepRefused: there is no such setting, or it does nothing here.
     """
     if name == "threads":
         torch.set_num_threads(int(value))
@@ -1151,10 +1165,10 @@ def change_setting(name: str, value: str) -> None:
         torch.use_deterministic_algorithms(value == "on", warn_only=True)
     elif name == "denormals":
         if not torch.set_flush_denormal(value == "flushed"):
-            raise Refusal("this processor cannot flush denormals")
+            raise StepRefused("this processor cannot flush denormals")
     elif name == "tf32":
         if not torch.cuda.is_available():
-            raise Refusal("TF32 needs a GPU, and there is none: nothing would change")
+            raise StepRefused("TF32 needs a GPU, and there is none: nothing would change")
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = value == "on"
     elif name == "sdpa":
         kinds = {"flash": "flash", "efficient": "mem_efficient", "math": "math", "cudnn": "cudnn"}
@@ -1163,9 +1177,9 @@ def change_setting(name: str, value: str) -> None:
             if switch is not None:
                 switch(key == value)
             elif key == value:
-                raise Refusal("torch %s has no attention backend %s" % (torch.__version__, value))
+                raise StepRefused("torch %s has no attention backend %s" % (torch.__version__, value))
     elif name != "compile":
-        raise Refusal("there is no setting %s" % name)
+        raise StepRefused("there is no setting %s" % name)
 
 
 def run_script(words: List[str], is_module: bool) -> None:
@@ -1185,23 +1199,23 @@ def read_capsule(path: str) -> Dict[str, Any]:
     """Read a capsule.
 
     Raises:
-        Refusal: the file is none.
+        StepRefused: the file is none.
     """
     try:
         # Older ones cannot read all plain data so; `ampcompare replay` has read the file before them.
         options = {"weights_only": True} if hasattr(torch, "get_autocast_dtype") else {}
         capsule: Dict[str, Any] = torch.load(path, map_location="cpu", **options)
         if capsule["format"] != FORMAT or capsule["schema"] != SCHEMA:
-            raise Refusal("%s is no capsule of this version" % path)
+            raise StepRefused("%s is no capsule of this version" % path)
         return capsule
-    except Refusal:
+    except StepRefused:
         raise
     except Exception as error:
         text = (str(error) or type(error).__name__).splitlines()[0]
-        raise Refusal("cannot read the capsule %s: %s" % (path, text)) from None
+        raise StepRefused("cannot read the capsule %s: %s" % (path, text)) from None
 
 
-def repeat(
+def repeat_step(
     mode: str, capsule: str, answers: str, rows: str, changes: Dict[str, str], script: Callable[[], None],
     prepare: Callable[[], Optional[Arm]] = lambda: None,
 ) -> None:  # fmt: skip
@@ -1214,14 +1228,14 @@ def repeat(
             change_setting(name, value)
         known = torch.load(answers, map_location="cpu", **_load_options()) if mode == "change" else None
         kept = read_capsule(capsule)
-        seed_all(kept.get("seed"))
+        seed_all_generators(kept.get("seed"))
         watch = Replay(kept, known, changes.get("compile"), arm)
         watch.install()
         script()
         found["fault"] = "the script ended before step %d" % watch.target
-    except Done:
+    except StepJudged:
         pass
-    except Refusal as error:
+    except StepRefused as error:
         found["fault"] = str(error)
     except SystemExit as error:
         found["fault"] = "the script ended before the step: exit code %s" % error.code
@@ -1229,7 +1243,7 @@ def repeat(
         found["fault"] = "%s: %s" % (type(error).__name__, error)
     finally:
         if watch is not None:
-            watch.remove()
+            watch.stop_following()
     if watch is not None and watch.is_judged:
         found.pop("fault", None)
         found.update(rows=watch.rows, notes=sorted(set(watch.notes)), losses=watch.losses)
@@ -1255,9 +1269,9 @@ def main(words: List[str], prepare: Callable[[], Optional[Arm]] = lambda: None) 
         changes[name] = value
     is_module, rest = rest[:1] == ["-m"], rest[rest[:1] == ["-m"] :]
     if mode != "keep":
-        repeat(mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module), prepare)
+        repeat_step(mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module), prepare)
         return 0
-    keeper = Keeper(capsule, int(own[0]), {"script": rest[0], "arguments": rest[1:], "is_module": is_module})
+    keeper = StepKeeper(capsule, int(own[0]), {"script": rest[0], "arguments": rest[1:], "is_module": is_module})
     keeper.install()
     try:
         run_script(rest, is_module)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import message_with_line
+from ampcompare.base.location import message_with_script_line
 
 
 class AmpUse:
@@ -34,7 +34,7 @@ class AmpUse:
         self.in_step: Any = None
         self.why_off: str | None = None
 
-    def note_autocast(self, arm: Arm | str, enabled: bool) -> None:
+    def note_autocast_made(self, arm: Arm | str, enabled: bool) -> None:
         """Note that an autocast block is made, by the script or on its behalf.
 
         Args:
@@ -42,21 +42,21 @@ class AmpUse:
             enabled: whether its casts are on.
         """
         self.has_autocast = self.has_autocast or (enabled and not self._makes_on_behalf())
-        self._note_off(arm, enabled)
+        self._note_switched_off(arm, enabled)
 
-    def note_scaler(self, arm: Arm | str, enabled: bool, scaler: Any) -> None:
-        """Note that a GradScaler is made, by the script or on its behalf; arguments as of `note_autocast`."""
+    def note_scaler_made(self, arm: Arm | str, enabled: bool, scaler: Any) -> None:
+        """Note that a GradScaler is made, by the script or on its behalf; arguments as of `note_autocast_made`."""
         if not self._makes_on_behalf():
             self.has_scaler = self.has_scaler or enabled
             if not enabled:
                 self.off_scalers.append(scaler)
-        self._note_off(arm, enabled)
+        self._note_switched_off(arm, enabled)
 
-    def _note_off(self, arm: Arm | str, enabled: bool) -> None:
+    def _note_switched_off(self, arm: Arm | str, enabled: bool) -> None:
         if not enabled and not self.acts and self.why_off is None:
-            self.why_off = _switched_off(arm)
+            self.why_off = _switched_off_message(arm)
 
-    def refuse_off(self) -> None:
+    def refuse_step_switched_off(self) -> None:
         """Refuse a step of a script that has switched its mixed precision off.
 
         Raises:
@@ -66,7 +66,7 @@ class AmpUse:
             raise UnsupportedCombination(self.why_off)
 
     @contextmanager
-    def on_behalf(self) -> Iterator[None]:
+    def made_on_behalf(self) -> Iterator[None]:
         """Run a block that makes objects of `torch.amp` for the script."""
         self._makers.add(get_ident())
         try:
@@ -78,9 +78,9 @@ class AmpUse:
         return get_ident() in self._makers
 
 
-def _switched_off(arm: Arm | str) -> str:
+def _switched_off_message(arm: Arm | str) -> str:
     """Return the message for a script that trains with `torch.amp` switched off."""
-    return message_with_line(
+    return message_with_script_line(
         f"the script makes autocast or GradScaler with enabled=False, so {arm} has no effect; run it with its own "
         "option for mixed precision, such as --amp"
     )

@@ -18,13 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.base.location import message_with_line
+from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision import keep_fp32
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
-from ampcompare.training.precision.half import hold_state_in
+from ampcompare.training.precision.half import hold_state_in_type
 
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
@@ -42,45 +42,45 @@ class OpenCasts:
         self._block: torch.autocast | None = None
         self._parts = 0
 
-    def type_now(self) -> torch.dtype | None:
+    def type_cast_to_now(self) -> torch.dtype | None:
         """Return the type that functions are cast to; None where casts are off."""
         if self._block is None or not torch.is_autocast_enabled(self._block.device):
             return None
         return torch.get_autocast_dtype(self._block.device)
 
-    def start(self, make: Callable[[], torch.autocast]) -> None:
+    def switch_casts_on(self, make: Callable[[], torch.autocast]) -> None:
         """Switch casts on, by blocks that `make` returns, instead of those of an earlier call."""
-        self.end()
+        self.switch_casts_off()
         self._make = make
         if not self._parts:
-            self._enter()
+            self._enter_block()
 
-    def end(self) -> None:
+    def switch_casts_off(self) -> None:
         """Switch casts off until the next `start`."""
-        self._close()
+        self._leave_block()
         self._make = None
 
-    def off(self) -> AbstractContextManager[None]:
+    def block_without_casts(self) -> AbstractContextManager[None]:
         """Run a part without casts; parts nest. Cached casts of weights are dropped."""
-        return NO_CONTEXT if self._make is None else self._without_casts()
+        return NO_CONTEXT if self._make is None else self._block_with_casts_closed()
 
     @contextmanager
-    def _without_casts(self) -> Iterator[None]:
-        self._close()
+    def _block_with_casts_closed(self) -> Iterator[None]:
+        self._leave_block()
         self._parts += 1
         try:
             yield
         finally:
             self._parts -= 1
             if not self._parts:
-                self._enter()
+                self._enter_block()
 
-    def _enter(self) -> None:
+    def _enter_block(self) -> None:
         if self._make is not None:
             self._block = self._make()
             self._block.__enter__()
 
-    def _close(self) -> None:
+    def _leave_block(self) -> None:
         if self._block is not None:
             block, self._block = self._block, None
             block.__exit__(None, None, None)
@@ -110,48 +110,48 @@ class TorchAmp(TorchAmpStandIn):
 
     def install(self, events: Subscriptions) -> None:
         """Replace the constructors of both classes."""
-        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
-        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
-        events.wrap(torch.amp.GradScaler, "scale", self._scale)
-        events.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast_of_arm)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler_of_arm)
+        events.wrap(torch.amp.GradScaler, "scale", self._note_scaled_loss)
+        events.wrap(torch.amp.GradScaler, "unscale_", self._refuse_unscaled_loss)
         events.wrap(torch.amp.GradScaler, "step", self._step)
-        events.wrap(torch.amp.GradScaler, "update", self._on_scaler_update)
-        events.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
+        events.wrap(torch.amp.GradScaler, "update", self._note_scaler_update)
+        events.wrap(torch.amp.GradScaler, "state_dict", self._state_of_silenced_scaler)
         for name in SETTINGS:
-            events.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
+            events.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting_of_silenced_scaler, name))
         events.wrap(*Points.BACKWARD, self._backward)
-        self._watch_steps(events)
+        self._follow_optimizer_steps(events)
 
-    def _watch_steps(self, events: Subscriptions) -> None:
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
-        events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
+    def _follow_optimizer_steps(self, events: Subscriptions) -> None:
+        events.call_at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.call_at_end(register_optimizer_step_post_hook(self._after_step).remove)
 
-    def _note(self, enabled: bool, scaler: Any = None) -> None:
+    def _note_made_by_script(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
-        if enabled or acts_if_off(self._arm):
-            self.use()
+        if enabled or trains_if_switched_off(self._arm):
+            self.note_arm_acts()
         if scaler is None:
-            self.script.note_autocast(self._arm, enabled)
+            self.script.note_autocast_made(self._arm, enabled)
         else:
-            self.script.note_scaler(self._arm, enabled, scaler)
+            self.script.note_scaler_made(self._arm, enabled, scaler)
 
     def casts_now(self) -> bool:
         return self.script.calls_apex() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
-    def context_without_casts(self) -> Callable[[], Any] | None:
-        return keep_fp32.autocast_off_factory("cuda" if torch.cuda.is_available() else "cpu")
+    def find_casts_off_factory(self) -> Callable[[], Any] | None:
+        return keep_fp32.make_autocast_off_factory("cuda" if torch.cuda.is_available() else "cpu")
 
-    def use(self) -> None:
+    def note_arm_acts(self) -> None:
         """Note that the arm acts on the script."""
         if not self.script.acts:
             if self._dtype is None and self._arm.half:
-                raise UnsupportedCombination.advising(
-                    message_with_line(f"{self._arm} needs a script that calls apex.amp, and this one does not"),
+                raise UnsupportedCombination.with_advice(
+                    message_with_script_line(f"{self._arm} needs a script that calls apex.amp, and this one does not"),
                     "native:bf16",
                 )
             self.script.acts = True
 
-    def _make_autocast(
+    def _make_autocast_of_arm(
         self,
         original: Any,
         block: Any,
@@ -160,18 +160,18 @@ class TorchAmp(TorchAmpStandIn):
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if not is_own():
-            self._note(enabled)
+        if not is_called_by_torch_or_arm():
+            self._note_made_by_script(enabled)
             if enabled:
                 dtype, enabled = self._dtype, self._dtype is not None
                 self._casts = True
         original(block, available_device_type(device_type), dtype, enabled, cache_enabled)
 
-    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
-        if not is_own():
+    def _make_scaler_of_arm(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_called_by_torch_or_arm():
             self._scalers[scaler] = False
             kwargs = scaler_settings(args, kwargs)
-            self._note(kwargs["enabled"], scaler)
+            self._note_made_by_script(kwargs["enabled"], scaler)
             kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
             if kwargs["enabled"] and self._dtype is not torch.float16:
                 self._silenced[scaler] = {name: kwargs[name] for name in SETTINGS}
@@ -180,57 +180,57 @@ class TorchAmp(TorchAmpStandIn):
         if scaler in self._silenced:  # what scripts read in one that is on, for a scale of 1 that never moves
             scaler._init_scale, scaler._scale = 1.0, torch.ones(())
             scaler._growth_tracker = torch.zeros((), dtype=torch.int32)
-            forget_steps(scaler)
+            forget_steps_of_scaler(scaler)
 
-    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+    def _note_scaled_loss(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self._scales = True
         if scaler in self._scalers:
             self._scalers[scaler] = True
         return original(scaler, outputs)
 
-    def _use_scaled(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _refuse_unscaled_loss(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if self.script.in_step is None and not self._scalers.get(scaler, True) and scaler.is_enabled():
             raise not_scaled_error(self._arm)
         return original(scaler, *args, **kwargs)
 
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if scaler.is_enabled() and not is_own():
+        if scaler.is_enabled() and not is_called_by_torch_or_arm():
             refuse_closure(self._arm, args, kwargs)
-        return self._use_scaled(original, scaler, optimizer, *args, **kwargs)
+        return self._refuse_unscaled_loss(original, scaler, optimizer, *args, **kwargs)
 
-    def _on_scaler_update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_scaler_update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
         if scaler in self._scalers:
             self._scalers[scaler] = False
         return result
 
-    def _state_dict(self, original: Any, scaler: Any) -> Any:
+    def _state_of_silenced_scaler(self, original: Any, scaler: Any) -> Any:
         settings = self._silenced.get(scaler)
         return original(scaler) if settings is None else {"scale": 1.0, **settings, "_growth_tracker": 0}
 
-    def _setting(self, name: str, original: Any, scaler: Any) -> Any:
+    def _setting_of_silenced_scaler(self, name: str, original: Any, scaler: Any) -> Any:
         settings = self._silenced.get(scaler)
         return original(scaler) if settings is None else settings[name]
 
-    def _is_plain(self) -> bool:
+    def _is_without_scaler_and_record(self) -> bool:
         """Return whether the script trains without a GradScaler, and nobody records that."""
         return not self.script.steps_on_behalf and self.script.acts and not self._scales and self._rows is not None
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._is_plain() and self._rows is not None:
+        if self._is_without_scaler_and_record() and self._rows is not None:
             loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
             self._rows.add_backward(detached_value(loss), 0, (None, None), None, [], [])
         return original(tensors, *args, **kwargs)
 
     def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
-        if self._is_plain() and self._rows is not None:
-            self._rows.add_step(self._rows.number(optimizer)[0], True)
+        if self._is_without_scaler_and_record() and self._rows is not None:
+            self._rows.add_step(self._rows.number_and_is_new(optimizer)[0], True)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        self.script.refuse_off()
+        self.script.refuse_step_switched_off()
         if self._state_dtype is not None and not self.script.calls_apex() and optimizer not in self._with_state:
             self._with_state.add(optimizer)
-            hold_state_in(optimizer, self._state_dtype)
+            hold_state_in_type(optimizer, self._state_dtype)
         if self.script.steps_on_behalf:
             return
         if self.script.acts and not self._casts:
@@ -239,7 +239,7 @@ class TorchAmp(TorchAmpStandIn):
             raise missing_scale_error(self._arm)
 
 
-def acts_if_off(arm: Arm) -> bool:
+def trains_if_switched_off(arm: Arm) -> bool:
     """Return whether an arm trains a script whose own mixed precision is switched off."""
     return arm.spec.in_script is not None and arm.spec.in_script.acts_if_off
 
@@ -258,8 +258,8 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 def missing_scale_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
-    return ScalingError.advising(
-        message_with_line(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
+    return ScalingError.with_advice(
+        message_with_script_line(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
         "native:bf16",
         remedy="add `scaler = torch.amp.GradScaler()` and use it to scale, step and update",
     )
@@ -267,8 +267,8 @@ def missing_scale_error(arm: Arm | str) -> ScalingError:
 
 def scaled_step_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script whose optimizer steps by itself, with gradients that its GradScaler has scaled."""
-    return ScalingError.advising(
-        message_with_line(
+    return ScalingError.with_advice(
+        message_with_script_line(
             f"the script's GradScaler scales the loss, and the optimizer steps without it, which {arm} cannot train"
         ),
         "native:bf16",
@@ -276,7 +276,7 @@ def scaled_step_error(arm: Arm | str) -> ScalingError:
     )
 
 
-def forget_steps(scaler: Any) -> None:
+def forget_steps_of_scaler(scaler: Any) -> None:
     """Make a scaler forget which gradients it has unscaled and which optimizers it has stepped, as `update` does."""
     scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
@@ -284,7 +284,7 @@ def forget_steps(scaler: Any) -> None:
 def not_scaled_error(arm: Arm | str) -> ScalingError:
     """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
     return ScalingError(
-        message_with_line(
+        message_with_script_line(
             f"the scaler divides gradients by its scale, but has scaled no loss since its last update, so under {arm} "
             f"they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
         )
@@ -295,7 +295,7 @@ def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any
     """Refuse a closure that a script passes to `scaler.step`, as GradScaler does."""
     if any(map(callable, args)) or callable(kwargs.get("closure")):
         raise UnsupportedCombination(
-            message_with_line(
+            message_with_script_line(
                 f"scaler.step is called with a closure, which {arm} does not support, since a step "
                 f"may have to be skipped; call it without one"
             )
@@ -305,14 +305,14 @@ def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any
 def missing_autocast_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script whose GradScaler works without any autocast block."""
     return ScalingError(
-        message_with_line(
+        message_with_script_line(
             f"the script has a GradScaler, but has entered no enabled autocast block, so {arm} casts nothing. If the "
             "script has an option that turns mixed precision on, give it"
         )
     )
 
 
-def is_own() -> bool:
+def is_called_by_torch_or_arm() -> bool:
     """Return whether a precision, or torch on behalf of another block, calls the constructor that calls this."""
     name: str = calling_frame().f_globals.get("__name__", "")
     return name.startswith(("ampcompare.training.precision.", "torch.utils.checkpoint", "torch.amp."))

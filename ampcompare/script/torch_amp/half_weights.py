@@ -1,6 +1,6 @@
 """An arm with 16-bit weights behind `torch.autocast` and `GradScaler`: Apex's O2, O3 and O5, and `half`.
 
-The models are those that `_FoundModels` finds; they are prepared before their first call, and models and optimizers
+The models are those that `_ModelFinder` finds; they are prepared before their first call, and models and optimizers
 that the script makes later, as for another fold or phase, before theirs. From then on the weights have
 the arm's types everywhere, as after `amp.initialize`, and autocast blocks do nothing. Steps go through the scaler:
 
@@ -41,15 +41,15 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import level_with_overrides
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.base.location import message_with_line
+from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.base.tensors.bits import bit_sum
-from ampcompare.base.tensors.data_access import DataAccess
-from ampcompare.base.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.data_access import DataAccessFollower
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.base.tensors.tree import map_tree, tensors_in
+from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
-from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
+from ampcompare.script.keep_fp32 import WRAPPERS, model_inside_wrappers
 from ampcompare.script.lifted_weights import allow_mixed_averages, live_modules
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
@@ -117,7 +117,7 @@ class ApexScaling:
         """Give what the optimizer steps true gradients, and return whether one overflowed."""
         scaler.clear_overflow_state()
         optimizer._post_amp_backward(scaler)
-        return scaler.dynamic and scaler._read_flags()
+        return scaler.dynamic and scaler._read_overflow_flags()
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         """Return each weight of the model in whose place the optimizer has another tensor at present, with that."""
@@ -143,21 +143,21 @@ class HalfScaling:
         self._precision = cast(Half, make_precision(arm, device=device))
         self.steps_copies, self.keeps_masters = self._precision.steps_copies, self._precision.master_weights
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
-        self.prepare, self.before_backward = self._precision.prepare, self._precision.collect
+        self.prepare, self.before_backward = self._precision.prepare, self._precision.add_up_gradients
         self.masters, self.apply = self._precision.masters, self._precision.apply
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         if self._precision.loss_scales():
             self._precision.load_state_dict({"loss_scale": scaler.loss_scale()})
         self._precision.unscale(optimizer)
-        return bool(self._precision.overflows(optimizer))
+        return bool(self._precision.has_overflow(optimizer))
 
 
-def _alive_objects(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+def _living_objects(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
-def _as_fp32(tensor: Tensor) -> Tensor:
+def _as_fp32_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().float() if tensor.dtype in HALF_DTYPES else tensor
 
 
@@ -169,8 +169,11 @@ class HalfWeights(TorchAmp):
     def __init__(self, arm: Arm, scaling: ApexScaling | HalfScaling, *args: Any, wrappers: ParallelWrappers) -> None:
         super().__init__(arm, *args)
         self._casts = False
-        self._found = _FoundModels(
-            str(arm), self._prepare, lambda: self.script.is_initialized or self.trains_through_apex(), wrappers
+        self._found = _ModelFinder(
+            str(arm),
+            self._prepare_found_models,
+            lambda: self.script.is_initialized or self.trains_through_apex(),
+            wrappers,
         )
         self._scaling = scaling
         self.needs_scaler, self.steps_copies = scaling.needs_scaler, scaling.steps_copies
@@ -184,30 +187,30 @@ class HalfWeights(TorchAmp):
         self._has_followed = False  # writes of weights
         self._given_weights: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  # by steps: bit sums
         self._versions: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # of masters, then
-        self._data = DataAccess()  # to masters
+        self._data = DataAccessFollower()  # to masters
 
     def install(self, events: Subscriptions) -> None:
         """Replace what both classes do."""
-        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast_of_arm)
         self._scaler.install(events)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
-        events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
+        events.wrap(swa_utils.AveragedModel, "update_parameters", self._average_in_its_type)
         allow_mixed_averages(events)
         self._found.install(events)
         for name in ("state_dict", "named_parameters"):
-            events.wrap(nn.Module, name, self._use_weights)
-        events.at_end(self._gradients.end)
-        events.at_end(self._data.end)
-        self._watch_steps(events)
+            events.wrap(nn.Module, name, self._use_written_weights)
+        events.call_at_end(self._gradients.end)
+        events.call_at_end(self._data.end)
+        self._follow_optimizer_steps(events)
 
-    def context_without_casts(self) -> None:
+    def find_casts_off_factory(self) -> None:
         """Return None: `_prepare` leaves the weights of such modules in fp32, and casts what goes in and out."""
         return
 
     @property
-    def _optimizers(self) -> list[Any]:
-        return _alive_objects(self._found.optimizers)
+    def _living_optimizers(self) -> list[Any]:
+        return _living_objects(self._found.optimizers)
 
     def trains_through_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
@@ -217,60 +220,62 @@ class HalfWeights(TorchAmp):
         """Return whether the weights are cast."""
         return self._is_prepared or self.script.calls_apex()
 
-    def use(self) -> None:
+    def note_arm_acts(self) -> None:
         self.script.acts = True
 
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         super().initialize(models, optimizers)
-        self._found.add(models, optimizers)
+        self._found.add_found_models(models, optimizers)
 
     def restore_model_gradients(self, optimizer: Any) -> None:
-        with GRADIENT_READS.pause():
-            self._gradients.give_back(self._weights_of(optimizer))
+        with GRADIENT_READS.pause_notices_of_reads():
+            self._gradients.give_gradients_back(self._weights_and_masters_of(optimizer))
 
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
+    def forget_unscaled_gradients(self, scaler: Any, optimizer: Any) -> None:
         self._scaling.apply(optimizer, good=False)
-        super().forget_unscaled(scaler, optimizer)
+        super().forget_unscaled_gradients(scaler, optimizer)
 
-    def _average(self, original: Any, average: Any, model: nn.Module) -> None:
+    def _average_in_its_type(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
         if self._is_prepared:
-            tensors = {name: functools.partial(map, _as_fp32, getattr(model, name)()) for name in TENSORS}
+            tensors = {name: functools.partial(map, _as_fp32_tensor, getattr(model, name)()) for name in TENSORS}
             model = types.SimpleNamespace(**tensors)  # type: ignore[assignment]
         original(average, model)
 
-    def _prepare(self, models: list[nn.Module], optimizers: list[Any]) -> None:
-        self._refuse_shared(optimizers)
+    def _prepare_found_models(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+        self._refuse_shared_weights(optimizers)
         # 16 bits are those of the script, as of frozen weights, or of a copy of what the arm has cast.
         for tensor in (one for model in models for one in (*model.parameters(), *model.buffers())):
-            tensor.data = _as_fp32(tensor)
+            tensor.data = _as_fp32_tensor(tensor)
         try:
-            with GRADIENT_READS.pause():  # those of earlier steps
+            with GRADIENT_READS.pause_notices_of_reads():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
-            raise PreparationError(message_with_line(str(error))) from None
+            raise PreparationError(message_with_script_line(str(error))) from None
         self._is_prepared = True
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
-                functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear, self)), optimizer
+                functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear_gradients, self)), optimizer
             )
-            self._note_given(optimizer, self._scaling.masters(optimizer))
+            self._note_weights_given(optimizer, self._scaling.masters(optimizer))
 
-    def _refuse_shared(self, optimizers: list[Any]) -> None:
+    def _refuse_shared_weights(self, optimizers: list[Any]) -> None:
         """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have its own."""
         seen: set[int] = set()
         for optimizer in optimizers if self._scaling.needs_scaler else ():
             own = set(map(id, owned_params(optimizer)))
             if own & seen:
-                raise PreparationError.advising(
-                    message_with_line(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
+                raise PreparationError.with_advice(
+                    message_with_script_line(
+                        f"two optimizers hold the same weights, and {self._arm} {self._own_part_text}"
+                    ),
                     "native:bf16",
                     remedy="take another arm that keeps the script's weights",
                 )
             seen |= own
 
     @property
-    def _own_part(self) -> str:
+    def _own_part_text(self) -> str:
         """What the arm does for each optimizer by itself."""
         if self._keeps_masters:
             return "gives each its own master weights"
@@ -279,149 +284,151 @@ class HalfWeights(TorchAmp):
         return "unscales the gradients of each"
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
+        return self._scaling.masters(optimizer) if any(optimizer is one for one in self._living_optimizers) else []
 
-    def input_type(self, module: nn.Module) -> torch.dtype | None:
+    def find_input_type(self, module: nn.Module) -> torch.dtype | None:
         """Return the type of the inputs of parts of a model that the script calls without it; None for others.
 
         A model is prepared when the script first calls it.
         """
-        self._found.look_at(module)
-        self._give_written()
+        self._found.look_for_model_of(module)
+        self._give_written_masters()
         if not self._is_prepared or self._dtype is not None:  # of bf16 weights, where autocast fits what a part gets
             return None
-        models = _alive_objects(self._found.models)
+        models = _living_objects(self._found.models)
         if any(part is model for part in module.modules() for model in models):
             return None
         return next(
             (
                 param.dtype
                 for param in module.parameters()
-                if param.dtype in HALF_DTYPES and self._found.has_cast(param)
+                if param.dtype in HALF_DTYPES and self._found.is_of_found_model(param)
             ),
             None,
         )
 
-    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def arguments_of_fitting_types(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
-        types = {tensor.dtype for tensor in tensors_in((args, kwargs))} if self._is_prepared else set()
+        types = {tensor.dtype for tensor in tensors_in_value((args, kwargs))} if self._is_prepared else set()
         is_mixed = torch.float32 in types and not types.isdisjoint(HALF_DTYPES)
         if is_mixed:
-            args, kwargs = map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one)
+            args, kwargs = map_tensors_in_tree(
+                (args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one
+            )
         return args, kwargs
 
     # What the scalers do.
 
-    def scaler_made(self, scaler: Any, enabled: bool) -> None:
-        self._note(enabled, scaler)
+    def note_scaler_made(self, scaler: Any, enabled: bool) -> None:
+        self._note_made_by_script(enabled, scaler)
 
     def leaves_scaler_alone(self) -> bool:
         return self.trains_through_apex()
 
-    def before_scale(self, *, unscaled: bool) -> None:
+    def prepare_scaled_pass(self, *, unscaled: bool) -> None:
         self._scales = True
         if not self._is_prepared:
             raise PreparationError(
-                message_with_line(
+                message_with_script_line(
                     f"scaler.scale before the script has called a model whose weights an optimizer has, so {self._arm} "
                     "has none to cast; make the optimizer before the forward pass"
                 )
             )
         if unscaled:
             raise ScalingError(
-                message_with_line(
+                message_with_script_line(
                     f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before"
                 )
             )
-        for optimizer in self._optimizers:
-            self._gradients.hide(master for _, master in self.masters(optimizer))
-        self._scaling.before_backward(self._optimizers)
-        for optimizer in self._optimizers:
-            self._gradients.show_scaled(self.masters(optimizer))
+        for optimizer in self._living_optimizers:
+            self._gradients.hide_gradients(master for _, master in self.masters(optimizer))
+        self._scaling.before_backward(self._living_optimizers)
+        for optimizer in self._living_optimizers:
+            self._gradients.show_scaled_gradients(self.masters(optimizer))
             if optimizer not in self._given_weights:  # Apex makes masters here
-                self._note_given(optimizer, self.masters(optimizer))
+                self._note_weights_given(optimizer, self.masters(optimizer))
 
-    def check_unscale(self, optimizer: Any) -> None:
+    def check_gradients_are_scaled(self, optimizer: Any) -> None:
         if not self._casts and not self.script.steps_on_behalf:
             raise self._missing_autocast_error()
-        if all(optimizer is not one for one in self._optimizers):
+        if all(optimizer is not one for one in self._living_optimizers):
             raise PreparationError(
-                message_with_line(
+                message_with_script_line(
                     f"the script has called no model with weights of this optimizer since it made it, so {self._arm} "
                     "has not prepared it"
                 )
             )
-        if self._gradients.are_shown(self._weights_of(optimizer)):
+        if self._gradients.is_any_shown(self._weights_and_masters_of(optimizer)):
             raise ScalingError(
-                message_with_line(
+                message_with_script_line(
                     "the gradients of the last step were not cleared, and new ones were added; call zero_grad first"
                 )
             )
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
-        self._gradients.hide(self._weights_of(optimizer))
+        self._gradients.hide_gradients(self._weights_and_masters_of(optimizer))
         overflow = self._scaling.unscale(optimizer, scaler)
         pairs = self.masters(optimizer)
-        self._gradients.show(pairs)
+        self._gradients.show_master_gradients(pairs)
         if optimizer not in self._given_weights:
-            self._note_given(optimizer, pairs)
+            self._note_weights_given(optimizer, pairs)
         return overflow
 
-    def _weights_of(self, optimizer: Any) -> list[Tensor]:
+    def _weights_and_masters_of(self, optimizer: Any) -> list[Tensor]:
         """Return the weights that an optimizer steps, and those of the model that it steps others in the place of."""
         return [*owned_params(optimizer), *(half for half, _ in self.masters(optimizer))]
 
-    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def step_with_true_gradients(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._stepping = optimizer
         try:
             if optimizer is self.script.in_step:
-                return self._apply_as_written(optimizer)
-            with self._own_gradients(optimizer):
+                return self._step_with_own_losses(optimizer)
+            with self._masters_with_own_gradients(optimizer):
                 return self._scaling.apply(optimizer, good=True)
         finally:
             self._stepping = None
-            self._note_given(optimizer, self.masters(optimizer))
+            self._note_weights_given(optimizer, self.masters(optimizer))
 
-    def _apply_as_written(self, optimizer: Any) -> Any:
+    def _step_with_own_losses(self, optimizer: Any) -> Any:
         """Step an optimizer that evaluates losses by itself, and give the model what it has written into masters."""
         try:
             return optimizer.step()
         finally:
-            self._give_written()
-            with self._own_gradients(optimizer):
+            self._give_written_masters()
+            with self._masters_with_own_gradients(optimizer):
                 self._scaling.apply(optimizer, good=False)
 
-    def unwrapped_step(self, optimizer: Any, step: Any) -> Any:
+    def step_without_arm(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
             raise losses_on_copies_refusal(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
-        self._found.look_for_all()
-        if any(optimizer is one for one in self._optimizers):
+        self._found.look_for_all_models()
+        if any(optimizer is one for one in self._living_optimizers):
             self._scaling.before_backward([optimizer])
-        self._give_written()
+        self._give_written_masters()
         if not self._scaling.takes_closure:
             return types.MethodType(type(optimizer).step, optimizer)
         return step
 
-    def _note_given(self, optimizer: Any, pairs: Pairs) -> None:
+    def _note_weights_given(self, optimizer: Any, pairs: Pairs) -> None:
         """Note what weights and masters are now, when the model has those of the masters."""
         self._given_weights.pop(optimizer, None)
         self._versions.pop(optimizer, None)
         if pairs:
             masters = [master for _, master in pairs]
-            self._given_weights[optimizer] = _bit_sums(pairs)
+            self._given_weights[optimizer] = _bit_sums_of_weights(pairs)
             if self._keeps_masters:
                 self._versions[optimizer] = [master._version for master in masters]
-                self._data.follow(masters)
-                self._data.take(masters)
+                self._data.follow_tensors(masters)
+                self._data.was_accessed_since_last_call(masters)
 
-    def _use_weights(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        self._give_written()
+    def _use_written_weights(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._give_written_masters()
         return original(module, *args, **kwargs)
 
-    def _give_written(self) -> None:
+    def _give_written_masters(self) -> None:
         """Give the model what was written into masters since it last had their weights, outside of a step or inside."""
-        for optimizer in self._optimizers:
+        for optimizer in self._living_optimizers:
             versions = self._versions.get(optimizer)
             is_inside = optimizer is self.script.in_step
             if versions is None or (self._stepping is optimizer and not is_inside):
@@ -429,30 +436,34 @@ class HalfWeights(TorchAmp):
             pairs = self.masters(optimizer)
             masters = [master for _, master in pairs]
             # A step may write in ways that leave no trace, as by operations on lists where fp16 is emulated.
-            if self._data.take(masters) or is_inside or versions != [master._version for master in masters]:
-                self._follow_writes(optimizer)
+            if (
+                self._data.was_accessed_since_last_call(masters)
+                or is_inside
+                or versions != [master._version for master in masters]
+            ):
+                self._follow_writes_to_weights(optimizer)
                 with torch.no_grad():
-                    copy_by_dtype([param for param, _ in pairs], masters)
-                self._note_given(optimizer, pairs)
+                    copy_tensors_by_dtype([param for param, _ in pairs], masters)
+                self._note_weights_given(optimizer, pairs)
 
-    def skip(self, optimizer: Any) -> None:
-        with self._own_gradients(optimizer):
+    def end_without_step(self, optimizer: Any) -> None:
+        with self._masters_with_own_gradients(optimizer):
             self._scaling.apply(optimizer, good=False)
         optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
     @contextlib.contextmanager
-    def _own_gradients(self, optimizer: Any) -> Iterator[None]:
+    def _masters_with_own_gradients(self, optimizer: Any) -> Iterator[None]:
         """Let masters have gradients of their own in a block, then none; the model shows those until it is cleared."""
-        self._gradients.hide(master for _, master in self.masters(optimizer))
+        self._gradients.hide_gradients(master for _, master in self.masters(optimizer))
         try:
             yield
         finally:
             for _, master in self.masters(optimizer):
                 master.grad = None
-            self._gradients.show_scaled(self.masters(optimizer))
+            self._gradients.show_scaled_gradients(self.masters(optimizer))
 
     @torch.no_grad()
-    def _follow_writes(self, optimizer: Any) -> None:
+    def _follow_writes_to_weights(self, optimizer: Any) -> None:
         """Give masters what the script has written into weights since the last step, as by clamping or loading them.
 
         What it has left alone keeps the bits that 16-bit weights lack; what it has written into masters stays.
@@ -460,7 +471,7 @@ class HalfWeights(TorchAmp):
         pairs = self.masters(optimizer)
         given = self._given_weights.get(optimizer)
         if pairs and given is not None and len(given) == len(pairs):
-            is_written = (_bit_sums(pairs) != given).tolist()
+            is_written = (_bit_sums_of_weights(pairs) != given).tolist()
             pairs = [pair for pair, written in zip(pairs, is_written, strict=True) if written]
         for param, master in pairs:
             written = param.view(torch.int16) != master.to(param.dtype).view(torch.int16)
@@ -476,20 +487,20 @@ class HalfWeights(TorchAmp):
 
     def _zero_grad(self, original: Any, optimizer: Any, set_to_none: bool = True) -> None:
         """Clear by a method that the script bound before, or that of a copy with the same groups, as Fabric's."""
-        for one in self._optimizers:
+        for one in self._living_optimizers:
             if one.param_groups is optimizer.param_groups:
-                self._clear(one, set_to_none)
+                self._clear_gradients(one, set_to_none)
         original(optimizer, set_to_none)
 
-    @GRADIENT_READS.pause()
-    def _clear(self, optimizer: Any, set_to_none: bool = True) -> None:
+    @GRADIENT_READS.pause_notices_of_reads()
+    def _clear_gradients(self, optimizer: Any, set_to_none: bool = True) -> None:
         """Clear the gradients of an optimizer, those of the model and of master weights."""
-        weights = self._weights_of(optimizer)
+        weights = self._weights_and_masters_of(optimizer)
         lacking = {id(param) for param in weights if param.grad is None}  # read while those of masters are shown
-        self._gradients.hide(weights)
+        self._gradients.hide_gradients(weights)
         for param in weights:
             param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
-        self._gradients.show_scaled(self.masters(optimizer))
+        self._gradients.show_scaled_gradients(self.masters(optimizer))
 
     def _missing_autocast_error(self) -> AmpCompareError:
         if self.script.why_off is not None:
@@ -498,27 +509,29 @@ class HalfWeights(TorchAmp):
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if optimizer is self._stepping:
-            self._follow_writes(optimizer)
+            self._follow_writes_to_weights(optimizer)
             return
         if self.trains_through_apex() or not self._is_prepared:
-            self.script.refuse_off()
+            self.script.refuse_step_switched_off()
             return
-        if all(optimizer is not one for one in self._optimizers):
+        if all(optimizer is not one for one in self._living_optimizers):
             return
         if not self.script.steps_on_behalf and not self._casts:
             raise self._missing_autocast_error()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
             raise scaled_step_error(self._arm) if self._scaler.scales else missing_scale_error(self._arm)
-        self._follow_writes(optimizer)
-        self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
+        self._follow_writes_to_weights(optimizer)
+        self._gradients.hide_gradients(
+            master for _, master in self.masters(optimizer)
+        )  # a second step has none, as in Apex
 
     def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
         super()._after_step(optimizer)
         if optimizer is not self._stepping:
-            self._gradients.show_scaled(self.masters(optimizer))
+            self._gradients.show_scaled_gradients(self.masters(optimizer))
 
 
-class _FoundModels:
+class _ModelFinder:
     """Finds models and optimizers when the script first calls a module whose weights a new optimizer holds.
 
     That module is a model, or the whole is that it is a part of, where one optimizer has weights of both. Weights of
@@ -548,55 +561,55 @@ class _FoundModels:
 
     def install(self, events: Subscriptions) -> None:
         """Follow the optimizers from now on."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer_made)
 
-    def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _note_optimizer_made(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._waiting.append(weakref.ref(optimizer))
         self._is_done = False
 
-    def has_cast(self, param: Tensor) -> bool:
+    def is_of_found_model(self, param: Tensor) -> bool:
         """Return whether a parameter belongs to a model that was found."""
         return self._cast_weights.get(id(param)) is param
 
-    def look_at(self, module: nn.Module) -> None:
+    def look_for_model_of(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""
         if self._is_done:
             return
         if self._is_over():
             self._is_done = True
             return
-        held = {id(param) for optimizer in _alive_objects(self._waiting) for param in owned_params(optimizer)}
-        if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
+        held = {id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)}
+        if not held or not (torch.is_grad_enabled() or self._wrappers.is_only_rank()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
-        model = bare_model(module)
+        model = model_inside_wrappers(module)
         if not held.isdisjoint(map(id, model.parameters())):
-            self._find(model, held)
+            self._find_and_add_models(model, held)
 
-    def look_for_all(self) -> None:
+    def look_for_all_models(self) -> None:
         """Look for the models of new optimizers, before the step of one calls them."""
-        held = {id(param) for optimizer in _alive_objects(self._waiting) for param in owned_params(optimizer)}
+        held = {id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)}
         if held and not self._is_done and not self._is_over():
-            self._find(None, held)
+            self._find_and_add_models(None, held)
 
-    def _find(self, model: nn.Module | None, held: set[int]) -> None:
+    def _find_and_add_models(self, model: nn.Module | None, held: set[int]) -> None:
         self._is_done = True
         gc.collect()  # those that the script has replaced by others
-        optimizers = _alive_objects(self._waiting)
-        models = self._models_of(model, held, optimizers)
-        self._wrappers.check(models, self._name)
-        self.add(models, optimizers)
+        optimizers = _living_objects(self._waiting)
+        models = self._uncast_models_of(model, held, optimizers)
+        self._wrappers.refuse_communication_hooks(models, self._name)
+        self.add_found_models(models, optimizers)
         self._waiting.clear()
-        self._wrappers.make_again(models)
+        self._wrappers.make_wrappers_again(models)
 
-    def add(self, models: list[nn.Module], optimizers: list[Any]) -> None:
+    def add_found_models(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         """Call `found`, and know these models from now on."""
         self._found(models, optimizers)
         self.models += map(weakref.ref, models)
         self.optimizers += map(weakref.ref, optimizers)
         self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
 
-    def _models_of(self, model: nn.Module | None, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
+    def _uncast_models_of(self, model: nn.Module | None, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
         """Return the models that are not cast yet and have weights of `held`, given as ids; first the one called."""
         cast = set(self._cast_weights.keys())  # a model may have got other weights since, such as those of LoRA
         if held <= cast:
@@ -605,19 +618,19 @@ class _FoundModels:
         models: list[nn.Module] = []
         if model is not None and not (held - cast).isdisjoint(map(id, model.parameters())):
             models.append(_outermost_model(model, optimizers, tree))
-        models += tree.others(models, held - cast)
+        models += tree.largest_other_modules(models, held - cast)
         for one in models:
             if tree.is_sharded(one):
                 raise PreparationError(
-                    message_with_line(
+                    message_with_script_line(
                         f"the weights of {type(one).__name__} are sharded, so {self._name} cannot cast them; use an "
                         "arm that keeps fp32 weights"
                     )
                 )
             parts = {id(part) for part in one.modules() if part is not one}
-            if not parts.isdisjoint(map(id, _alive_objects(self.models))):  # which would give it outputs in fp32
+            if not parts.isdisjoint(map(id, _living_objects(self.models))):  # which would give it outputs in fp32
                 raise PreparationError(
-                    message_with_line(
+                    message_with_script_line(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
                         f"outside of a part of it that {self._name} has cast before; make it before that pass"
                     )
@@ -627,7 +640,7 @@ class _FoundModels:
 
 def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _ModuleGraph) -> nn.Module:
     """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
-    parent = tree.parent_of(model)
+    parent = tree.find_parent_of(model)
     if parent is None:
         return model
     own = set(map(id, model.parameters()))
@@ -650,7 +663,7 @@ class _ModuleGraph:
                 if child is not None:
                     self._parents.setdefault(id(child), []).append(module)
 
-    def others(self, models: Sequence[nn.Module], held: Iterable[int]) -> list[nn.Module]:
+    def largest_other_modules(self, models: Sequence[nn.Module], held: Iterable[int]) -> list[nn.Module]:
         """Return the largest modules without any of `models` that have further tensors of `held`, given as ids."""
         missing = set(held) - {id(param) for model in models for param in model.parameters()}
         found: list[nn.Module] = []
@@ -658,7 +671,7 @@ class _ModuleGraph:
             return found
         sizes = {id(one): [id(part) for part in one.modules()] for one in self._modules}
         for one in sorted(self._modules, key=lambda each: -len(sizes[id(each)])):
-            if _is_shell(one) or any(id(model) in sizes[id(one)] for model in models):
+            if _is_container_or_wrapper(one) or any(id(model) in sizes[id(one)] for model in models):
                 continue
             own = set(map(id, one.parameters()))
             if own & missing:
@@ -672,21 +685,21 @@ class _ModuleGraph:
         is_wrapped = any(type(one).__name__ == "FullyShardedDataParallel" for one in around)
         return is_wrapped or any(type(param).__name__ == "DTensor" for param in model.parameters())
 
-    def parent_of(self, model: nn.Module) -> nn.Module | None:
+    def find_parent_of(self, model: nn.Module) -> nn.Module | None:
         """Return a module that holds a model as its part, wrappers and containers left out; None if there is none."""
         for one in self._parents.get(id(model), []):
-            if not _is_shell(one):
+            if not _is_container_or_wrapper(one):
                 return one
-            if (above := self.parent_of(one)) is not None:
+            if (above := self.find_parent_of(one)) is not None:
                 return above
         return None
 
 
-def _is_shell(module: nn.Module) -> bool:
+def _is_container_or_wrapper(module: nn.Module) -> bool:
     """Return whether a module only holds or wraps models."""
     return type(module).__name__ in WRAPPERS or isinstance(module, CONTAINERS)
 
 
-def _bit_sums(pairs: Pairs) -> Tensor:
+def _bit_sums_of_weights(pairs: Pairs) -> Tensor:
     """Return the sum of the bits of each 16-bit weight, as whole numbers."""
     return torch.stack([bit_sum(param).to(pairs[0][0].device) for param, _ in pairs])

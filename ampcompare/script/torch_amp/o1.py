@@ -18,14 +18,14 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     available_device_type,
-    is_own,
+    is_called_by_torch_or_arm,
     missing_autocast_error,
     missing_scale_error,
 )
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.keep_fp32 import casts_off_factory
+from ampcompare.training.precision.keep_fp32 import make_o1_casts_off_factory
 
 
 class O1BehindTorch(TorchAmpStandIn):
@@ -46,24 +46,24 @@ class O1BehindTorch(TorchAmpStandIn):
 
     def install(self, events: Subscriptions) -> None:
         """Replace the methods of both classes."""
-        events.wrap(*Points.ENTER_AUTOCAST, self._enter)
-        events.wrap(*Points.LEAVE_AUTOCAST, self._exit)
-        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
+        events.wrap(*Points.LEAVE_AUTOCAST, self._leave_autocast)
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast_of_o1)
         self._scaler.install(events)
-        events.wrap(checkpoint, "_get_autocast_kwargs", self._casts_of_checkpoint)
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
-        events.at_end(self._deactivate)
+        events.wrap(checkpoint, "_get_autocast_kwargs", self._checkpoint_under_casts)
+        events.call_at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.call_at_end(self._deactivate_patches)
 
-    def _deactivate(self) -> None:
+    def _deactivate_patches(self) -> None:
         if self._handle is not None:
             self._handle._deactivate()
 
-    def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    def _make_autocast_of_o1(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(block, available_device_type(device_type), *args, **kwargs)
-        if not is_own():  # a checkpoint makes one to compute again what the arm has cast
-            self.script.note_autocast(self._name, block._enabled)
+        if not is_called_by_torch_or_arm():  # a checkpoint makes one to compute again what the arm has cast
+            self.script.note_autocast_made(self._name, block._enabled)
 
-    def _casts_of_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _checkpoint_under_casts(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Let what a checkpoint computes again run under O1's casts if it did so before."""
         kinds = original(*args, **kwargs)
         for kind in kinds:
@@ -74,12 +74,12 @@ class O1BehindTorch(TorchAmpStandIn):
     def casts_now(self) -> bool:
         return self._handle is not None and bool(self._handle._is_active)
 
-    def casts_functions(self) -> bool:
+    def casts_functions_now(self) -> bool:
         return self.casts_now()
 
     @contextlib.contextmanager
-    def casting_functions(self, on: bool) -> Iterator[None]:
-        self.optimizer_made()
+    def block_casting_functions(self, on: bool) -> Iterator[None]:
+        self.note_optimizer_made()
         before, self._handle._is_active = self._handle._is_active, on
         self._handle._clear_cache()
         try:
@@ -88,27 +88,27 @@ class O1BehindTorch(TorchAmpStandIn):
             self._handle._is_active = before
             self._handle._clear_cache()
 
-    def context_without_casts(self) -> Callable[[], Any]:
-        return casts_off_factory(importlib.import_module("ampcompare.apex.amp"))
+    def find_casts_off_factory(self) -> Callable[[], Any]:
+        return make_o1_casts_off_factory(importlib.import_module("ampcompare.apex.amp"))
 
-    def forget_casts(self) -> None:
+    def forget_weight_casts(self) -> None:
         if self._handle is not None:
             self._handle._clear_cache()
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        self.script.refuse_off()
+        self.script.refuse_step_switched_off()
         if self.script.acts and not self._scaler.scales and not self.script.steps_on_behalf:
             raise missing_scale_error(self._name)
 
-    def optimizer_made(self) -> None:
+    def note_optimizer_made(self) -> None:
         """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""
         if self._handle is None:
             amp = importlib.import_module("ampcompare.apex.amp.amp")  # the package refuses the script's own call
             self._handle = amp.init(verbose=False, _half_dtype=getattr(torch, self._level.half_dtype))
             self._handle._is_active = False
 
-    def _enter(self, original: Any, block: Any) -> Any:
-        self.optimizer_made()
+    def _enter_autocast(self, original: Any, block: Any) -> Any:
+        self.note_optimizer_made()
         self.script.acts = self.script.acts or block._enabled
         self.num_blocks += block._enabled
         self._depth += 1
@@ -116,7 +116,7 @@ class O1BehindTorch(TorchAmpStandIn):
         self._handle._is_active = bool(block._enabled)
         return block
 
-    def _exit(self, original: Any, block: Any, *_exception: Any) -> None:
+    def _leave_autocast(self, original: Any, block: Any, *_exception: Any) -> None:
         self._depth -= 1
         self._handle._is_active = block._ampcompare_before
         if not self._depth:
@@ -124,10 +124,10 @@ class O1BehindTorch(TorchAmpStandIn):
 
     # What the scalers do.
 
-    def scaler_made(self, scaler: Any, enabled: bool) -> None:
-        self.script.note_scaler(self._name, enabled, scaler)
+    def note_scaler_made(self, scaler: Any, enabled: bool) -> None:
+        self.script.note_scaler_made(self._name, enabled, scaler)
 
-    def check_unscale(self, optimizer: Any) -> None:
+    def check_gradients_are_scaled(self, optimizer: Any) -> None:
         if not self.script.acts:
             raise missing_autocast_error(self._name)
 
@@ -135,4 +135,4 @@ class O1BehindTorch(TorchAmpStandIn):
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         scaler.clear_overflow_state()
         scaler.unscale_([param.grad for param in owned_params(optimizer) if param.grad is not None])
-        return scaler._read_flags()
+        return scaler._read_overflow_flags()

@@ -35,17 +35,17 @@ from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.location import is_installed_file, is_users_file, message_with_line
+from ampcompare.base.location import is_installed_file, is_users_file, message_with_script_line
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_modules_with_own_call
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.base.tensors.tree import cast_floating, map_tree
+from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree
 from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
-from ampcompare.script.whole_numbers import WholeNumbers
+from ampcompare.script.whole_numbers import WholeNumberWatch
 from ampcompare.training.precision.base import half_dtype_of, owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -58,7 +58,7 @@ HOOKS = [
 ]
 
 
-class _Mode(enum.Enum):
+class _ScriptNeed(enum.Enum):
     """What a script needs."""
 
     UNKNOWN = "it has not trained yet"
@@ -118,7 +118,7 @@ class PlainScript:
         self._rows = rows
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
-        self._mode = _Mode.UNKNOWN
+        self._mode = _ScriptNeed.UNKNOWN
         self._casts = bool(arm.half)
         self._arm_half = half_dtype_of(arm)
         self._is_fp32 = not self._casts and not arm.is_as_written
@@ -140,121 +140,127 @@ class PlainScript:
         self._step_arguments: tuple[Any, Any] | None = None  # of that step, until it begins
         self._passes_in_step = 0
         self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
-        self.whole_numbers = WholeNumbers(str(arm), rows)
+        self.whole_numbers = WholeNumberWatch(str(arm), rows)
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
 
     def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
-        events.wrap(*Points.MAKE_OPTIMIZER, self._add_optimizer)
-        events.wrap(*Points.ADD_PARAM_GROUP, self._add_group)
-        events.wrap(*Points.FORWARD, self._on_call)
-        events.wrap(*Points.FUNCTIONAL_CALL, self._on_functional_call)
+        events.wrap(*Points.MAKE_OPTIMIZER, self._follow_new_optimizer)
+        events.wrap(*Points.ADD_PARAM_GROUP, self._follow_new_group)
+        events.wrap(*Points.FORWARD, self._call_with_fitting_inputs)
+        events.wrap(*Points.FUNCTIONAL_CALL, self._prepare_functional_call)
         events.wrap(*Points.BACKWARD, self._backward)
-        events.wrap(*Points.GRAD, self._note_loss)
+        events.wrap(*Points.GRAD, self._note_loss_scaled_by_script)
         for kind, name in HOOKS:
-            events.wrap(kind, name, self._hook)
+            events.wrap(kind, name, self._give_hook_true_gradients)
         self.stages.install(events)
         if self._stand_in.casts_loss:
-            events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
+            events.wrap(*Points.ENTER_AUTOCAST, self._note_autocast_entered)
             events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
             if hasattr(os, "register_at_fork"):  # where processes can be forked, as workers of loaders are
                 close = weakref.WeakMethod(self._close_casts)
                 os.register_at_fork(after_in_child=lambda: (found := close()) and found())
-            events.at_end(self._close_casts)
+            events.call_at_end(self._close_casts)
 
     # Which optimizers and modules there are.
 
-    def _add_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _follow_new_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         follow_modules_with_own_call()  # of the classes that there are by now
         self._lift_weights(optimizer)
         self._optimizers.add(optimizer)
-        self._take_over(optimizer)
-        if self._mode is not _Mode.OWN and not self._stand_in.trains_through_apex():
-            self._stand_in.optimizer_made()
-            if self._stand_in.casts_loss and self._mode is _Mode.UNKNOWN and not _names_mixed_precision():
+        self._take_over_steps_of(optimizer)
+        if self._mode is not _ScriptNeed.OWN and not self._stand_in.trains_through_apex():
+            self._stand_in.note_optimizer_made()
+            if self._stand_in.casts_loss and self._mode is _ScriptNeed.UNKNOWN and not _is_mixed_precision_named():
                 self._open_casts(next(iter(owned_params(optimizer))).device.type)
 
-    def _add_group(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _follow_new_group(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        if any(optimizer is one for one in self._optimizers.live()):  # else it is being made
+        if any(optimizer is one for one in self._optimizers.living_optimizers()):  # else it is being made
             self._lift_weights(optimizer)
-        self._optimizers.forget_owners()
+        self._optimizers.forget_owners_of_weights()
         self._trained.clear()
 
     def _lift_weights(self, optimizer: Any) -> None:
         has_cast = self._stand_in.casts_weights and self._stand_in.casts_now()  # then 16 bits may be those of the arm
         if not self._arm.is_as_written and not has_cast:
-            self._lifted.lift(optimizer)
+            self._lifted.lift_weights_of(optimizer)
 
-    def _is_trained(self, module: nn.Module) -> bool:
+    def _has_trained_weight(self, module: nn.Module) -> bool:
         """Return whether an optimizer has a weight of a module."""
         known = self._trained.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
-        trained = any(self._optimizers.owner(param) is not None for param in module.parameters())
+        trained = any(self._optimizers.find_owner_of(param) is not None for param in module.parameters())
         if not trained and not self._arm.is_as_written and torch.is_grad_enabled():
             self._refuse_own_masters(module)
         self._trained[id(module)] = weakref.ref(module), trained
         return trained
 
-    def _is_for_training(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+    def _is_frozen_with_trained_input(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Return whether a frozen module gets a tensor that an optimizer has, such as an image or a prompt."""
-        if self._stand_in.casts_weights or not self._optimizers.live() or next(module.parameters(), None) is None:
+        if (
+            self._stand_in.casts_weights
+            or not self._optimizers.living_optimizers()
+            or next(module.parameters(), None) is None
+        ):
             return False
-        return self._has_owned(pytree.tree_leaves((args, kwargs)))
+        return self._has_optimized_tensor(pytree.tree_leaves((args, kwargs)))
 
-    def _has_owned(self, values: list[Any]) -> bool:
+    def _has_optimized_tensor(self, values: list[Any]) -> bool:
         """Return whether an optimizer has one of these, or what functions of `torch.func` have made of one."""
         functorch = torch._C._functorch
         for value in values:
             while isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
                 value = functorch.get_unwrapped(value)
-            if isinstance(value, Tensor) and self._optimizers.owner(value) is not None:
+            if isinstance(value, Tensor) and self._optimizers.find_owner_of(value) is not None:
                 return True
         return False
 
     def _type_of_inputs(self, module: nn.Module) -> torch.dtype | None:
         """Return `input_type` of the stand-in, which may cast models: other threads wait, and decide nothing."""
         with self._deciding:
-            return self._stand_in.input_type(module)
+            return self._stand_in.find_input_type(module)
 
-    def _decide_mode(self) -> _Mode:
+    def _decide_script_need(self) -> _ScriptNeed:
         """Return what the script needs, which a block or scaler of its own may still change."""
         with self._deciding:
             return self._decide_mode_once()
 
-    def _decide_mode_once(self) -> _Mode:
+    def _decide_mode_once(self) -> _ScriptNeed:
         if not self._has_begun:
-            self._begin_training([], self._optimizers.live())
-        if self._mode is _Mode.OWN:
+            self._begin_training([], self._optimizers.living_optimizers())
+        if self._mode is _ScriptNeed.OWN:
             return self._mode
         script = self._stand_in.script
-        is_off = self._mode is _Mode.UNKNOWN and bool(script.off_scalers)
+        is_off = self._mode is _ScriptNeed.UNKNOWN and bool(script.off_scalers)
         follows = is_off and (script.has_autocast or not self._casts)
         if self._stand_in.trains_through_apex() or script.has_scaler or (follows and not script.is_initialized):
-            if self._mode is _Mode.PLAIN:
+            if self._mode is _ScriptNeed.PLAIN:
                 script.acts = script.has_scaler or script.has_autocast
-            self._mode = _Mode.OWN
+            self._mode = _ScriptNeed.OWN
             self._close_casts()
             self.stages.close()
             script.steps_on_behalf = False
         elif script.has_autocast:
-            self._mode = _Mode.AUTOCAST
+            self._mode = _ScriptNeed.AUTOCAST
             script.steps_on_behalf = True
-        elif self._mode is _Mode.UNKNOWN:
-            self._mode = _Mode.PLAIN
+        elif self._mode is _ScriptNeed.UNKNOWN:
+            self._mode = _ScriptNeed.PLAIN
             script.steps_on_behalf = True
-            self._refuse_types()
+            self._refuse_fp64_weights()
             if not self._casts:
-                self._stand_in.use()
-        if self._mode is not _Mode.OWN and script.off_scalers:
+                self._stand_in.note_arm_acts()
+        if self._mode is not _ScriptNeed.OWN and script.off_scalers:
             self._disable_script_scalers()
         return self._mode
 
     def _begin_training(self, models: list[Any], optimizers: list[Any]) -> None:
         self._has_begun = True
-        for optimizer in self._optimizers.live():  # whose weights the script may have cast since it made it
+        for (
+            optimizer
+        ) in self._optimizers.living_optimizers():  # whose weights the script may have cast since it made it
             self._lift_weights(optimizer)
         if not self._stand_in.trains_through_apex():
             self._given(models, optimizers)
@@ -265,11 +271,13 @@ class PlainScript:
         try:
             refuse_wrapped(models)
         except PreparationError as error:
-            raise PreparationError(message_with_line(str(error))) from None
+            raise PreparationError(message_with_script_line(str(error))) from None
         self._stand_in.initialize(models, optimizers)
         if self._stand_in.widens is not None:
             params = [param for model in models for param in model.parameters()]
-            self.casting.start(functools.partial(self._made_block, params[0].device.type if params else "cpu"))
+            self.casting.switch_casts_on(
+                functools.partial(self._make_autocast_block, params[0].device.type if params else "cpu")
+            )
 
     def _disable_script_scalers(self) -> None:
         """Let the scalers that the script has switched off do nothing, since losses are scaled on its behalf."""
@@ -279,12 +287,12 @@ class PlainScript:
                 self._rows.ignored.add(scaler)
         self._stand_in.script.off_scalers.clear()
 
-    def _refuse_types(self) -> None:
+    def _refuse_fp64_weights(self) -> None:
         """Refuse float64 weights of the script under arms that cast."""
-        types = {param.dtype for optimizer in self._optimizers.live() for param in owned_params(optimizer)}
+        types = {param.dtype for optimizer in self._optimizers.living_optimizers() for param in owned_params(optimizer)}
         if self._casts and types == {torch.float64}:
-            raise UnsupportedCombination.advising(
-                message_with_line(
+            raise UnsupportedCombination.with_advice(
+                message_with_script_line(
                     f"the script holds its weights in float64, which {self._arm} is not made for: autocast leaves them "
                     "alone, and Apex refuses them"
                 ),
@@ -298,13 +306,13 @@ class PlainScript:
         if self._stand_in.trains_through_apex():  # the arm's copies
             return
         halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF_DTYPES]
-        for optimizer in self._optimizers.live() if halves else ():
+        for optimizer in self._optimizers.living_optimizers() if halves else ():
             copies = [param.detach().flatten() for param in owned_params(optimizer)]
             if sum(map(len, copies)) == sum(map(len, halves)) and torch.equal(
                 torch.cat(copies), torch.cat(halves).float()
             ):
-                raise UnsupportedCombination.advising(
-                    message_with_line(
+                raise UnsupportedCombination.with_advice(
+                    message_with_script_line(
                         f"the script holds the weights of {type(module).__name__} in 16 bits and steps fp32 masters of "
                         f"its own, which {self._arm} cannot replace"
                     ),
@@ -314,12 +322,12 @@ class PlainScript:
 
     # The forward pass.
 
-    def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _call_with_fitting_inputs(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self._lifted.types and not self._is_in_place_of_autocast():
-            return self._call(original, module, args, kwargs)
+            return self._call_outermost_model(original, module, args, kwargs)
         given, (args, kwargs) = (args, kwargs), self._arguments_in_weight_type(module, args, kwargs)
-        result = self._call(original, module, args, kwargs)
-        return result if self._casts else self._lifted.fit_result(result, given, (args, kwargs))
+        result = self._call_outermost_model(original, module, args, kwargs)
+        return result if self._casts else self._lifted.result_as_wide_as_inputs(result, given, (args, kwargs))
 
     def _is_inside(self) -> bool:
         """Return whether this thread is inside of a module that is trained."""
@@ -329,20 +337,20 @@ class PlainScript:
         """Return whether the arm does not cast where the script's own blocks would, so that inputs may not fit."""
         return self._is_fp32 and self._stand_in.script.has_autocast
 
-    def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _call_outermost_model(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._is_inside():
             if not self._pass.has_cast and self._casts:
                 self._pass.has_cast = self._stand_in.casts_now()  # a block of the script may begin inside of its model
             return original(module, *args, **kwargs)
         if any(module is shell for shell in self._pass.shells):
             return original(module, *args, **kwargs)
-        if not self._is_trained(module) and not self._is_for_training(module, args, kwargs):
+        if not self._has_trained_weight(module) and not self._is_frozen_with_trained_input(module, args, kwargs):
             if next(module.parameters(), None) is None:
-                args, kwargs = self._stand_in.alike(args, kwargs)
+                args, kwargs = self._stand_in.arguments_of_fitting_types(args, kwargs)
             elif self._lifted.types and not self._stand_in.casts_now():  # no block of the arm casts what it gets
-                args, kwargs = self._lifted.fit(module, (args, kwargs), narrows=True, widens=True)
+                args, kwargs = self._lifted.inputs_in_weight_type(module, (args, kwargs), narrows=True, widens=True)
             return original(module, *args, **kwargs)
-        mode = self._decide_mode()
+        mode = self._decide_script_need()
         if self._stepping and self._copied is not None and not self._backwards:
             raise losses_on_copies_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
@@ -350,46 +358,46 @@ class PlainScript:
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
             part = self._type_of_inputs(module)
             is_cast = part is None and self._stand_in.casts_now()
-            if is_cast or (module not in self._outermost and (part is None or not _has_fp32((args, kwargs)))):
+            if is_cast or (module not in self._outermost and (part is None or not _has_fp32_tensor((args, kwargs)))):
                 result = original(module, *args, **kwargs)
-                return self._cast_output(module, result)
+                return self._output_in_asked_type(module, result)
         self._outermost.add(module)
         self._pass.inside = True
         self._replicating += isinstance(module, nn.DataParallel)
         blocks = self._stand_in.num_blocks
         try:
-            result = self._forward(mode, original, module, args, kwargs)
+            result = self._forward_under_arm(mode, original, module, args, kwargs)
             is_cast = self._stand_in.casts_now() or self._stand_in.num_blocks > blocks
-            return self._cast_output(module, result) if is_cast else result
+            return self._output_in_asked_type(module, result) if is_cast else result
         finally:
             self._pass.inside = False
             self._replicating -= isinstance(module, nn.DataParallel)
             self._casting += self._pass.has_cast
 
-    def _cast_output(self, module: nn.Module, output: Any) -> Any:
+    def _output_in_asked_type(self, module: nn.Module, output: Any) -> Any:
         """Return what a module that the script itself calls returns, in the type that an option of the arm asks for."""
         outputs = self._stand_in.outputs
         by_apex = self._stand_in.trains_through_apex()  # which casts it
         is_own = outputs is None or module not in self._outermost or by_apex
-        return output if is_own or outputs is None else cast_floating(output, outputs)
+        return output if is_own or outputs is None else cast_floating_tensors(output, outputs)
 
     def _arguments_in_weight_type(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
         if not self._is_inside():
-            self._lifted.lift_thawed()
+            self._lifted.lift_thawed_weights()
         inside_of_cast = self._is_inside() and self._stand_in.casts_weights
         narrows = not self._casts or (self._stand_in.casts_weights and not self._is_inside())
         if self._is_in_place_of_autocast() and not any(one is not None for one in module._parameters.values()):
             types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
             is_model = not self._is_inside() and next(module.parameters(), None) is not None
             if not types.isdisjoint(HALF_DTYPES) and (is_model or torch.float32 in types):
-                return map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one)
-        return self._lifted.fit(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
+                return map_tensors_in_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one)
+        return self._lifted.inputs_in_weight_type(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
 
     @contextlib.contextmanager
-    def through(self, *modules: nn.Module) -> Iterator[None]:
+    def calls_counted_inside(self, *modules: nn.Module) -> Iterator[None]:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
-        if self._is_trained(modules[0]) and self._decide_mode() is not _Mode.OWN:
+        if self._has_trained_weight(modules[0]) and self._decide_script_need() is not _ScriptNeed.OWN:
             self._type_of_inputs(modules[0])  # prepares a model before the library sets another `forward`
         before, self._pass.shells = self._pass.shells, modules
         try:
@@ -397,35 +405,40 @@ class PlainScript:
         finally:
             self._pass.shells = before
 
-    def _on_functional_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_functional_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Know and prepare a module before `functional_call` puts other weights in the place of its own.
 
         It is trained too where an optimizer has those, such as the stacked weights of an ensemble.
         """
-        if self._optimizers.live() and not self._stand_in.casts_weights and not self._is_trained(module) and args:
+        if (
+            self._optimizers.living_optimizers()
+            and not self._stand_in.casts_weights
+            and not self._has_trained_weight(module)
+            and args
+        ):
             with temporarily_clear_interpreter_stack():
-                self._trained[id(module)] = weakref.ref(module), self._has_owned(pytree.tree_leaves(args[0]))
+                self._trained[id(module)] = weakref.ref(module), self._has_optimized_tensor(pytree.tree_leaves(args[0]))
         if (
             not self._is_inside()
             and not self._backwards
-            and self._is_trained(module)
-            and self._decide_mode() is not _Mode.OWN
+            and self._has_trained_weight(module)
+            and self._decide_script_need() is not _ScriptNeed.OWN
         ):
             with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
                 self._type_of_inputs(module)
         return original(module, *args, **kwargs)
 
-    def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _forward_under_arm(self, mode: _ScriptNeed, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         half = self._type_of_inputs(module)
-        if mode is not _Mode.OWN and self._stand_in.needs_scaler:
-            for optimizer in self._optimizers.live():  # an arm that has prepared it has replaced its step
-                self._take_over(optimizer)
-        if mode is _Mode.PLAIN and self._casts:
-            self._stand_in.use()
-        self._pass.has_cast = self._casts and (mode is _Mode.PLAIN or self._stand_in.casts_now())
+        if mode is not _ScriptNeed.OWN and self._stand_in.needs_scaler:
+            for optimizer in self._optimizers.living_optimizers():  # an arm that has prepared it has replaced its step
+                self._take_over_steps_of(optimizer)
+        if mode is _ScriptNeed.PLAIN and self._casts:
+            self._stand_in.note_arm_acts()
+        self._pass.has_cast = self._casts and (mode is _ScriptNeed.PLAIN or self._stand_in.casts_now())
         if self._pass.has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedCombination.advising(
-                message_with_line(
+            raise UnsupportedCombination.with_advice(
+                message_with_script_line(
                     f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
                     f"so it has no effect on {module.original_name}"
                 ),
@@ -434,26 +447,30 @@ class PlainScript:
                 remedy="leave out torch.jit",
             )
         if self._arm_half is not None and self._stand_in.casts_weights:
-            self.whole_numbers.look(module, args, kwargs, self._arm_half)
+            self.whole_numbers.look_at_inputs(module, args, kwargs, self._arm_half)
         if half is not None:
-            args, kwargs = cast_floating((args, kwargs), half)
-            return cast_floating(original(module, *args, **kwargs), torch.float32)
-        if mode is not _Mode.PLAIN or not self._casts:
+            args, kwargs = cast_floating_tensors((args, kwargs), half)
+            return cast_floating_tensors(original(module, *args, **kwargs), torch.float32)
+        if mode is not _ScriptNeed.PLAIN or not self._casts:
             return original(module, *args, **kwargs)
         if self._stand_in.casts_loss and not self._backwards:
             if torch.is_grad_enabled():
                 self._has_graph = True
             elif not self._has_graph:  # an evaluation, before which the script may have changed weights unseen
-                self._stand_in.forget_casts()
+                self._stand_in.forget_weight_casts()
             self._open_casts(next(module.parameters()).device.type)
             return original(module, *args, **kwargs)
-        with self._made_block(next(module.parameters()).device.type):
+        with self._make_autocast_block(next(module.parameters()).device.type):
             output = original(module, *args, **kwargs)
         half = self._stand_in.widens
-        return output if half is None else map_tree(output, lambda one: one.float() if one.dtype is half else one)
+        return (
+            output
+            if half is None
+            else map_tensors_in_tree(output, lambda one: one.float() if one.dtype is half else one)
+        )
 
-    def _made_block(self, device_type: str) -> torch.autocast:
-        with self._stand_in.script.on_behalf():
+    def _make_autocast_block(self, device_type: str) -> torch.autocast:
+        with self._stand_in.script.made_on_behalf():
             return torch.autocast("cuda" if self._for_cuda else device_type)
 
     # Casts of O1 stay on, as from `amp.initialize` on, so that what the script computes behind a backward pass from
@@ -464,7 +481,7 @@ class PlainScript:
     def _open_casts(self, device_type: str) -> None:
         if self._block is None:
             self._device_type = device_type
-            self._block = self._made_block(device_type)
+            self._block = self._make_autocast_block(device_type)
             self._block.__enter__()
 
     def _close_casts(self) -> None:
@@ -483,11 +500,11 @@ class PlainScript:
             yield
         finally:
             self._close_casts()
-            is_open = was_open or (self._mode is _Mode.PLAIN and self._casting > 0 and not self._stepping)
-            if is_open and self._mode is not _Mode.OWN and not self._stand_in.script.has_autocast:
+            is_open = was_open or (self._mode is _ScriptNeed.PLAIN and self._casting > 0 and not self._stepping)
+            if is_open and self._mode is not _ScriptNeed.OWN and not self._stand_in.script.has_autocast:
                 self._open_casts(self._device_type)
 
-    def _enter_autocast(self, original: Any, block: Any) -> Any:
+    def _note_autocast_entered(self, original: Any, block: Any) -> Any:
         # Casts are on in the blocks of the script alone.
         if self._stand_in.script.has_autocast and block is not self._block:
             self._close_casts()
@@ -500,14 +517,14 @@ class PlainScript:
     # The backward pass.
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._backwards or self._decide_mode() is _Mode.OWN:
-            with self.casting.off():
+        if self._backwards or self._decide_script_need() is _ScriptNeed.OWN:
+            with self.casting.block_without_casts():
                 return original(tensors, *args, **kwargs)
         if self._stepping and self._stand_in.needs_scaler:
             self._check_pass_in_step()
         self._backwards += 1
         try:
-            is_scaled = self._stand_in.needs_scaler and (self._has_arm_cast() or self._mode is _Mode.AUTOCAST)
+            is_scaled = self._stand_in.needs_scaler and (self._has_arm_cast() or self._mode is _ScriptNeed.AUTOCAST)
             kwargs.update(zip(BACKWARD, args, strict=False))
             given = kwargs.get("grad_tensors")
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
@@ -515,16 +532,16 @@ class PlainScript:
                 with contextlib.nullcontext() if is_scaled else torch.no_grad():
                     loss = (tensors * given).sum()  # that a gradient of its own stands for
             scaled = None
-            if is_scaled and (optimizers := self._optimizers.live()):
+            if is_scaled and (optimizers := self._optimizers.living_optimizers()):
                 for optimizer in optimizers:
-                    self._take_over(optimizer)
-                scaled = self.stages.scale_pass(tensors, loss, kwargs)
+                    self._take_over_steps_of(optimizer)
+                scaled = self.stages.find_scaled_start_of_pass(tensors, loss, kwargs)
             if scaled is None:
                 self._record_unscaled_loss(loss)
-                with self.casting.off():
+                with self.casting.block_without_casts():
                     return original(tensors, **kwargs)
             self._is_scaled_pass = True
-            with GRADIENT_READS.pause(), self.casting.off():
+            with GRADIENT_READS.pause_notices_of_reads(), self.casting.block_without_casts():
                 return original(scaled, **kwargs)
         finally:
             self._backwards -= 1
@@ -532,27 +549,27 @@ class PlainScript:
             if self._stepping:  # the optimizer computes with what it has got
                 self._close_casts()
             else:
-                self._stand_in.forget_casts()
+                self._stand_in.forget_weight_casts()
 
     def _check_pass_in_step(self) -> None:
         """Count a pass in a step that was expected to have some, and refuse another one."""
         self._passes_in_step += 1
         if self._stand_in.script.in_step is None:
             raise UnsupportedCombination(
-                message_with_line(
+                message_with_script_line(
                     "a backward pass runs inside of the step of an optimizer whose step was taken for one by gradients "
                     f"alone, as its first one was, so that {self._arm} has not prepared for it. Let the first step "
                     "have one too, or pass a closure"
                 )
             )
 
-    def _hook(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+    def _give_hook_true_gradients(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
         """Let a hook of the script get true gradients, and scale those that it returns."""
 
         @functools.wraps(hook)
         def hook_of_true(*values: Any) -> Any:
             types = [one.dtype for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
-            scale = self.stages.scale() if self._is_scaled_pass and types else 1.0
+            scale = self.stages.current_scale() if self._is_scaled_pass and types else 1.0
             if scale == 1.0:
                 return hook(*values)
             # In fp32: fp16 may lack the true ones.
@@ -561,7 +578,7 @@ class PlainScript:
 
         return original(owner, hook_of_true, *args, **kwargs)
 
-    def _note_loss(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_loss_scaled_by_script(self, original: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Note the loss of a script that sets gradients itself; they are true ones.
 
         Under vmap a loss is that of each sample.
@@ -586,7 +603,7 @@ class PlainScript:
 
     # The step.
 
-    def _take_over(self, optimizer: Any) -> None:
+    def _take_over_steps_of(self, optimizer: Any) -> None:
         """Let steps of an optimizer come here, also if others have replaced its `step` since."""
         step = optimizer.step
         if getattr(step, "_ampcompare_driver", None) is self:
@@ -602,31 +619,31 @@ class PlainScript:
 
     def _take_step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step of an optimizer: as it is written, with its passes scaled, or from gradients that the arm has."""
-        if (run_inside := self.stages.run_inside) is not None and optimizer is self._stand_in.script.in_step:
+        if (run_inside := self.stages.find_call_inside_step) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
-        if self._stepping or self._decide_mode() is _Mode.OWN:
-            return self._step_below(optimizer, step, args, kwargs)
+        if self._stepping or self._decide_script_need() is _ScriptNeed.OWN:
+            return self._step_inside_of_other(optimizer, step, args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
-        may_evaluate = not _takes_gradients_only(optimizer) and (has_arguments or self._has_passes(optimizer))
+        may_evaluate = not _runs_closure_first(optimizer) and (has_arguments or self._may_evaluate_losses(optimizer))
         if not has_arguments and not may_evaluate:
-            self._refuse_without_effect()
+            self._refuse_step_without_effect()
         if not self._stand_in.needs_scaler:
             result = self._step_as_written(optimizer, step, args, kwargs)
-            self._refuse_without_effect()
+            self._refuse_step_without_effect()
             return result
         self._refuse_several_losses(optimizer)
         self._copied = optimizer if self._stand_in.copies_in_steps else None
-        count, closure = len(_closures_in(args, kwargs)), _closure_in(args, kwargs)
+        count, closure = len(_closures_in_arguments(args, kwargs)), _find_closure(args, kwargs)
         if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
-            return self._step_with_passes(optimizer, step, args, kwargs)
+            return self._step_with_scaled_passes(optimizer, step, args, kwargs)
         return self._step_in_stages(optimizer, step, args, kwargs, keeps_closure=may_evaluate and has_arguments)
 
-    def _step_below(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_inside_of_other(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the step of an optimizer inside of that by the arm, or of a script that has mixed precision."""
         self.stages.is_applied = True
         if optimizer is self._copied and self._step_arguments is not None:
             (args, kwargs), self._step_arguments = self._step_arguments, None
-            _map_closures(_EvaluatedClosure.begin, args, kwargs)
+            _arguments_with_closures(_EvaluatedClosure.note_start_of_step, args, kwargs)
         return step(*args, **kwargs)
 
     def _refuse_several_losses(self, optimizer: Any) -> None:
@@ -635,8 +652,8 @@ class PlainScript:
             kind = type(optimizer)
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
             why = "scales the loss" if self._arm.skips_overflows else "gives the model weights after a step"
-            raise UnsupportedCombination.advising(
-                message_with_line(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
+            raise UnsupportedCombination.with_advice(
+                message_with_script_line(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
                 "native:bf16",
                 remedy="take another arm that scales no loss and has no master weights",
             )
@@ -654,15 +671,15 @@ class PlainScript:
             keeps_closure: the step gets its arguments, with the loss where it calls its closure, as it may compute with
                 them; otherwise a step has no closure left.
         """
-        closure = _closure_in(args, kwargs)
+        closure = _find_closure(args, kwargs)
         loss = evaluated = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            self._refuse_without_effect()
+            self._refuse_step_without_effect()
             evaluated = _EvaluatedClosure(optimizer, self._arm, loss)
         if keeps_closure:
-            args, kwargs = _map_closures(lambda _: evaluated, args, kwargs)
+            args, kwargs = _arguments_with_closures(lambda _: evaluated, args, kwargs)
             self._step_arguments = args, kwargs
         else:
             args = tuple(one for one in args if one is not closure)
@@ -670,51 +687,51 @@ class PlainScript:
         with self._without_casts():
             self._stepping = True
             try:
-                with self.casting.off():
-                    is_over = self.stages.step(optimizer, kwargs if self._step_arguments is None else {})
+                with self.casting.block_without_casts():
+                    is_over = self.stages.step_or_skip(optimizer, kwargs if self._step_arguments is None else {})
             finally:
                 self._stepping = False
                 is_taken, self._step_arguments = self._step_arguments is None, None
             if not is_over:
                 self._step_as_written(optimizer, step, args, kwargs)
             elif evaluated is not None and keeps_closure and is_taken:
-                evaluated.check_called()
+                evaluated.refuse_step_without_call()
         return loss
 
-    def _has_passes(self, optimizer: Any) -> bool:
+    def _may_evaluate_losses(self, optimizer: Any) -> bool:
         """Return whether a step without arguments may evaluate losses by itself: the first one shows it."""
         return self._evaluates.get(type(optimizer), True)
 
-    def _step_with_passes(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_with_scaled_passes(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step that may evaluate losses by itself as it is written, each of its passes scaled and unscaled."""
-        step = self._stand_in.unwrapped_step(optimizer, step)
-        for one in self._optimizers.live():  # an arm that has prepared it has replaced its step
-            self._take_over(one)
+        step = self._stand_in.step_without_arm(optimizer, step)
+        for one in self._optimizers.living_optimizers():  # an arm that has prepared it has replaced its step
+            self._take_over_steps_of(one)
         has_arguments = bool(args or kwargs)
-        args, kwargs = _map_closures(self._wrap_step_closure, args, kwargs)
+        args, kwargs = _arguments_with_closures(self._end_casts_behind_closure, args, kwargs)
         passes = self._passes_in_step = 0
 
         def run() -> Any:
             try:
                 return step(*args, **kwargs)
             finally:
-                self.stages.set_ignored(self._rows, False)
+                self.stages.set_losses_ignored(self._rows, False)
 
         with self._without_casts():
             self._stepping = True
             try:
-                result = self.stages.step_with_passes(optimizer, run)
+                result = self.stages.step_with_own_passes(optimizer, run)
             finally:
                 self._stepping = self._repeats = False
                 passes = self._passes_in_step
-        self._refuse_without_effect()
+        self._refuse_step_without_effect()
         if not has_arguments:
             self._evaluates[type(optimizer)] = bool(passes)
         if passes and self._arm.skips_overflows:
-            self._note_copies(optimizer)
+            self._note_copies_of_step(optimizer)
         return result
 
-    def _wrap_step_closure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _end_casts_behind_closure(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Let only the first pass of a closure in a step be recorded, and end its casts."""
 
         @functools.wraps(function)
@@ -723,12 +740,12 @@ class PlainScript:
                 return function(*args, **kwargs)
             finally:
                 self._repeats = True
-                self.stages.set_ignored(self._rows, True)
+                self.stages.set_losses_ignored(self._rows, True)
                 self._close_casts()
 
         return closure
 
-    def _note_copies(self, optimizer: Any) -> None:
+    def _note_copies_of_step(self, optimizer: Any) -> None:
         if self._rows is not None and type(optimizer) not in self._noted:
             self._rows.add_note(
                 f"the step of {type(optimizer).__name__} evaluates losses by itself, so that {self._arm} copies "
@@ -740,11 +757,11 @@ class PlainScript:
         """Return whether the arm has cast a forward pass, or casts all that the script computes at present."""
         return self._casting > 0 or self._block is not None
 
-    def _refuse_without_effect(self) -> None:
+    def _refuse_step_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
-        if self._mode is _Mode.PLAIN and self._casts and not self._has_arm_cast():
-            raise UnsupportedCombination.advising(
-                message_with_line(
+        if self._mode is _ScriptNeed.PLAIN and self._casts and not self._has_arm_cast():
+            raise UnsupportedCombination.with_advice(
+                message_with_script_line(
                     f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "
                     "called whose weights an optimizer has, and no autocast block was entered"
                 ),
@@ -757,7 +774,7 @@ class PlainScript:
             @functools.wraps(function)
             def run(*given: Any, **named: Any) -> Any:
                 result = function(*given, **named)
-                self._refuse_without_effect()
+                self._refuse_step_without_effect()
                 self._repeats = True
                 return result
 
@@ -766,11 +783,11 @@ class PlainScript:
         self._stepping = True  # a step that an arm has replaced, or one around another, comes here again
         before = 0 if self._rows is None else self._rows.num_steps
         try:
-            if _closure_in(args, kwargs) is None:
-                with self.casting.off():
+            if _find_closure(args, kwargs) is None:
+                with self.casting.block_without_casts():
                     result = step(*args, **kwargs)
             else:
-                args, kwargs = _map_closures(follow, args, kwargs)
+                args, kwargs = _arguments_with_closures(follow, args, kwargs)
                 result = step(*args, **kwargs)
         finally:
             self._stepping = self._repeats = False
@@ -779,19 +796,19 @@ class PlainScript:
                 self._record_unscaled_loss(self._loss.detach().mean())
             self._has_loss, self._loss = False, None
             if self._rows.num_steps == before:  # else noted with a scaled loss that reaches no weight
-                self._rows.add_step(self._rows.number(optimizer)[0], True)
+                self._rows.add_step(self._rows.number_and_is_new(optimizer)[0], True)
         return result
 
 
-def _closure_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+def _find_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """Return the closure that a step gets; None if it gets none."""
     return next((one for one in (*args, *kwargs.values()) if callable(one)), None)
 
 
-def _closures_in(args: Any, kwargs: Any) -> list[Any]:
+def _closures_in_arguments(args: Any, kwargs: Any) -> list[Any]:
     """Return the closures among the arguments of a step, those in a dict of options too."""
     found: list[Any] = []
-    _map_closures(found.append, args, kwargs)
+    _arguments_with_closures(found.append, args, kwargs)
     return found
 
 
@@ -808,12 +825,12 @@ class _EvaluatedClosure:
         self._is_called = False
         self._at_start: tuple[Any, Any] = (None, None)
 
-    def begin(self) -> None:
+    def note_start_of_step(self) -> None:
         """Note what the step starts from."""
-        self._at_start = self._sums()
+        self._at_start = self._bit_sums()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        weights, gradients = self._sums()
+        weights, gradients = self._bit_sums()
         if self._is_called or args or kwargs or weights != self._at_start[0]:
             raise losses_on_copies_refusal(self._optimizer, self._arm)
         if gradients != self._at_start[1]:
@@ -821,27 +838,27 @@ class _EvaluatedClosure:
         self._is_called = True
         return self._loss
 
-    def check_called(self) -> None:
+    def refuse_step_without_call(self) -> None:
         """Refuse a step that has not called it, where it would have computed nothing."""
         if not self._is_called:
             raise self._refusal_error("does not call its closure")
 
     def _refusal_error(self, what: str) -> UnsupportedCombination:
         return UnsupportedCombination(
-            message_with_line(
+            message_with_script_line(
                 f"the step of {type(self._optimizer).__name__} {what}, and {self._arm}, which steps fp32 copies of the "
                 "weights, runs that before the step"
             )
         )
 
-    def _sums(self) -> tuple[list[int], list[int | None]]:
+    def _bit_sums(self) -> tuple[list[int], list[int | None]]:
         params = owned_params(self._optimizer)
         grads = [param.grad for param in params]
         dense = [None if grad is None or grad.is_sparse else int(bit_sum(grad)) for grad in grads]
         return [int(bit_sum(param)) for param in params], dense
 
 
-def _map_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
+def _arguments_with_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
     """Return the arguments of a step with its closures followed, those in a dict of options too."""
     kinds = (Tensor, nn.Module, torch.optim.Optimizer, type)
     return pytree.tree_map(
@@ -849,7 +866,7 @@ def _map_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
     )
 
 
-def _takes_gradients_only(optimizer: Any) -> bool:
+def _runs_closure_first(optimizer: Any) -> bool:
     """Return whether a step runs its closure before anything else, as those of torch and Apex do, except LBFGS's."""
     of_class = inspect.unwrap(type(optimizer).step)
     of_object = inspect.unwrap(getattr(optimizer.step, "__func__", optimizer.step))
@@ -858,7 +875,7 @@ def _takes_gradients_only(optimizer: Any) -> bool:
     )
 
 
-def _names_mixed_precision() -> bool:
+def _is_mixed_precision_named() -> bool:
     """Return whether a module of the user names it by now, or the script itself cannot be read."""
     modules = [one for one in tuple(sys.modules.values()) if isinstance(one, types.ModuleType)]
     files = {str(vars(module).get("__file__")) for module in modules}
@@ -876,5 +893,5 @@ def _names_mixed_precision() -> bool:
     return False
 
 
-def _has_fp32(values: Any) -> bool:
+def _has_fp32_tensor(values: Any) -> bool:
     return any(isinstance(one, Tensor) and one.dtype is torch.float32 for one in pytree.tree_leaves(values))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import message_with_line
+from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.torch_amp.amp_use import AmpUse
 
@@ -45,38 +45,38 @@ class TorchAmpStandIn:
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         """Prepare models and optimizers that the script names."""
         self.script.is_initialized = self.script.has_autocast = True
-        self.use()
+        self.note_arm_acts()
 
     def trains_through_apex(self) -> bool:
         """Return whether the script trains through `apex.amp`."""
         return self.script.calls_apex()
 
-    def optimizer_made(self) -> None:
+    def note_optimizer_made(self) -> None:
         """Note that the script has made an optimizer."""
 
     def casts_now(self) -> bool:
         """Return whether operations are cast at present."""
         return False
 
-    def casts_functions(self) -> bool:
+    def casts_functions_now(self) -> bool:
         """Return whether functions of torch are cast at present, in another way than by autocast."""
         return False
 
-    def casting_functions(self, on: bool) -> AbstractContextManager[None]:
+    def block_casting_functions(self, on: bool) -> AbstractContextManager[None]:
         """Return a block in which they are, or are not."""
         return nullcontext()
 
-    def context_without_casts(self) -> Callable[[], Any] | None:
+    def find_casts_off_factory(self) -> Callable[[], Any] | None:
         """Return what makes a block in which nothing is cast, for modules that stay in fp32.
 
         None where nothing is cast, or where the arm keeps them in fp32 by itself.
         """
         return None
 
-    def forget_casts(self) -> None:
+    def forget_weight_casts(self) -> None:
         """Cast weights again at their next use: a backward pass has freed the graph of their casts."""
 
-    def use(self) -> None:
+    def note_arm_acts(self) -> None:
         """Note that the arm acts on the script."""
         self.script.acts = True
 
@@ -84,56 +84,56 @@ class TorchAmpStandIn:
         """Return the weights of models in whose place an optimizer has other tensors at present, with those."""
         return []
 
-    def input_type(self, module: nn.Module) -> torch.dtype | None:
+    def find_input_type(self, module: nn.Module) -> torch.dtype | None:
         """Return the type of the inputs of a part of a model that the script calls by itself; None for others."""
         return None
 
-    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def arguments_of_fitting_types(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return the arguments of a module without weights that the script calls, in types that fit one another."""
         return args, kwargs
 
     def restore_model_gradients(self, optimizer: Any) -> None:
         """Let weights have the gradients of their masters as their own: a backward pass is about to add to them."""
 
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
+    def forget_unscaled_gradients(self, scaler: Any, optimizer: Any) -> None:
         """Let gradients be unscaled once more before the step."""
         scaler._per_optimizer_states.pop(id(optimizer), None)
 
     # What `ScriptScaler` asks of an arm with a loss scale of its own.
 
-    def scaler_made(self, scaler: Any, enabled: bool) -> None:
+    def note_scaler_made(self, scaler: Any, enabled: bool) -> None:
         """Note that the script has made a scaler, or that it was made on its behalf."""
 
     def leaves_scaler_alone(self) -> bool:
         """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
         return False
 
-    def before_scale(self, *, unscaled: bool) -> None:
+    def prepare_scaled_pass(self, *, unscaled: bool) -> None:
         """Prepare for the backward pass of a loss; `unscaled` gradients of an optimizer may wait for its step."""
 
-    def check_unscale(self, optimizer: Any) -> None:
+    def check_gradients_are_scaled(self, optimizer: Any) -> None:
         """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
 
     def unscale(self, optimizer: Any, scaler: Any) -> bool:
         """Give what the optimizer steps true gradients, by a `LossScaler`, and return whether one overflowed."""
         raise NotImplementedError
 
-    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def step_with_true_gradients(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step an optimizer whose gradients are true."""
         return optimizer.step(*args, **kwargs)
 
-    def unwrapped_step(self, optimizer: Any, step: Any) -> Any:
+    def step_without_arm(self, optimizer: Any, step: Any) -> Any:
         """Return the step of an optimizer that evaluates losses by itself, without what the arm has put around it."""
         return step
 
-    def skip(self, optimizer: Any) -> None:
+    def end_without_step(self, optimizer: Any) -> None:
         """End an update of an optimizer without a step."""
 
 
 def losses_on_copies_refusal(optimizer: Any, arm: Arm) -> UnsupportedCombination:
     """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
     return UnsupportedCombination(
-        message_with_line(
+        message_with_script_line(
             f"the step of {type(optimizer).__name__} evaluates losses by itself, and {arm} steps fp32 copies of the "
             "weights that it makes for each step, so that the model would not see what the step writes before it ends"
         )

@@ -17,7 +17,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    forget_steps,
+    forget_steps_of_scaler,
     not_scaled_error,
     refuse_closure,
     scaler_settings,
@@ -42,35 +42,39 @@ class ScriptScaler:
 
     def install(self, events: Subscriptions) -> None:
         """Replace what the methods do from now on."""
-        events.wrap(*Points.MAKE_SCALER, self._make)
+        events.wrap(*Points.MAKE_SCALER, self._make_enabled_scaler)
         for name in METHODS:
-            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call, getattr(self, f"_{name.strip('_')}")))
+            events.wrap(
+                torch.amp.GradScaler,
+                name,
+                functools.partial(self._call_behind_scaler, getattr(self, f"_{name.strip('_')}")),
+            )
         for name in SETTERS:
-            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call, lambda *_: None))
+            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call_behind_scaler, lambda *_: None))
 
-    def _make(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+    def _make_enabled_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
-        self._gradients.scaler_made(scaler, settings["enabled"])
+        self._gradients.note_scaler_made(scaler, settings["enabled"])
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
-    def _call(self, method: Any, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_behind_scaler(self, method: Any, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if self._gradients.leaves_scaler_alone() or not scaler.is_enabled():
             return original(scaler, *args, **kwargs)
-        return method(scaler, self._scale_of(scaler), *args, **kwargs)
+        return method(scaler, self._loss_scaler_behind(scaler), *args, **kwargs)
 
-    def _scale_of(self, scaler: Any) -> LossScaler:
+    def _loss_scaler_behind(self, scaler: Any) -> LossScaler:
         """Return the loss scale of a scaler, with what the script has written into its `_scale`."""
         scale = self._scales.get(scaler)
         if scale is None:
-            scale = self._scales[scaler] = _make_loss_scaler(self._arm)
+            scale = self._scales[scaler] = _make_loss_scaler_of_arm(self._arm)
             scaler._growth_factor, scaler._backoff_factor = 2.0, 0.5
             scaler._growth_interval, scaler._init_scale = scale._scale_seq_len, scale.loss_scale()
-            self._mirror_scale(scaler, scale)
+            self._mirror_scale_in_script(scaler, scale)
         elif (written := float(scaler._scale)) != scale.loss_scale():
             scale._loss_scale = written
         return scale
 
-    def _mirror_scale(self, scaler: Any, scale: LossScaler) -> None:
+    def _mirror_scale_in_script(self, scaler: Any, scale: LossScaler) -> None:
         scaler._scale = torch.tensor(scale.loss_scale(), dtype=torch.float32)
         scaler._growth_tracker = torch.tensor(scale._unskipped, dtype=torch.int32)
 
@@ -79,13 +83,13 @@ class ScriptScaler:
         if not isinstance(outputs, Tensor):
             return type(outputs)(self._scale(scaler, scale, output) for output in outputs)
         stages = [state["stage"] for state in scaler._per_optimizer_states.values()]
-        self._gradients.before_scale(unscaled=OptState.UNSCALED in stages)
+        self._gradients.prepare_scaled_pass(unscaled=OptState.UNSCALED in stages)
         self._has_scaled.add(scaler)
         return outputs.float() * scale.loss_scale()
 
     def _unscale(self, scaler: Any, scale: LossScaler, optimizer: Any) -> None:
         state = scaler._per_optimizer_states[id(optimizer)]
-        self._gradients.check_unscale(optimizer)
+        self._gradients.check_gradients_are_scaled(optimizer)
         if scaler not in self._has_scaled:
             raise not_scaled_error(self._arm)
         if state["stage"] is not OptState.READY:
@@ -106,23 +110,23 @@ class ScriptScaler:
         if state["stage"] is OptState.READY:
             self._unscale(scaler, scale, optimizer)
         state["stage"] = OptState.STEPPED
-        if _found_overflow_in_state(state):
-            return self._gradients.skip(optimizer)
-        return self._gradients.apply(optimizer, *args, **kwargs)
+        if _is_overflow_in_state(state):
+            return self._gradients.end_without_step(optimizer)
+        return self._gradients.step_with_true_gradients(optimizer, *args, **kwargs)
 
     def _update(self, scaler: Any, scale: LossScaler, new_scale: Any = None) -> None:
         states: dict[int, Any] = scaler._per_optimizer_states
         for number, state in states.items():
             if state["stage"] is OptState.UNSCALED and (optimizer := self._optimizers.get(number)) is not None:
-                self._gradients.skip(optimizer)
+                self._gradients.end_without_step(optimizer)
         if new_scale is not None:
             scale._loss_scale = float(new_scale)
         elif any(state["stage"] is not OptState.READY for state in states.values()):
-            scale._has_overflow = any(map(_found_overflow_in_state, states.values()))
+            scale._has_overflow = any(map(_is_overflow_in_state, states.values()))
             scale.update_scale()
-        forget_steps(scaler)
+        forget_steps_of_scaler(scaler)
         self._has_scaled.discard(scaler)
-        self._mirror_scale(scaler, scale)
+        self._mirror_scale_in_script(scaler, scale)
 
     def _get_scale(self, scaler: Any, scale: LossScaler) -> float:
         return scale.loss_scale()
@@ -133,10 +137,10 @@ class ScriptScaler:
 
     def _load_state_dict(self, scaler: Any, scale: LossScaler, state: dict[str, Any]) -> None:
         scale._loss_scale, scale._unskipped = float(state["scale"]), int(state["_growth_tracker"])
-        self._mirror_scale(scaler, scale)
+        self._mirror_scale_in_script(scaler, scale)
 
 
-def _make_loss_scaler(arm: Arm) -> LossScaler:
+def _make_loss_scaler_of_arm(arm: Arm) -> LossScaler:
     """Return what moves a loss scale as the arm declares it."""
     declared = None if arm.roles is None else arm.roles.loss_scale
     if declared is None or declared.interval is None:
@@ -150,6 +154,6 @@ def _make_loss_scaler(arm: Arm) -> LossScaler:
     )
 
 
-def _found_overflow_in_state(state: dict[str, Any]) -> bool:
+def _is_overflow_in_state(state: dict[str, Any]) -> bool:
     found: dict[Any, Tensor] = state["found_inf_per_device"]
     return any(map(bool, found.values()))

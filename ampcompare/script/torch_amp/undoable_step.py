@@ -25,16 +25,16 @@ class StepSnapshot:
         self._kept: list[Any] = []  # so that no id is used again
         for optimizer in optimizers:
             for param in owned_params(optimizer):
-                self._keep_copy(param)
-            self._keep_copy(optimizer)
+                self._keep_copy_of_value(param)
+            self._keep_copy_of_value(optimizer)
 
     @torch.no_grad()
-    def restore(self) -> None:
+    def restore_weights_and_state(self) -> None:
         """Let all be what it was."""
         for undo in self._undo:
             undo()
 
-    def _keep_copy(self, value: Any) -> None:
+    def _keep_copy_of_value(self, value: Any) -> None:
         if isinstance(value, SIMPLE) or id(value) in self._known:
             return
         self._known.add(id(value))
@@ -49,7 +49,7 @@ class StepSnapshot:
             self._keep_list(value)
         elif isinstance(value, tuple):
             for one in value:
-                self._keep_copy(one)
+                self._keep_copy_of_value(one)
 
     def _keep_tensor(self, tensor: Tensor) -> None:
         if tensor.is_sparse or tensor.is_meta:
@@ -67,7 +67,7 @@ class StepSnapshot:
 
         self._undo.append(undo)
         for value in entries.values():
-            self._keep_copy(value)
+            self._keep_copy_of_value(value)
 
     def _keep_list(self, held: MutableSequence[Any]) -> None:
         entries = list(held)
@@ -81,7 +81,7 @@ class StepSnapshot:
 
         self._undo.append(undo)
         for value in entries:
-            self._keep_copy(value)
+            self._keep_copy_of_value(value)
 
 
 def _write_if_changed(tensor: Tensor, values: Tensor) -> None:

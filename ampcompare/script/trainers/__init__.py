@@ -19,5 +19,5 @@ def follow_trainers(context: TrainerContext, events: Subscriptions) -> None:
     """Let an arm decide where a library has a precision of its own; under `script` what it logs is noted."""
     modules = {name: follow for library in LIBRARIES for name, follow in library.MODULES.items()}
     imports = ImportHook({name: functools.partial(follow, name, context, events) for name, follow in modules.items()})
-    events.at_end(imports.end)
+    events.call_at_end(imports.end)
     imports.begin()

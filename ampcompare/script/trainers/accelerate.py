@@ -22,7 +22,7 @@ PLUGINS = {
 }
 
 
-def _follow_optimizer(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _follow_accelerated_optimizer(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def step(original: Any, wrapper: Any, closure: Any = None) -> Any:
@@ -43,10 +43,10 @@ def _follow_accelerator(name: str, context: TrainerContext, events: Subscription
         original(accelerator, *args, **kwargs)
         kind = str(getattr(accelerator.distributed_type, "name", accelerator.distributed_type))
         if kind in PLUGINS:
-            context.refuse(*PLUGINS[kind])
+            context.refuse_unless_script(*PLUGINS[kind])
         precision = accelerator.state.mixed_precision
         if precision == "fp8":
-            context.refuse('mixed_precision="fp8"', 'take mixed_precision="bf16"')
+            context.refuse_unless_script('mixed_precision="fp8"', 'take mixed_precision="bf16"')
         if precision != "no":
             context.note_replaced_setting(f'mixed_precision="{precision}" of Accelerate')
 
@@ -58,7 +58,7 @@ def _follow_accelerator(name: str, context: TrainerContext, events: Subscription
     events.wrap(module.Accelerator, "log", log)
 
 
-def _follow_trainer(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _follow_trainer_logs(name: str, context: TrainerContext, events: Subscriptions) -> None:
     module: Any = sys.modules[name]
 
     def log(original: Any, trainer: Any, logs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def _follow_trainer(name: str, context: TrainerContext, events: Subscriptions) -
     events.wrap(module.Trainer, "log", log)
 
 
-def _follow_launch(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _follow_accelerate_launch(name: str, context: TrainerContext, events: Subscriptions) -> None:
     def prepare(original: Any, args: Any) -> tuple[list[str], dict[str, str]]:
         command, environment = original(args)
         if command[0] == sys.executable:  # otherwise by mpirun, or no Python
@@ -85,14 +85,14 @@ def _run_as_main(target: Target) -> None:
     """Run a script to its end as `__main__` of this process."""
     target.set_paths()
     forget_shadowed_modules()
-    code, main = target.load()
+    code, main = target.load_code_and_main()
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 
 
 MODULES: dict[str, Follow] = {
-    "accelerate.optimizer": _follow_optimizer,
+    "accelerate.optimizer": _follow_accelerated_optimizer,
     "accelerate.accelerator": _follow_accelerator,
-    "accelerate.utils.launch": _follow_launch,
-    "transformers.trainer": _follow_trainer,
+    "accelerate.utils.launch": _follow_accelerate_launch,
+    "transformers.trainer": _follow_trainer_logs,
 }

@@ -7,7 +7,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import message_with_line
+from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.recording.recorder import Rows
 
@@ -32,11 +32,11 @@ class TrainerContext:
             self._notes.add(text)
             self._rows.add_note(text)
 
-    def refuse(self, what: str, advice: str) -> None:
+    def refuse_unless_script(self, what: str, advice: str) -> None:
         """Refuse what no arm but `script` can replace."""
         if not self.is_script:
-            raise UnsupportedCombination.advising(
-                message_with_line(f"{what} has its own precision and steps, which {self._arm} cannot replace"),
+            raise UnsupportedCombination.with_advice(
+                message_with_script_line(f"{what} has its own precision and steps, which {self._arm} cannot replace"),
                 "script",
                 remedy=advice,
             )

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.base.tensors.tree import cast_floating
+from ampcompare.base.tensors.tree import cast_floating_tensors
 from ampcompare.script.metrics import log_numbers
 from ampcompare.script.trainers.arm import Follow, TrainerContext
 
@@ -32,7 +32,7 @@ FABRIC, TRAINER = ("lightning.fabric", "lightning_fabric"), ("lightning.pytorch"
 LOGGERS = {"TensorBoardLogger", "WandbLogger", "MLFlowLogger"}  # of libraries that are watched by themselves
 
 
-def _follow_mixed(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _note_mixed_precision_replaced(name: str, context: TrainerContext, events: Subscriptions) -> None:
     plugin: Any = sys.modules[name].MixedPrecision
 
     def init(original: Any, self: Any, precision: Any, *args: Any, **kwargs: Any) -> None:
@@ -43,14 +43,14 @@ def _follow_mixed(name: str, context: TrainerContext, events: Subscriptions) -> 
         """Cast inputs to the type that the arm computes in, if autocast is what computes in it."""
         if context.is_script:
             return original(self, data)
-        return data if context.half is None else cast_floating(data, context.half)
+        return data if context.half is None else cast_floating_tensors(data, context.half)
 
     events.wrap(plugin, "__init__", init)
     if "convert_input" in vars(plugin):  # that of Fabric
         events.wrap(plugin, "convert_input", convert_input)
 
 
-def _follow_half(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _note_half_precision_replaced(name: str, context: TrainerContext, events: Subscriptions) -> None:
     plugin: Any = sys.modules[name].HalfPrecision
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -72,17 +72,19 @@ def _follow_half(name: str, context: TrainerContext, events: Subscriptions) -> N
         events.wrap(plugin, method, plain_context)
 
 
-def _follow_foreign(what: tuple[str, str, str], name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _refuse_foreign_precision(
+    what: tuple[str, str, str], name: str, context: TrainerContext, events: Subscriptions
+) -> None:
     plugin, setting, advice = what
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        context.refuse(f"{setting} of Lightning", advice)
+        context.refuse_unless_script(f"{setting} of Lightning", advice)
         original(self, *args, **kwargs)
 
     events.wrap(getattr(sys.modules[name], plugin), "__init__", init)
 
 
-def _follow_redirection(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _follow_forward_redirection(name: str, context: TrainerContext, events: Subscriptions) -> None:
     redirection: Any = sys.modules[name]._ForwardRedirection
 
     def call(original: Any, self: Any, wrapper: Any, module: Any, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +95,7 @@ def _follow_redirection(name: str, context: TrainerContext, events: Subscription
     events.wrap(redirection, "__call__", call)
 
 
-def _follow_toggles(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _follow_frozen_toggles(name: str, context: TrainerContext, events: Subscriptions) -> None:
     def untoggle(original: Any, module: Any, optimizer: Any) -> None:
         """Thaw weights in whose place an optimizer has got master weights since they were frozen."""
         for param, needs in module._param_requires_grad_state.items():
@@ -103,7 +105,7 @@ def _follow_toggles(name: str, context: TrainerContext, events: Subscriptions) -
     events.wrap(sys.modules[name].LightningModule, "untoggle_optimizer", untoggle)
 
 
-def _follow_logs(name: str, context: TrainerContext, events: Subscriptions) -> None:
+def _follow_lightning_logs(name: str, context: TrainerContext, events: Subscriptions) -> None:
     connector: Any = sys.modules[name]._LoggerConnector
 
     def log_metrics(original: Any, self: Any, metrics: dict[str, Any], step: int | None = None) -> None:
@@ -117,14 +119,14 @@ def _follow_logs(name: str, context: TrainerContext, events: Subscriptions) -> N
 def _followers_by_module() -> dict[str, Follow]:
     found: dict[str, Follow] = {}
     for package in (*FABRIC, *TRAINER):
-        found[f"{package}.plugins.precision.amp"] = _follow_mixed
-        found[f"{package}.plugins.precision.half"] = _follow_half
+        found[f"{package}.plugins.precision.amp"] = _note_mixed_precision_replaced
+        found[f"{package}.plugins.precision.half"] = _note_half_precision_replaced
         for module, what in FOREIGN.items():
-            found[f"{package}.{module}"] = functools.partial(_follow_foreign, what)
+            found[f"{package}.{module}"] = functools.partial(_refuse_foreign_precision, what)
     for package in TRAINER:
-        found[f"{package}.strategies.strategy"] = _follow_redirection
-        found[f"{package}.core.module"] = _follow_toggles
-        found[f"{package}.trainer.connectors.logger_connector.logger_connector"] = _follow_logs
+        found[f"{package}.strategies.strategy"] = _follow_forward_redirection
+        found[f"{package}.core.module"] = _follow_frozen_toggles
+        found[f"{package}.trainer.connectors.logger_connector.logger_connector"] = _follow_lightning_logs
     return found
 
 

@@ -15,28 +15,28 @@ from typing import Any
 
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.patches import Subscriptions
-from ampcompare.settings.resume_trace import RowKind
+from ampcompare.settings.resume_trace import TraceRowKind
 
 Note = Callable[..., None]
 LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 ACCELERATOR, LOADERS = "accelerate.accelerator", "accelerate.data_loader"
 
 
-def follow_saved_states(note: Note, events: Subscriptions) -> None:
+def note_saved_state_folders(note: Note, events: Subscriptions) -> None:
     """Note each folder that `Accelerator.save_state` fills."""
 
     def follow() -> None:
         def save(inner: Any, accelerator: Any, *args: Any, **options: Any) -> Any:
             folder = inner(accelerator, *args, **options)
-            note(RowKind.STATES, path=os.path.abspath(os.fspath(folder)))
+            note(TraceRowKind.STATES, path=os.path.abspath(os.fspath(folder)))
             return folder
 
         events.wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", save)
 
-    _follow_when_imported({ACCELERATOR: follow}, events)
+    _call_when_imported({ACCELERATOR: follow}, events)
 
 
-def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subscriptions) -> None:
+def start_trainers_from_checkpoint(checkpoint: str, states: str, note: Note, events: Subscriptions) -> None:
     """Let trainers that the script calls without a checkpoint take that of an earlier run.
 
     Args:
@@ -52,7 +52,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
                 folder = trainer.args.output_dir
                 if os.path.isdir(folder) and get_last_checkpoint(folder) is not None:
                     resume_from_checkpoint = True
-                    note(RowKind.TRAINER, by="Trainer.train(resume_from_checkpoint=True)")
+                    note(TraceRowKind.TRAINER, by="Trainer.train(resume_from_checkpoint=True)")
             return inner(trainer, resume_from_checkpoint, *args, **options)
 
         events.wrap(sys.modules["transformers.trainer"].Trainer, "train", train)
@@ -65,7 +65,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
             if checkpoint and options.get("ckpt_path") is None and (len(args) <= place or args[place] is None):
                 args = args[:place]
                 options["ckpt_path"] = checkpoint
-                note(RowKind.TRAINER, by=f"Trainer.fit(ckpt_path={os.path.basename(checkpoint)!r})")
+                note(TraceRowKind.TRAINER, by=f"Trainer.fit(ckpt_path={os.path.basename(checkpoint)!r})")
             return inner(trainer, *args, **options)
 
         events.wrap(kind, "fit", fit)
@@ -84,7 +84,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
                 # It would save to the folder of the first checkpoint, and refuses one that is there.
                 accelerator.project_configuration.iteration = int(saved) + 1
                 by += f", and project_configuration.iteration = {int(saved) + 1}"
-            note(RowKind.TRAINER, by=by)
+            note(TraceRowKind.TRAINER, by=by)
 
     def follow_accelerate() -> None:
         def init(inner: Any, accelerator: Any, *args: Any, **options: Any) -> None:
@@ -108,7 +108,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
         for name in ("DataLoaderShard", "DataLoaderDispatcher"):
             events.wrap(getattr(sys.modules[LOADERS], name), "__iter__", iterate)
 
-    _follow_when_imported(
+    _call_when_imported(
         {
             "transformers.trainer": follow_transformers,
             **{name: functools.partial(follow_lightning, name) for name in LIGHTNING},
@@ -119,7 +119,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
     )
 
 
-def _follow_when_imported(modules: dict[str, Callable[[], None]], events: Subscriptions) -> None:
+def _call_when_imported(modules: dict[str, Callable[[], None]], events: Subscriptions) -> None:
     imports = ImportHook(modules)
     imports.begin()
-    events.at_end(imports.end)
+    events.call_at_end(imports.end)

@@ -18,7 +18,7 @@ OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODE
 def rules_for(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Rule]:
     """Return the rules of selected codes that may find something in a text, by the words that they need."""
     words = Words(text)
-    return [rule for rule in RULES if words.meet(rule.needs) and any(map(selected, rule.codes))]
+    return [rule for rule in RULES if words.has_all_needed(rule.needs) and any(map(selected, rule.codes))]
 
 
 def check_text(
@@ -49,12 +49,12 @@ def check_text(
                     found.setdefault((finding.code, finding.line, finding.column), finding)
         except RecursionError:
             raise SourceInvalid("nested too deeply") from None
-    is_silenced = _find_silenced(text)
+    is_silenced = _make_silence_test(text)
     findings = sorted(found.values(), key=lambda finding: (finding.line, finding.column, finding.code))
     return [finding for finding in findings if not is_silenced(finding)]
 
 
-def _find_silenced(text: str) -> Callable[[Finding], bool]:
+def _make_silence_test(text: str) -> Callable[[Finding], bool]:
     """Return the function that says whether a comment of the text silences a finding.
 
     A comment counts on the first and on the last line of the statement.

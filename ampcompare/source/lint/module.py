@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.index import Function, Imported, Index, choices_of
-from ampcompare.source.lint.update_events import Event, Kind, Tracer
+from ampcompare.source.index import Function, ImportedObject, Index, functions_of_callee
+from ampcompare.source.lint.update_events import EventKind, EventTracer, TrainingEvent
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.project import Project
 from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
 from ampcompare.source.versions import LATEST, Versions
 
-Trace = list[Event]
+Trace = list[TrainingEvent]
 RULES: list[Rule] = []
-AMP_KINDS = (Kind.SCALE, Kind.SCALER_STEP, Kind.SCALE_LOSS, Kind.INITIALIZE)
+AMP_KINDS = (EventKind.SCALE, EventKind.SCALER_STEP, EventKind.SCALE_LOSS, EventKind.INITIALIZE)
 # What an example imports that uses these names and has no imports of its own.
 IMPORTS = {"torch": "import torch", "amp": "from apex import amp"}
 # Calls that end the process.
@@ -67,14 +67,14 @@ class Mistake:
     @property
     def example(self) -> str:
         """The code with the mistake."""
-        return self._lines("wrong", "right")
+        return self._lines_with_mark("wrong", "right")
 
     @property
-    def harmless(self) -> str:
+    def harmless_code(self) -> str:
         """Code that looks like it and is right."""
-        return re.sub(r"  # AMP\d{3}$", "", self._lines("right", "wrong"), flags=re.MULTILINE)
+        return re.sub(r"  # AMP\d{3}$", "", self._lines_with_mark("right", "wrong"), flags=re.MULTILINE)
 
-    def _lines(self, mark: str, other: str) -> str:
+    def _lines_with_mark(self, mark: str, other: str) -> str:
         imports = IMPORTS.items() if "import " not in self.script else ()
         head = "".join(f"\n{line}" for name, line in imports if re.search(rf"\b{name}\.", self.script))
         text = f"{head}\n{self.script}" if head else self.script
@@ -112,7 +112,7 @@ class Rule(NamedTuple):
     Attributes:
         codes: that it finds.
         mistakes: that it states.
-        needs: without a word of each group, as of `Words.meet`, a text has no finding of it.
+        needs: without a word of each group, as of `Words.has_all_needed`, a text has no finding of it.
         check: the function.
     """
 
@@ -122,7 +122,7 @@ class Rule(NamedTuple):
     check: Check
 
 
-def rule(*found: Mistake | str, needs: tuple[str, ...]) -> Callable[[Check], Check]:
+def register_rule(*found: Mistake | str, needs: tuple[str, ...]) -> Callable[[Check], Check]:
     """Register a function that yields findings of these mistakes; one that another rule states is given by its code."""
 
     def register(check: Check) -> Check:
@@ -155,16 +155,18 @@ class LintModule(Module):
         """The calls with those of the files that are imported, which are parsed when they are asked for."""
         return Index(self, Project(self._path, self), alone=True)
 
-    def names_own(self, function: ast.expr) -> bool:
+    def may_be_own_function(self, function: ast.expr) -> bool:
         """Return whether an expression, such as what is called, may be a function or class of this module."""
-        choices = choices_of(self.index.of_expression(function, self.scope_of.get(function, self.top)))
+        choices = functions_of_callee(
+            self.index.function_of_expression(function, self.scope_of.get(function, self.top))
+        )
         # A class without `__init__` is called as `object` is.
-        return any(isinstance(each, Function) or each == Imported("object") for each in choices)
+        return any(isinstance(each, Function) or each == ImportedObject("object") for each in choices)
 
     @functools.cached_property
     def traces(self) -> list[Trace]:
         """The events of each function and of the module, those that have nothing to do with training left out."""
-        tracer = Tracer(self.index, self.kinds)
+        tracer = EventTracer(self.index, self.kinds)
         scopes = training_scopes(self)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
 
@@ -173,7 +175,7 @@ class LintModule(Module):
         """The traces in which Apex or a GradScaler takes part."""
         return [trace for trace in self.traces if any(event.kind in AMP_KINDS for event in trace)]
 
-    def events(self, *kinds: Kind, with_amp: bool = False) -> Iterator[tuple[Trace, int, Event]]:
+    def events(self, *kinds: EventKind, with_amp: bool = False) -> Iterator[tuple[Trace, int, TrainingEvent]]:
         """Yield the events of some kinds, of all traces or of `amp_traces`, each with its trace and its place there."""
         for trace in self.amp_traces if with_amp else self.traces:
             for index, event in enumerate(trace):
@@ -181,9 +183,9 @@ class LintModule(Module):
                     yield trace, index, event
 
     @functools.cached_property
-    def new_scalers(self) -> list[ast.Call]:
+    def calls_making_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
-        return [call for call in self.calls if self.kinds.is_new("scaler", call, self.scope_of[call])]
+        return [call for call in self.calls if self.kinds.is_new_object("scaler", call, self.scope_of[call])]
 
     @functools.cached_property
     def enters_autocast(self) -> bool:
@@ -197,32 +199,32 @@ class LintModule(Module):
     def opt_levels(self) -> set[str | None]:
         """The opt levels of all calls of `amp.initialize`; None stands for one that is not written there."""
         return {
-            literal(level) if (level := argument(call, "opt_level")) is not None else "O1"
-            for call in self.calls_of("apex.amp.initialize")
+            text_of_literal(level) if (level := argument(call, "opt_level")) is not None else "O1"
+            for call in self.calls_of_functions("apex.amp.initialize")
         }
 
     @functools.cached_property
-    def code(self) -> str:
+    def text_without_comments(self) -> str:
         """The text without comments and docstrings."""
         parts, end = [], 0
         for node in self.nodes:
-            if isinstance(node, ast.Expr) and literal(node.value) is not None:
+            if isinstance(node, ast.Expr) and text_of_literal(node.value) is not None:
                 parts.append(self.text[end : self.start(node)])
                 end = self.end(node)
         return COMMENT_OR_TEXT.sub(lambda match: match[1] or "", "".join([*parts, self.text[end:]]))
 
     def mentions(self, pattern: str) -> bool:
         """Return whether the code matches a regular expression anywhere; comments and docstrings say nothing."""
-        return re.search(pattern, self.code) is not None
+        return re.search(pattern, self.text_without_comments) is not None
 
-    def is_conditional(self, node: ast.AST) -> bool:
+    def is_under_if(self, node: ast.AST) -> bool:
         """Return whether a node stands under an `if` of its function."""
-        return any(isinstance(outer, ast.If) for outer in self.within_function(node))
+        return any(isinstance(outer, ast.If) for outer in self.nodes_up_to_function(node))
 
     def finding(self, code: str, node: ast.AST, message: str, edits: tuple[Edit, ...] = ()) -> Finding:
         """Return a finding at a node."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-        statement = None if node is self.tree else self.statement(node)
+        statement = None if node is self.tree else self.statement_around(node)
         last = line
         if statement is not None and not hasattr(statement, "body"):
             last = statement.end_lineno or line
@@ -236,48 +238,48 @@ class LintModule(Module):
         """Return the edit that puts text in at a place."""
         return (Edit(place, place, text),)
 
-    def replace(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
+    def replacement_edits(self, node: ast.AST, text: str) -> tuple[Edit, ...]:
         """Return the edit that replaces a node by other text."""
         return (Edit(*self.span(node), text),)
 
 
-def literal(node: ast.expr | None) -> str | None:
+def text_of_literal(node: ast.expr | None) -> str | None:
     """Return the text of a string literal."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def events_between(trace: Trace, first: Event, last: Event, *kinds: Kind) -> list[Event]:
+def events_between(trace: Trace, first: TrainingEvent, last: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
     """Return the events of some kinds between two others that one run can meet along with both."""
     inside = trace[trace.index(first) + 1 : trace.index(last)]
     return [event for event in inside if event.kind in kinds and event.may_follow(first) and event.may_follow(last)]
 
 
-def events_before(trace: Trace, event: Event, *kinds: Kind) -> list[Event]:
+def events_before(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
     """Return the events of some kinds before another one that one run can meet with it."""
     return [other for other in trace[: trace.index(event)] if other.kind in kinds and other.may_follow(event)]
 
 
-def events_after(trace: Trace, event: Event, *kinds: Kind) -> list[Event]:
+def events_after(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
     """Return the events of some kinds behind another one that one run can meet with it."""
     return [other for other in trace[trace.index(event) + 1 :] if other.kind in kinds and other.may_follow(event)]
 
 
-def last_before(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+def last_event_before(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> TrainingEvent | None:
     """Return the last event of some kinds before another one, of those that one run can meet with it."""
     return next(reversed(events_before(trace, event, *kinds)), None)
 
 
-def first_after(trace: Trace, event: Event, *kinds: Kind) -> Event | None:
+def first_event_after(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> TrainingEvent | None:
     """Return the first event of some kinds behind another one, of those that one run can meet with it."""
     return next(iter(events_after(trace, event, *kinds)), None)
 
 
-def is_off(call: ast.Call) -> bool:
+def is_switched_off(call: ast.Call) -> bool:
     """Return whether a scaler or autocast is switched off by a literal."""
     return is_literal(argument(call, "enabled"), False)
 
 
-def name_of(node: ast.AST) -> str:
+def dotted_text_of(node: ast.AST) -> str:
     """Return the dotted text of a node, or an empty text."""
     return dotted_name(node) or ""
 
@@ -293,7 +295,7 @@ def training_scopes(module: LintModule) -> list[Scope]:
     while waiting:
         scope = waiting.pop()
         if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            calls, _ = module.index.callers(scope)
+            calls, _ = module.index.calls_of_function(scope)
             callers = {module.scope_of[call] for call in calls} | steppers.get(scope, set())
             waiting += callers - reached
             reached |= callers
@@ -303,10 +305,10 @@ def training_scopes(module: LintModule) -> list[Scope]:
 def _callers_of_closures(module: LintModule) -> dict[Scope, set[Scope]]:
     """Return the functions that are passed to a `step`, which calls them, each with the scopes of these calls."""
     found: dict[Scope, set[Scope]] = {}
-    for call, _ in module.methods("step"):
+    for call, _ in module.method_calls("step"):
         scope = module.scope_of[call]
         for value in call.args:
-            for choice in choices_of(module.index.of_expression(value, scope)):
+            for choice in functions_of_callee(module.index.function_of_expression(value, scope)):
                 if isinstance(choice, Function):
                     found.setdefault(choice.scope, set()).add(scope)
     return found

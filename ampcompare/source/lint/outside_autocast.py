@@ -29,7 +29,7 @@ FUNCTIONS = frozenset({
 BUILT_IN = ("float", "int", "len")
 
 
-def move_outside(
+def edits_moving_outside(
     module: Module, statement: ast.stmt, losses: Collection[ast.Call], autocast: ast.Call
 ) -> tuple[Edit, ...]:
     """Return the edits that put a statement outside of autocast, with the inputs of its losses in fp32.
@@ -48,19 +48,19 @@ def move_outside(
     full = module.resolve(autocast.func)
     inputs = _inputs_of_losses(losses)
     value = getattr(statement, "value", None)
-    if inputs is None or value is None or not isinstance(statement, SIMPLE) or not _runs_at_once(value):
+    if inputs is None or value is None or not isinstance(statement, SIMPLE) or not _is_computed_at_once(value):
         return ()
     if module.resolve(autocast.func, module.scope_of.get(value)) != full:
         return ()
     above = {}
-    if list(losses) == [value] and not _is_same(module, statement, losses, ()):
-        above = _computed_above(module, losses, inputs[0])
-    if not _is_same(module, statement, losses, above):
+    if list(losses) == [value] and not _is_same_outside(module, statement, losses, ()):
+        above = _names_computed_above(module, losses, inputs[0])
+    if not _is_same_outside(module, statement, losses, above):
         return ()
     edits = Edits(module)
-    edits.before(statement, [f"{name} = {_bracket_if_needed(module.source(one))}" for one, name in above.items()])
+    edits.insert_above(statement, [f"{name} = {_bracket_if_needed(module.source(one))}" for one, name in above.items()])
     device = "" if full == "torch.cuda.amp.autocast" else '"cuda", '
-    edits.wrap(statement, statement, f"with {module.source(autocast.func)}({device}enabled=False):")
+    edits.put_under_header(statement, statement, f"with {module.source(autocast.func)}({device}enabled=False):")
     for one in (each for pair in inputs for each in pair):
         if one in above:
             edits.replace(one, f"{above[one]}.float()")
@@ -80,26 +80,26 @@ def _inputs_of_losses(losses: Collection[ast.Call]) -> list[tuple[ast.expr, ast.
     return found
 
 
-def _runs_at_once(value: ast.expr) -> bool:
+def _is_computed_at_once(value: ast.expr) -> bool:
     """Return whether all of an expression is computed where it stands, and binds no name."""
     return not any(isinstance(one, NOT_HERE) for one in ast.walk(value))
 
 
-def _computed_above(
+def _names_computed_above(
     module: Module, losses: Collection[ast.Call], inputs: tuple[ast.expr, ast.expr]
 ) -> dict[ast.expr, str]:
     """Return those of the inputs of the only loss that autocast must compute, above the statement: a name for each."""
     pairs = zip(inputs, ("loss_input", "loss_target"), strict=True)
-    return {one: _new_name(module, word) for one, word in pairs if not _is_same(module, one, losses, ())}
+    return {one: _unused_name(module, word) for one, word in pairs if not _is_same_outside(module, one, losses, ())}
 
 
 def _bracket_if_needed(text: str) -> str:
     return f"({text})" if "\n" in text else text
 
 
-def _is_same(module: Module, part: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]) -> bool:
+def _is_same_outside(module: Module, part: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]) -> bool:
     """Return whether a part of a statement, without losses and what is kept apart, gives the same out of autocast."""
-    for node in _nodes_of_tree(part, losses, apart):
+    for node in _nodes_without_losses(part, losses, apart):
         if isinstance(node, (ast.BinOp, ast.AugAssign)):
             is_reciprocal = isinstance(node.op, ast.Div) and isinstance(getattr(node, "left", None), ast.Constant)
             if isinstance(node.op, (ast.MatMult, ast.Pow)) or is_reciprocal:
@@ -109,12 +109,14 @@ def _is_same(module: Module, part: ast.AST, losses: Collection[ast.Call], apart:
     return True
 
 
-def _nodes_of_tree(node: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]) -> Iterator[ast.AST]:
+def _nodes_without_losses(
+    node: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]
+) -> Iterator[ast.AST]:
     """Yield the nodes of a tree without what is kept apart, and without what names a loss."""
     yield node
     for child in ast.iter_child_nodes(node):
         if child not in apart and not (node in losses and child is getattr(node, "func", None)):
-            yield from _nodes_of_tree(child, losses, apart)
+            yield from _nodes_without_losses(child, losses, apart)
 
 
 def _is_without_cast(module: Module, call: ast.Call, losses: Collection[ast.Call]) -> bool:
@@ -149,7 +151,7 @@ def _cast_input_to_fp32(module: Module, edits: Edits, node: ast.expr) -> None:
         edits.replace(node, f"({module.text[start:end]}).float()")
 
 
-def _new_name(module: Module, word: str) -> str:
+def _unused_name(module: Module, word: str) -> str:
     """Return a name that the module does not use."""
     taken = {last_name(node) for node in module.nodes} | {getattr(node, "arg", None) for node in module.nodes}
     number, name = 1, word

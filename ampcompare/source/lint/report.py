@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.base.version import __version__
 from ampcompare.source.document import Place
@@ -23,7 +23,7 @@ FINGERPRINT = "codeAndMessage/v1"
 
 
 @dataclass(frozen=True)
-class Located:
+class LocatedFinding:
     """A finding in a file.
 
     Attributes:
@@ -42,7 +42,7 @@ class Located:
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadFile:
     """A file that could not be examined, or a fix that could not be written.
 
     Attributes:
@@ -57,7 +57,7 @@ class Unread:
 
     def __str__(self) -> str:
         line = f":{self.line}" if self.line else ""
-        return printable(f"{self.path}{line}: {self.reason}", LONGEST)
+        return printable_line(f"{self.path}{line}: {self.reason}", LONGEST)
 
 
 @dataclass
@@ -71,8 +71,8 @@ class Report(ShownInNotebook):
         fixed: how many findings were corrected.
     """
 
-    findings: list[Located] = field(default_factory=list)
-    unread: list[Unread] = field(default_factory=list)
+    findings: list[LocatedFinding] = field(default_factory=list)
+    unread: list[UnreadFile] = field(default_factory=list)
     files: int = 0
     fixed: int = 0
 
@@ -81,7 +81,7 @@ class Report(ShownInNotebook):
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Return the place, code, level, message and remedy of each finding."""
         return [
-            (f"{one.path}:{one.place}", one.code, level_of(one.code), one.message, CODES[one.code].remedy)
+            (f"{one.path}:{one.place}", one.code, level_of_code(one.code), one.message, CODES[one.code].remedy)
             for one in self.findings
         ]
 
@@ -97,7 +97,7 @@ class Report(ShownInNotebook):
         return f"{fixed}{_count_text(len(self.findings), 'finding')}{where}{hint}{unread}"
 
 
-def level_of(code: str) -> str:
+def level_of_code(code: str) -> str:
     """Return `error` for misuse, `warning` for what is deprecated or style."""
     return "error" if code.startswith(("AMP1", "AMP2")) else "warning"
 
@@ -109,7 +109,9 @@ def _count_text(number: int, noun: str) -> str:
 def _text_lines(report: Report) -> Iterator[str]:
     for one in report.findings:
         fix = " [*]" if one.fixable else ""
-        yield printable(f"{one.path}:{one.place}: {one.code}{fix} {one.message}; {CODES[one.code].remedy}", LONGEST)
+        yield printable_line(
+            f"{one.path}:{one.place}: {one.code}{fix} {one.message}; {CODES[one.code].remedy}", LONGEST
+        )
 
 
 def _json_lines(report: Report) -> Iterator[str]:
@@ -121,7 +123,7 @@ def _json_lines(report: Report) -> Iterator[str]:
             "column": one.place.column,
             "code": one.code,
             "name": CODES[one.code].name,
-            "level": level_of(one.code),
+            "level": level_of_code(one.code),
             "message": one.message,
             "matters": CODES[one.code].matters,
             "remedy": CODES[one.code].remedy,
@@ -148,7 +150,7 @@ def _github_lines(report: Report) -> Iterator[str]:
         title = _escape_github_property(f"{one.code} {CODES[one.code].name}")
         message = _escape_github_message(f"{cell}{one.message}; {CODES[one.code].remedy}")
         path = _escape_github_property(one.path.as_posix())
-        yield f"::{level_of(one.code)} file={path}{line},title={title}::{message}"
+        yield f"::{level_of_code(one.code)} file={path}{line},title={title}::{message}"
     for unread in report.unread:
         line = f",line={unread.line}" if unread.line else ""
         path = _escape_github_property(unread.path.as_posix())
@@ -178,7 +180,7 @@ def _sarif_lines(report: Report) -> Iterator[str]:
             {
                 "ruleId": one.code,
                 "ruleIndex": codes.index(one.code),
-                "level": level_of(one.code),
+                "level": level_of_code(one.code),
                 "message": {"text": f"{cell}{one.message}; {CODES[one.code].remedy}"},
                 "locations": [_sarif_location(one.path, region)],
                 # Code scanning knows a finding again by this when lines above it come or go.
@@ -211,7 +213,7 @@ def _sarif_rule(code: str) -> dict[str, Any]:
         "shortDescription": {"text": mistake.mistake},
         "fullDescription": {"text": f"{mistake.mistake}: {mistake.matters}"},
         "help": {"text": mistake.remedy},
-        "defaultConfiguration": {"level": level_of(code)},
+        "defaultConfiguration": {"level": level_of_code(code)},
         "properties": {"tags": ["mixed-precision"]},
     }
 

@@ -16,7 +16,7 @@ from ampcompare.source.edits import apply_edits
 from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text, rules_for
 from ampcompare.source.lint.module import Finding
-from ampcompare.source.lint.report import Located, Report, Unread
+from ampcompare.source.lint.report import LocatedFinding, Report, UnreadFile
 from ampcompare.source.lint.share_work import map_files
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import LATEST, Versions
@@ -50,7 +50,7 @@ class Selection:
             if not any(code.startswith(prefix) for code in CODES):
                 raise ConfigError(f"no lint code begins with {prefix!r}; {suggestion_text(prefix, CODES)}")
 
-    def reports(self, code: str) -> bool:
+    def reports_code(self, code: str) -> bool:
         """Return whether findings of a code are reported."""
         return code in _reported_codes(self.select, self.ignore)
 
@@ -78,13 +78,13 @@ def read_selection(paths: Sequence[Path]) -> Selection:
     for folder in (start, *start.parents):
         file = folder / "pyproject.toml"
         if file.is_file():
-            table = _read_table(file)
+            table = _read_lint_table(file)
             if table is not None:
                 return _make_selection(file, table)
     return Selection()
 
 
-def _read_table(file: Path) -> Any:
+def _read_lint_table(file: Path) -> Any:
     try:
         table: Any = tomllib.loads(read_text(file))
     except (FileFault, tomllib.TOMLDecodeError) as error:
@@ -137,17 +137,17 @@ def lint_files(
 def _examine_file(path: Path, selection: Selection, named: Collection[Path], *, fix: bool = False) -> Report:
     report = Report()
     try:
-        with _without_collections():
+        with _pause_garbage_collection():
             _lint_file(path, selection, fix, report, must_parse=path in named)
     except FileFault as error:
-        report.unread.append(Unread(path, str(error)))
+        report.unread.append(UnreadFile(path, str(error)))
     except SourceInvalid as error:
-        report.unread.append(Unread(path, f"{error.kind}: {error}" if error.line else str(error), error.line))
+        report.unread.append(UnreadFile(path, f"{error.kind}: {error}" if error.line else str(error), error.line))
     return report
 
 
 @contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Keep Python's collector of garbage from looking at a growing tree again and again; it comes behind each file."""
     was_on = gc.isenabled()
     gc.disable()
@@ -164,11 +164,11 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
         report.files += 1
         return
     try:
-        if must_parse and not rules_for(document.text, selection.reports):
+        if must_parse and not rules_for(document.text, selection.reports_code):
             parse_tree(document.text)
-        findings = check_text(document.text, selection.reports, selection.versions, path)
+        findings = check_text(document.text, selection.reports_code, selection.versions, path)
     except SourceInvalid as error:
-        line = document.place(error.line).line if error.line else 0
+        line = document.place_for_user(error.line).line if error.line else 0
         raise SourceInvalid(str(error), line) from None
     report.files += 1
     if fix and any(finding.edits for finding in findings):
@@ -180,10 +180,10 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
             document = read_document(path) if document.notebook is not None else document
             findings = left
         except (FileFault, EnvironmentUnfit) as error:
-            report.unread.append(Unread(path, f"cannot be corrected: {error}"))
+            report.unread.append(UnreadFile(path, f"cannot be corrected: {error}"))
     for finding in findings:
-        place = document.place(finding.line, finding.column)
-        report.findings.append(Located(path, place, finding.code, finding.message, bool(finding.edits)))
+        place = document.place_for_user(finding.line, finding.column)
+        report.findings.append(LocatedFinding(path, place, finding.code, finding.message, bool(finding.edits)))
 
 
 def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[str, list[Finding], int]:
@@ -206,7 +206,7 @@ def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[
             corrected, _ = apply_edits(text, groups)
             try:
                 parse_tree(corrected)
-                left = check_text(corrected, selection.reports, selection.versions)
+                left = check_text(corrected, selection.reports_code, selection.versions)
             except SourceInvalid:
                 continue
             if len(left) < len(findings):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
-from ampcompare.source.branches import Facts, contradict, expression_of, narrow
-from ampcompare.source.call_order import CallFollower, Frame
+from ampcompare.source.branches import Facts, add_conditions_of_test, conditions_contradict, expression_of_condition
+from ampcompare.source.call_order import CallFollower, CallFrame
 from ampcompare.source.index import Function, Index
 from ampcompare.source.module import Scope
 from ampcompare.source.object_kinds import ObjectKinds
@@ -36,7 +36,7 @@ READS = ("norm", "pow", "square", "abs")
 OF_GRADIENTS = re.compile(r"(?i)clip|grad_?norm|norm_?grad")
 
 
-class Kind(enum.Enum):
+class EventKind(enum.Enum):
     """What an event is."""
 
     BACKWARD = "backward"
@@ -67,7 +67,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class WithBlock:
     """A `with` block around events.
 
     Attributes:
@@ -86,7 +86,7 @@ class Context:
 
 
 @dataclass(eq=False)
-class Event:
+class TrainingEvent:
     """One call of interest.
 
     Attributes:
@@ -103,22 +103,22 @@ class Event:
         scope: in which it stands.
     """
 
-    kind: Kind
+    kind: EventKind
     call: ast.Call
     statement: ast.stmt
     subject: str
     facts: Facts
     loops: tuple[ast.AST, ...]
-    contexts: tuple[Context, ...]
+    contexts: tuple[WithBlock, ...]
     scope: Scope
     target: str = ""
     scaler: str = ""
     sources: frozenset[str] = frozenset()
 
     @property
-    def name(self) -> str:
+    def subject_name(self) -> str:
         """The subject as it is named in the source."""
-        return plain(self.subject)
+        return name_in_source(self.subject)
 
     @property
     def receiver(self) -> ast.expr:
@@ -126,21 +126,21 @@ class Event:
         assert isinstance(self.call.func, ast.Attribute)
         return self.call.func.value
 
-    def may_follow(self, other: Event) -> bool:
+    def may_follow(self, other: TrainingEvent) -> bool:
         """Return whether one run of the code can meet both events."""
-        return not contradict(self.facts, other.facts)
+        return not conditions_contradict(self.facts, other.facts)
 
-    def apex_block(self) -> Context | None:
+    def apex_block(self) -> WithBlock | None:
         """Return the innermost `scale_loss` block around it."""
         return next((context for context in reversed(self.contexts) if context.kind == "scale_loss"), None)
 
-    def autocast(self) -> Context | None:
+    def autocast_block(self) -> WithBlock | None:
         """Return the innermost autocast block around it, unless that is switched off."""
         found = next((context for context in reversed(self.contexts) if context.kind == "autocast"), None)
         return found if found is not None and found.enabled else None
 
 
-def plain(name: str) -> str:
+def name_in_source(name: str) -> str:
     """Return a canonical name as it stands in the source."""
     return name.rpartition(":")[2]
 
@@ -148,65 +148,67 @@ def plain(name: str) -> str:
 class FunctionEvent(NamedTuple):
     """What a call of a function is, and the name of its first argument, which is the subject of the event."""
 
-    kind: Kind
+    kind: EventKind
     keyword: str = ""  # empty where it is given by position only
     is_bound: bool = False  # the target of the event is the name that gets the result
 
 
 FUNCTIONS = {
-    **dict.fromkeys(CLIPS, FunctionEvent(Kind.CLIP)),
-    **dict.fromkeys(WRAPPERS, FunctionEvent(Kind.WRAP, "module", is_bound=True)),
-    "apex.amp.initialize": FunctionEvent(Kind.INITIALIZE, "models", is_bound=True),
-    "apex.amp.scale_loss": FunctionEvent(Kind.SCALE_LOSS, "loss"),
-    "apex.parallel.convert_syncbn_model": FunctionEvent(Kind.SYNC_BATCH_NORM, is_bound=True),
-    "torch.save": FunctionEvent(Kind.SAVE),
-    "torch.autograd.backward": FunctionEvent(Kind.BACKWARD),
+    **dict.fromkeys(CLIPS, FunctionEvent(EventKind.CLIP)),
+    **dict.fromkeys(WRAPPERS, FunctionEvent(EventKind.WRAP, "module", is_bound=True)),
+    "apex.amp.initialize": FunctionEvent(EventKind.INITIALIZE, "models", is_bound=True),
+    "apex.amp.scale_loss": FunctionEvent(EventKind.SCALE_LOSS, "loss"),
+    "apex.parallel.convert_syncbn_model": FunctionEvent(EventKind.SYNC_BATCH_NORM, is_bound=True),
+    "torch.save": FunctionEvent(EventKind.SAVE),
+    "torch.autograd.backward": FunctionEvent(EventKind.BACKWARD),
 }
 METHODS_OF_ROLES = {
-    ("scaler", "scale"): Kind.SCALE,
-    ("scaler", "step"): Kind.SCALER_STEP,
-    ("scaler", "update"): Kind.UPDATE,
-    ("optimizer", "step"): Kind.STEP,
-    ("scheduler", "step"): Kind.SCHEDULE,
+    ("scaler", "scale"): EventKind.SCALE,
+    ("scaler", "step"): EventKind.SCALER_STEP,
+    ("scaler", "update"): EventKind.UPDATE,
+    ("optimizer", "step"): EventKind.STEP,
+    ("scheduler", "step"): EventKind.SCHEDULE,
 }
 SCHEDULERS = ("torch.optim.lr_scheduler.", "transformers.get_")
-WITH_ARGUMENT = (Kind.SCALE, Kind.SCALER_STEP)  # that are no events without what they scale or step
+WITH_ARGUMENT = (EventKind.SCALE, EventKind.SCALER_STEP)  # that are no events without what they scale or step
 QUIET_METHODS = ("state_dict", "add_param_group", "train", "eval")  # of an optimizer, that are no events
 METHODS = {
-    "unscale_": Kind.UNSCALE,
-    "zero_grad": Kind.ZERO_GRAD,
-    "half": Kind.HALF,
-    **dict.fromkeys(("bfloat16", "float", "double", "type", "from_pretrained", "from_config"), Kind.CAST),
-    "cuda": Kind.CUDA,
-    "to": Kind.CUDA,
-    "load_state_dict": Kind.LOAD,
+    "unscale_": EventKind.UNSCALE,
+    "zero_grad": EventKind.ZERO_GRAD,
+    "half": EventKind.HALF,
+    **dict.fromkeys(("bfloat16", "float", "double", "type", "from_pretrained", "from_config"), EventKind.CAST),
+    "cuda": EventKind.CUDA,
+    "to": EventKind.CUDA,
+    "load_state_dict": EventKind.LOAD,
 }
 
 
-class Tracer(CallFollower):
+class EventTracer(CallFollower):
     """The events of one function or module: calls of interest, with the caller's names for what is passed."""
 
     def __init__(self, index: Index, kinds: ObjectKinds) -> None:
         super().__init__(index)
         self._kinds = kinds
 
-    def trace(self, scope: Scope) -> list[Event]:
+    def trace(self, scope: Scope) -> list[TrainingEvent]:
         """Return the events of a function or of the module."""
-        self._events: list[Event] = []
+        self._events: list[TrainingEvent] = []
         self._scaled: dict[str, str] = {}
         self.follow(scope)
         return self._events
 
-    def is_full(self) -> bool:
+    def has_reached_enough(self) -> bool:
         return len(self._events) > MAX_EVENTS
 
-    def enter(self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: Frame) -> Context:
+    def context_of_with_item(
+        self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: CallFrame
+    ) -> WithBlock:
         bound = "" if item.optional_vars is None else self._canonical_text(item.optional_vars, frame)
         return self._context_of_event(item.context_expr, statement, bound, frame)
 
     def _context_of_event(
-        self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: Frame
-    ) -> Context:
+        self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: CallFrame
+    ) -> WithBlock:
         choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
         text = dotted_name(node)
         if text is not None:
@@ -216,70 +218,70 @@ class Tracer(CallFollower):
                 continue
             full = self.module.resolve(choice.func, frame.scope) or ""
             if full == "apex.amp.scale_loss" or full.endswith("amp.scale_loss"):
-                return Context("scale_loss", statement, bound, choice)
+                return WithBlock("scale_loss", statement, bound, choice)
             if full in AUTOCASTS:
                 enabled = argument(choice, "enabled", 0 if full == "torch.cuda.amp.autocast" else None)
                 off = isinstance(enabled, ast.Constant) and not enabled.value
-                return Context("autocast", statement, bound, choice, enabled=not off)
-        return Context("other", statement, bound)
+                return WithBlock("autocast", statement, bound, choice, enabled=not off)
+        return WithBlock("other", statement, bound)
 
-    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+    def handle_node(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         assert isinstance(node, ast.Call)
-        if not self.inline(node.func, frame, node):
+        if not self.follow_named_function(node.func, frame, node):
             self._record_call(node, statement, frame)
 
-    def _record_call(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> None:
+    def _record_call(self, call: ast.Call, statement: ast.stmt, frame: CallFrame) -> None:
         """Record a call of a function, of a class or of a method, if it is an event."""
         full = self.module.resolve(call.func, frame.scope) or ""
         add = functools.partial(self._add_event, call, statement, frame)
         if full in FUNCTIONS:
             self._add_function_event(call, FUNCTIONS[full], statement, frame)
-        elif self._kinds.is_new("scaler", call, frame.scope):
-            add(Kind.NEW_SCALER, self._bound_name(statement, frame))
-        elif self._kinds.is_new("optimizer", call, frame.scope):
+        elif self._kinds.is_new_object("scaler", call, frame.scope):
+            add(EventKind.NEW_SCALER, self._name_bound_by(statement, frame))
+        elif self._kinds.is_new_object("optimizer", call, frame.scope):
             weights = call.args[0] if call.args else argument(call, "params")
-            sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
-            add(Kind.NEW_OPTIMIZER, self._bound_name(statement, frame), sources=sources)
+            sources = frozenset() if weights is None else frozenset(self._source_names_of(weights, frame))
+            add(EventKind.NEW_OPTIMIZER, self._name_bound_by(statement, frame), sources=sources)
         elif full in CROSS_ENTROPIES or self._makers_of_object(call.func, frame) == {"torch.nn.BCELoss"}:
-            add(Kind.CROSS_ENTROPY, call.func)
+            add(EventKind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
-            add(Kind.GRADIENT, call.args[0] if call.args else None)
+            add(EventKind.GRADIENT, call.args[0] if call.args else None)
         elif not isinstance(call.func, ast.Attribute) or not self._add_method_event(
             call, call.func, statement, frame, add
         ):
             self._add_unknown_event(call, full, frame, add)
 
-    def _add_function_event(self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: Frame) -> None:
+    def _add_function_event(self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: CallFrame) -> None:
         """Record the call of a function that is an event."""
         subject = call.args[0] if call.args else argument(call, event.keyword)
-        if event.kind is Kind.CLIP and isinstance(subject, ast.IfExp):
+        if event.kind is EventKind.CLIP and isinstance(subject, ast.IfExp):
             test = self.substitute_arguments(subject.test, frame)
             for choice, holds in ((subject.body, True), (subject.orelse, False)):
-                inner = replace(frame, facts=narrow(frame.facts, test, holds))
-                self._add_event(call, statement, inner, Kind.CLIP, choice)
+                inner = replace(frame, facts=add_conditions_of_test(frame.facts, test, holds))
+                self._add_event(call, statement, inner, EventKind.CLIP, choice)
             return
-        target: ast.expr | str | None = self._bound_name(statement, frame) if event.is_bound else ""
-        if event.kind is Kind.SCALE_LOSS:
+        target: ast.expr | str | None = self._name_bound_by(statement, frame) if event.is_bound else ""
+        if event.kind is EventKind.SCALE_LOSS:
             target = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
-        scaler = self._scaler_of(subject, frame) if event.kind is Kind.BACKWARD else ""
+        scaler = self._scaler_of_loss(subject, frame) if event.kind is EventKind.BACKWARD else ""
         self._add_event(call, statement, frame, event.kind, subject, target, scaler)
 
-    def _add_unknown_event(self, call: ast.Call, full: str, frame: Frame, add: Callable[..., None]) -> None:
+    def _add_unknown_event(self, call: ast.Call, full: str, frame: CallFrame, add: Callable[..., None]) -> None:
         """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
         for value in argument_values(call):
             if full.startswith(SCHEDULERS):  # which read the optimizer, and step nothing as they are made
                 break
-            if self._kinds.of(value, frame.scope) in ("scaler", "optimizer"):
-                add(Kind.OPAQUE, value)
+            if self._kinds.kind_of_object(value, frame.scope) in ("scaler", "optimizer"):
+                add(EventKind.OPAQUE, value)
         if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):
-            add(Kind.ELSEWHERE, call.args[0] if call.args else None)
+            add(EventKind.ELSEWHERE, call.args[0] if call.args else None)
 
     def _add_event(
         self,
         call: ast.Call,
         statement: ast.stmt,
-        frame: Frame,
-        kind: Kind,
+        frame: CallFrame,
+        kind: EventKind,
         subject: ast.expr | str | None,
         target: ast.expr | str | None = "",
         scaler: str = "",
@@ -288,90 +290,96 @@ class Tracer(CallFollower):
         subject = subject if isinstance(subject, str) else self._canonical_text(subject, frame)
         target = target if isinstance(target, str) else self._canonical_text(target, frame)
         where = frame.facts, frame.loops, frame.contexts, frame.scope
-        self._events.append(Event(kind, call, statement, subject, *where, target, scaler, sources))
+        self._events.append(TrainingEvent(kind, call, statement, subject, *where, target, scaler, sources))
 
     def _add_method_event(
-        self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: Frame, add: Callable[..., None]
+        self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: CallFrame, add: Callable[..., None]
     ) -> bool:
         """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
         if name == "backward":
             self._add_backward_event(call, receiver, frame, add)
             return True
-        role = self._kinds.of(receiver, frame.scope)
+        role = self._kinds.kind_of_object(receiver, frame.scope)
         kind = METHODS_OF_ROLES.get((role, name))
         first = call.args[0] if call.args else argument(call, "optimizer")
         if kind in WITH_ARGUMENT and first is None:
             return False
         if kind is not None:
-            for value in call.args if kind is Kind.STEP else ():
-                self.inline(value, frame)  # a closure
+            for value in call.args if kind is EventKind.STEP else ():
+                self.follow_named_function(value, frame)  # a closure
             add(kind, receiver, first if kind in WITH_ARGUMENT else "")
         elif role == "optimizer" and name not in METHODS and name not in QUIET_METHODS:
-            add(Kind.OPAQUE, receiver)  # a method of an optimizer of another kind
+            add(EventKind.OPAQUE, receiver)  # a method of an optimizer of another kind
         elif name in METHODS:
-            add(METHODS[name], receiver, first if name == "unscale_" else self._bound_by_chain(call, statement, frame))
+            add(
+                METHODS[name],
+                receiver,
+                first if name == "unscale_" else self._name_bound_to_chain(call, statement, frame),
+            )
         elif (name in READS or name.endswith("_")) and (gradient := _gradient_in(receiver)) is not None:
-            add(Kind.GRADIENT, gradient)
+            add(EventKind.GRADIENT, gradient)
         else:
             return False
         return True
 
-    def _add_backward_event(self, call: ast.Call, receiver: ast.expr, frame: Frame, add: Callable[..., None]) -> None:
+    def _add_backward_event(
+        self, call: ast.Call, receiver: ast.expr, frame: CallFrame, add: Callable[..., None]
+    ) -> None:
         """Record a backward pass: of a loss, or by a library, which may scale it."""
-        scaler = self._scaler_of(receiver, frame)
+        scaler = self._scaler_of_loss(receiver, frame)
         owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()
         is_foreign = any(word in owner for word in LIBRARIES) or (call.args and "loss" not in owner)
         if is_foreign and not scaler:
-            add(Kind.FOREIGN_BACKWARD, receiver)
+            add(EventKind.FOREIGN_BACKWARD, receiver)
         else:
-            add(Kind.BACKWARD, receiver, scaler=scaler)
+            add(EventKind.BACKWARD, receiver, scaler=scaler)
 
-    def _makers_of_object(self, node: ast.expr, frame: Frame) -> set[str]:
+    def _makers_of_object(self, node: ast.expr, frame: CallFrame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""
         text = dotted_name(node)
         values = [node] if text is None else self.module.values_of(text, frame.scope) or []
         return {self._maker_of_object(one, frame) for one in values}
 
-    def _maker_of_object(self, node: ast.expr, frame: Frame) -> str:
+    def _maker_of_object(self, node: ast.expr, frame: CallFrame) -> str:
         """Return the full name of what builds an object, which may be moved to a device there; "" if unknown."""
         while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("cuda", "to"):
             node = node.func.value
         return self.module.resolve(node.func, frame.scope) or "" if isinstance(node, ast.Call) else ""
 
-    def _scaler_of(self, node: ast.expr | None, frame: Frame) -> str:
+    def _scaler_of_loss(self, node: ast.expr | None, frame: CallFrame) -> str:
         """Return the scaler that has scaled a loss."""
         if node is None:
             return ""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
-            if self._kinds.of(node.func.value, frame.scope) == "scaler":
+            if self._kinds.kind_of_object(node.func.value, frame.scope) == "scaler":
                 return self._canonical_text(node.func.value, frame)
         return self._scaled.get(self._canonical_text(node, frame), "")
 
-    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
+    def after_statement(self, statement: ast.stmt, frame: CallFrame) -> None:
         if not isinstance(statement, (ast.Assign, ast.AugAssign)):
             return
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target in targets:
             if (gradient := _gradient_in(target)) is not None and not is_literal(statement.value, None):
-                self._add_event(statement, statement, frame, Kind.GRADIENT, gradient)  # type: ignore[arg-type]
+                self._add_event(statement, statement, frame, EventKind.GRADIENT, gradient)  # type: ignore[arg-type]
         if isinstance(statement, ast.AugAssign) or len(targets) != 1:
             return
         name = self._canonical_text(targets[0], frame)
-        scaler = self._scaler_of(statement.value, frame)
+        scaler = self._scaler_of_loss(statement.value, frame)
         if scaler:
             self._scaled[name] = scaler
         else:
             self._scaled.pop(name, None)
 
-    def _bound_name(self, statement: ast.stmt, frame: Frame) -> str:
+    def _name_bound_by(self, statement: ast.stmt, frame: CallFrame) -> str:
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
             first = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else target
             return self._canonical_text(first, frame)
         return ""
 
-    def _bound_by_chain(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> str:
+    def _name_bound_to_chain(self, call: ast.Call, statement: ast.stmt, frame: CallFrame) -> str:
         """Return the name that gets the result of a chain such as `compile(Net().half()).cuda()` with a call in it."""
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             return ""
@@ -389,7 +397,7 @@ class Tracer(CallFollower):
                 return self._canonical_text(target, frame)
         return ""
 
-    def _sources(self, node: ast.expr, frame: Frame, known: frozenset[str] = frozenset()) -> set[str]:
+    def _source_names_of(self, node: ast.expr, frame: CallFrame, known: frozenset[str] = frozenset()) -> set[str]:
         """Return the canonical names that an expression is made from, through names that are assigned above it."""
         found: set[str] = set()
         waiting: list[ast.AST] = [node]
@@ -404,21 +412,21 @@ class Tracer(CallFollower):
             elif text not in known and self.module.resolve(each, frame.scope, follow=False) is None:
                 assert isinstance(each, ast.expr)
                 found.add(self._canonical_text(each, frame))
-                for value in self._values_in(text, frame.scope):
+                for value in self._values_given_to_name(text, frame.scope):
                     if value.lineno < node.lineno:
-                        found |= self._sources(value, frame, known | {text})
+                        found |= self._source_names_of(value, frame, known | {text})
         return found
 
-    def _values_in(self, text: str, scope: Scope) -> list[ast.expr]:
+    def _values_given_to_name(self, text: str, scope: Scope) -> list[ast.expr]:
         """Return what a name of a scope is assigned, or gets by `append`, `extend` and `update`."""
         values = list(map(strip_star, scope.values.get(text, ())))
         if any(isinstance(value, (ast.List, ast.Dict, ast.ListComp)) for value in values):
-            for call, receiver in self.module.methods("append", "extend", "update", "insert"):
+            for call, receiver in self.module.method_calls("append", "extend", "update", "insert"):
                 if dotted_name(receiver) == text and self.module.scope_of[call] is scope:
                     values += argument_values(call)
         return values
 
-    def _canonical_text(self, node: ast.AST | None, frame: Frame) -> str:
+    def _canonical_text(self, node: ast.AST | None, frame: CallFrame) -> str:
         """Return one text for an object, the same in the functions that it is passed to."""
         if node is None:
             return ""
@@ -437,29 +445,29 @@ class Tracer(CallFollower):
         if head in frame.names:
             return frame.names[head] + dot + rest
         if len(values) == 1 and head not in scope.parameters and (alias := dotted_name(values[0])) not in (None, head):
-            if not str(alias).startswith(f"{head}.") and not any(head in one.imports for one in scope.enclosing()):
+            if not str(alias).startswith(f"{head}.") and not any(head in one.imports for one in scope.lookup_scopes()):
                 return self._canonical_text(values[0], replace(frame, names={**frame.names, head: head})) + dot + rest
         if head in scope.parameters or head in scope.values:
             return f"{frame.prefix}{text}" if head != "self" else text
         return text
 
-    def spell(self, test: ast.expr, frame: Frame) -> ast.expr:
+    def spell_condition_part(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         # A name such as `is_last` is the test of a remainder.
         head, dot, rest = (dotted_name(test) or "").partition(".")
         if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:
-            return expression_of(frame.names[head] + dot + rest) or test
+            return expression_of_condition(frame.names[head] + dot + rest) or test
         values = frame.scope.values.get(test.id, []) if isinstance(test, ast.Name) else []
         if len(values) == 1 and isinstance(values[0], (ast.Compare, ast.BoolOp, ast.UnaryOp)):
             return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
         return test
 
-    def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:
+    def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         node = function.scope.node
         assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         found = {}
-        for name, value in arguments(call, self.module.positional(node)).items():
+        for name, value in arguments(call, self.module.positional_parameters(node)).items():
             found[name] = self._canonical_text(value, frame)
-            scaler = self._scaler_of(value, frame)
+            scaler = self._scaler_of_loss(value, frame)
             if scaler:
                 self._scaled[found[name]] = scaler
         return found

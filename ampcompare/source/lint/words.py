@@ -27,20 +27,20 @@ class Words:
         self._text = text
         self._known: dict[str, bool] = {}
 
-    def meet(self, needs: tuple[str, ...]) -> bool:
+    def has_all_needed(self, needs: tuple[str, ...]) -> bool:
         """Return whether the text has one word of each group of `needs`, whose words are joined by `|`."""
-        return all(self._has(group) for group in needs)
+        return all(self._has_any_of(group) for group in needs)
 
-    def _has(self, group: str) -> bool:
+    def _has_any_of(self, group: str) -> bool:
         known = self._known.get(group)
         if known is None:
             words = _words_of(group)
-            known = any(map(self._has, words)) if len(words) > 1 else self._find(group)
+            known = any(map(self._has_any_of, words)) if len(words) > 1 else self._is_in_text(group)
             self._known[group] = known
         return known
 
-    def _find(self, word: str) -> bool:
-        part, pattern = PATTERNS.get(word) or (word, _whole_word(word) if word in ALONE else None)
+    def _is_in_text(self, word: str) -> bool:
+        part, pattern = PATTERNS.get(word) or (word, _pattern_of_whole_word(word) if word in ALONE else None)
         return part in self._text and (pattern is None or pattern.search(self._text) is not None)
 
 
@@ -50,6 +50,6 @@ def _words_of(group: str) -> list[str]:
 
 
 @functools.cache
-def _whole_word(word: str) -> re.Pattern[str]:
+def _pattern_of_whole_word(word: str) -> re.Pattern[str]:
     """Return the pattern of a word; one that begins with text is faster than one that begins with a border."""
     return re.compile(rf"{word}(?<!\w{word})(?!\w)")

@@ -4,8 +4,8 @@ import ast
 
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
-from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.options import as_bool
+from ampcompare.source.migrate.read.names import ModuleImports
+from ampcompare.source.migrate.read.options import expression_as_bool
 from ampcompare.source.migrate.replacement_table import IMPORTED
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name
@@ -24,23 +24,23 @@ SWITCHED = (
 )
 
 
-def answer_guards(module: Module, edits: Edits) -> list[Finding]:
+def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
     """Answer questions whether Apex is there with yes; return what is said about them."""
     findings = []
     for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.partition(".")[0] == "apex":
-            answer = _question(module, node)
+            answer = _find_question_of(module, node)
             if answer is None:
                 if _is_asked_by_import(module, node):
-                    findings.append(Finding.at(node, BY_HAND, ASKS))
+                    findings.append(Finding.at_node(node, BY_HAND, ASKS))
                 continue
             question, value = answer
             edits.replace(question, YES if value else NO)
-            findings.append(Finding.at(question, NOTE, ANSWERED))
+            findings.append(Finding.at_node(question, NOTE, ANSWERED))
     return findings
 
 
-def _question(module: Module, name: ast.Constant) -> tuple[ast.expr, bool] | None:
+def _find_question_of(module: Module, name: ast.Constant) -> tuple[ast.expr, bool] | None:
     """Return the expression that asks for a module by its name, and its value where that is there."""
     parent = module.parent(name)
     if isinstance(parent, ast.Compare) and parent.left is name and len(parent.ops) == 1:
@@ -59,11 +59,11 @@ def _is_asked_by_import(module: Module, name: ast.Constant) -> bool:
     return isinstance(parent, ast.Call) and last_name(parent.func) in IMPORTERS
 
 
-def is_asked(module: Module, node: ast.AST) -> bool:
+def is_only_asked_for(module: Module, node: ast.AST) -> bool:
     """Return whether a name is only asked whether it is there, as in `if amp:` or `amp is not None`."""
     parent = module.parent(node)
     if isinstance(parent, ast.Compare):
-        return parent.left is node and is_literal(parent.comparators[0], None) and _is_identity(parent)
+        return parent.left is node and is_literal(parent.comparators[0], None) and _is_identity_test(parent)
     while isinstance(parent, (ast.BoolOp, ast.UnaryOp)):
         if isinstance(parent, ast.UnaryOp):
             return isinstance(parent.op, ast.Not)
@@ -74,24 +74,25 @@ def is_asked(module: Module, node: ast.AST) -> bool:
 def asks_for_apex(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for nothing but whether Apex is there, as `amp is not None` does."""
     node = test.left if isinstance(test, ast.Compare) else test
-    return module.resolve(node, follow=False) in ("apex", "apex.amp") and is_asked(module, node)
+    return module.resolve(node, follow=False) in ("apex", "apex.amp") and is_only_asked_for(module, node)
 
 
-def _is_identity(compare: ast.Compare) -> bool:
+def _is_identity_test(compare: ast.Compare) -> bool:
     return isinstance(compare.ops[0], (ast.Is, ast.IsNot, ast.Eq, ast.NotEq))
 
 
-def answer(module: Module, edits: Edits, node: ast.AST) -> list[Finding]:
-    """Answer a question of `is_asked` with yes; return what is said about it: nothing of one that must hold."""
+def answer_question(module: Module, edits: Edits, node: ast.AST) -> list[Finding]:
+    """Answer a question of `is_only_asked_for` with yes; return what is said about it: nothing where
+    it must hold."""
     parent = module.parent(node)
     if isinstance(parent, ast.Compare):
         edits.replace(parent, YES if isinstance(parent.ops[0], (ast.IsNot, ast.NotEq)) else NO)
     else:
         edits.replace(node, YES)
-    return [] if isinstance(module.statement(node), ast.Assert) else [Finding.at(node, NOTE, ANSWERED)]
+    return [] if isinstance(module.statement_around(node), ast.Assert) else [Finding.at_node(node, NOTE, ANSWERED)]
 
 
-def find_switches(module: Module, names: Names) -> dict[str, ast.Name]:
+def names_switched_by_script(module: Module, names: ModuleImports) -> dict[str, ast.Name]:
     """Return the names of Apex that a script binds to something else by its own choice, each with the place.
 
     What is bound where an import fails, or above such an import, stands for a missing Apex; what has the twin of torch
@@ -101,22 +102,26 @@ def find_switches(module: Module, names: Names) -> dict[str, ast.Name]:
     for node, meaning in names.uses:
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Store):
             continue
-        theirs = names.meaning(getattr(module.statement(node), "value", None))
+        theirs = names.full_name_of(getattr(module.statement_around(node), "value", None))
         is_twin = theirs is not None and theirs in (meaning, IMPORTED.get(meaning))
-        if is_twin or _stands_for_missing(module, names, node):
+        if is_twin or _is_default_without_apex(module, names, node):
             continue
         found.setdefault(node.id, node)
     return found
 
 
-def _stands_for_missing(module: Module, names: Names, node: ast.Name) -> bool:
+def _is_default_without_apex(module: Module, names: ModuleImports, node: ast.Name) -> bool:
     """Return whether a binding is that of a run without Apex: in a handler, or a default above what may fail."""
     if any(isinstance(outer, ast.ExceptHandler) for outer in module.ancestors(node)):
         return True
-    statement = module.statement(node)
+    statement = module.statement_around(node)
     own = [each for each, alias in names.imports if node.id in (alias.asname, alias.name, alias.name.split(".")[0])]
     tried = [each for each in own if isinstance(module.parent(each), ast.Try) and each.lineno > node.lineno]
-    return bool(own) and len(tried) == len(own) and all(module.is_in(each, module.block(statement)) for each in own)
+    return (
+        bool(own)
+        and len(tried) == len(own)
+        and all(module.is_in_statements(each, module.block_of(statement)) for each in own)
+    )
 
 
 def simplify_constant_conditions(text: str) -> str:
@@ -133,19 +138,19 @@ def simplify_constant_conditions(text: str) -> str:
         if node is None:
             break
         edits = Edits(module)
-        _settle(module, edits, node, ANSWERS[node.id])
-        text = edits.result()
+        _take_answer_out(module, edits, node, ANSWERS[node.id])
+        text = edits.edited_text()
     return text
 
 
-def _settle(module: Module, edits: Edits, node: ast.expr, value: bool) -> None:
+def _take_answer_out(module: Module, edits: Edits, node: ast.expr, value: bool) -> None:
     """Take an answer out of the largest expression on which it decides."""
     parent = module.parent(node)
     while isinstance(parent, ast.UnaryOp | ast.BoolOp):
         if isinstance(parent, ast.UnaryOp):
             value = not value
         elif isinstance(parent.op, ast.And) == value:
-            _leave_out(module, edits, parent, node)
+            _drop_part_of_condition(module, edits, parent, node)
             return
         elif any(isinstance(each, ast.Call) for each in ast.walk(parent)):  # which still has to run
             break
@@ -154,17 +159,17 @@ def _settle(module: Module, edits: Edits, node: ast.expr, value: bool) -> None:
         edits.replace(parent, _parenthesized_source(module, parent.body if value else parent.orelse))
     elif isinstance(parent, ast.Assert) and parent.test is node and value:
         edits.remove(parent)
-    elif not (isinstance(parent, ast.If) and parent.test is node and _keep_branch(module, edits, parent, value)):
+    elif not (isinstance(parent, ast.If) and parent.test is node and _keep_taken_branch(module, edits, parent, value)):
         edits.replace(node, str(value))
 
 
-def _leave_out(module: Module, edits: Edits, joint: ast.BoolOp, node: ast.expr) -> None:
+def _drop_part_of_condition(module: Module, edits: Edits, joint: ast.BoolOp, node: ast.expr) -> None:
     """Leave a part out of a joint condition, on which it does not decide."""
     kept = [each for each in joint.values if each is not node]
     word = " and " if isinstance(joint.op, ast.And) else " or "
     text = word.join(_parenthesized_source(module, each, joint=len(kept) > 1) for each in kept)
-    was_value = joint.values[-1] is node and not is_asked(module, kept[0])
-    edits.replace(joint, as_bool(module, text) if was_value else text)
+    was_value = joint.values[-1] is node and not is_only_asked_for(module, kept[0])
+    edits.replace(joint, expression_as_bool(module, text) if was_value else text)
 
 
 def _parenthesized_source(module: Module, node: ast.expr, *, joint: bool = False) -> str:
@@ -174,23 +179,23 @@ def _parenthesized_source(module: Module, node: ast.expr, *, joint: bool = False
     return f"({text})" if lowest or ("\n" in text and text[-1] not in ")]}") else text
 
 
-def _keep_branch(module: Module, edits: Edits, node: ast.If, value: bool) -> bool:
+def _keep_taken_branch(module: Module, edits: Edits, node: ast.If, value: bool) -> bool:
     """Put the branch that is taken in the place of an `if`; return False where it is to stay, with a literal."""
     kept = node.body if value else node.orelse
     if module.is_elif(node):
-        return value and _end_with(module, edits, node)
+        return value and _turn_elif_into_else(module, edits, node)
     if not kept:
         edits.remove(node)
     elif module.is_elif(kept[0]):
         edits.replace_span(module.start(node), module.start(kept[0]) + len("el"), "")
     elif module.begins_line(kept[0]) and module.begins_line(node):
-        edits.unwrap(node, kept)
+        edits.unwrap_statement(node, kept)
     else:
         return False
     return True
 
 
-def _end_with(module: Module, edits: Edits, node: ast.If) -> bool:
+def _turn_elif_into_else(module: Module, edits: Edits, node: ast.If) -> bool:
     """Turn an `elif` that is always true into the `else`; what follows it goes."""
     colon = module.text.index(":", module.end(node.test))
     edits.replace_span(module.start(node), colon, "else")

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ampcompare.source.index import Answer
-from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.core.holders import path_of
-from ampcompare.source.migrate.core.model_casts import level_of_fp16
+from ampcompare.source.migrate.core.context import ApexCore
+from ampcompare.source.migrate.core.holders import access_path_of
+from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
-from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import (
     argument_values,
-    bound_in,
     dotted_name,
     is_literal,
     last_name,
     last_part,
+    names_bound_in,
     strip_star,
     walk,
 )
@@ -118,35 +118,37 @@ NO_FLOATS = frozenset({
 })  # fmt: skip
 
 
-def note_casts(core: Core, outputs: AutocastOutputs) -> None:
+def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Note for each file of the project which functions it calls that autocast computes in another type than Apex."""
-    is_half = bool(level_of_fp16(core.sites))
-    for initialize in core.sites.initializes[:1] if not core.is_off else []:
+    is_half = bool(fp16_level_of_file(core.sites))
+    for initialize in core.sites.initializes[:1] if not core.is_all_fp32 else []:
         for module in (core.module, *core.around.modules_below(core.module)):
-            found = _wide_calls(module) if is_half else _other_casts(core, module, outputs)
+            found = _functions_computed_in_fp32(module) if is_half else _functions_cast_otherwise(core, module, outputs)
             if found:
-                where = f"{core.index.name_of(module)}: " if module is not core.module else ""
-                core.note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-        places = list(_fp32_places(core)) if is_half else []
+                where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
+                core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
+        places = list(_places_made_fp32(core)) if is_half else []
         if places:
-            core.note(initialize.call, MADE_FP32.format(", ".join(places), level_of_fp16(core.sites)))
+            core.add_note(initialize.call, MADE_FP32.format(", ".join(places), fp16_level_of_file(core.sites)))
 
 
-def _fp32_places(core: Core) -> Iterator[str]:
+def _places_made_fp32(core: ApexCore) -> Iterator[str]:
     """Yield for each file the first place where a model makes a tensor fp32, to compute on it."""
     for module in (core.module, *core.around.modules_below(core.module)):
         functions = [each for each in module.scope_from if isinstance(each, ast.FunctionDef)]
         holders = {module.class_of(each) for each in functions if each.name == "forward"} - {None}
-        for call, owner in module.methods("float", "to", "type"):
-            home = module.class_of(module.function(call))
+        for call, owner in module.method_calls("float", "to", "type"):
+            home = module.class_of(module.function_around(call))
             # Functions next to layers compute for these; those of the script may be metrics.
             is_near = home in holders or (bool(holders) and home is None and module is not core.module)
-            if is_near and module.function(call) is not None and _makes_fp32(module, call, owner):
-                yield f"line {call.lineno}" + (f" of {core.index.name_of(module)}" if module is not core.module else "")
+            if is_near and module.function_around(call) is not None and _makes_tensor_fp32(module, call, owner):
+                yield f"line {call.lineno}" + (
+                    f" of {core.index.relative_path_of(module)}" if module is not core.module else ""
+                )
                 break
 
 
-def _makes_fp32(module: Module, call: ast.Call, owner: ast.expr) -> bool:
+def _makes_tensor_fp32(module: Module, call: ast.Call, owner: ast.expr) -> bool:
     """Return whether a method makes a tensor fp32, other than a truth value or the whole model."""
     if isinstance(owner, (ast.Compare, ast.BoolOp)) or dotted_name(owner) == "self":
         return False
@@ -156,10 +158,10 @@ def _makes_fp32(module: Module, call: ast.Call, owner: ast.expr) -> bool:
     return any(module.resolve(each) in ("torch.float32", "torch.float", "torch.FloatTensor") for each in given)
 
 
-def _other_casts(core: Core, module: Module, outputs: AutocastOutputs) -> list[str]:
+def _functions_cast_otherwise(core: ApexCore, module: Module, outputs: AutocastOutputs) -> list[str]:
     """Return the functions that O1 and autocast compute in different types, each with its first line and both types."""
     found: dict[str, str] = {}
-    for name, functional, call in _calls(module, LAYERS):
+    for name, functional, call in _calls_of_torch_functions(module, LAYERS):
         if name in IN_ITS_PLACE and not _may_be_16bit(core, module, call, outputs):
             continue
         types = IN_ITS_PLACE.get(name) or (FUNCTIONAL if functional else PLAIN).get(name)
@@ -168,106 +170,111 @@ def _other_casts(core: Core, module: Module, outputs: AutocastOutputs) -> list[s
     return list(found.values())
 
 
-def _may_be_16bit(core: Core, module: Module, call: ast.Call, outputs: AutocastOutputs) -> bool:
+def _may_be_16bit(core: ApexCore, module: Module, call: ast.Call, outputs: AutocastOutputs) -> bool:
     """Return whether a method may run under autocast, or of what came from it."""
-    if outputs.coverage.at(module, call) is not Answer.NO:
+    if outputs.coverage.coverage_of_node(module, call) is not Answer.NO:
         return True
-    return module is core.module and any(map(outputs.hold, [*argument_values(call), *_receiver(call)]))
+    return module is core.module and any(
+        map(outputs.may_hold_output, [*argument_values(call), *_receivers_of_call(call)])
+    )
 
 
-def _wide_calls(module: Module) -> list[str]:
+def _functions_computed_in_fp32(module: Module) -> list[str]:
     """Return the functions that autocast computes in fp32, each with its first line."""
     found: dict[str, str] = {}
-    for name, _, call in _calls(module, WIDE_LAYERS):
+    for name, _, call in _calls_of_torch_functions(module, WIDE_LAYERS):
         if name in WIDE_UNDER_AUTOCAST:
             found.setdefault(name, f"{name} (line {call.lineno})")
     return list(found.values())
 
 
-def _calls(module: Module, layers: Mapping[str, str]) -> Iterator[tuple[str, bool, ast.Call]]:
+def _calls_of_torch_functions(module: Module, layers: Mapping[str, str]) -> Iterator[tuple[str, bool, ast.Call]]:
     """Yield calls of torch's functions, or of methods that are named so: name, whether it is functional, and the call.
 
     Args:
         layers: classes of torch.nn, with the functions that they call.
     """
-    own = {last_part(key) for key in bound_in(module.tree) if "." in key}
+    own = {last_part(key) for key in names_bound_in(module.tree) if "." in key}
     for call in module.calls:
         name, meaning = last_name(call.func), module.resolve(call.func) or ""
         if meaning.startswith("torch.nn.") and name in layers:
             yield layers[name], True, call
         elif meaning.startswith("torch.nn.functional."):
             yield name, True, call
-        elif meaning == f"torch.{name}" or (not meaning and _is_of_tensor(call, own)):
+        elif meaning == f"torch.{name}" or (not meaning and _is_method_of_tensor(call, own)):
             yield name, False, call
 
 
-def _is_of_tensor(call: ast.Call, own: set[str]) -> bool:
+def _is_method_of_tensor(call: ast.Call, own: set[str]) -> bool:
     """Return whether a call by an unknown name is one of a method that only tensors have, and no attribute is that."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr in OFTEN_OF_OTHERS:
         return False
     return dotted_name(call.func.value) != "self" and call.func.attr not in own
 
 
-def keep_fp32(core: Core, outputs: AutocastOutputs) -> None:
+def keep_cpu_outputs_fp32(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Let outputs that go to the CPU be fp32, as under O1, and products in place work, in all files of the project.
 
     Raises:
-        Unsure: a product in place surely runs under autocast, and its arguments cannot be cast.
+        UnsureRewrite: a product in place surely runs under autocast, and its arguments cannot be cast.
     """
-    if core.is_off:
+    if core.is_all_fp32:
         return
-    _settle_products(core, outputs)
-    if level_of_fp16(core.sites):
+    _cast_or_note_products(core, outputs)
+    if fp16_level_of_file(core.sites):
         return  # whose models return fp32, here too
-    for call, owner in core.module.methods("cpu"):
-        if call.args or call.keywords or not core.models:
+    for call, owner in core.module.method_calls("cpu"):
+        if call.args or call.keywords or not core.model_names:
             continue
-        origin = _origin(core, owner, outputs)
+        origin = _origin_of_tensor(core, owner, outputs)
         if origin == "output":
             _, end = core.module.span(owner)
             core.edits.replace_span(end, end, ".float()")
         elif origin == "made from one":
-            core.note(call, CPU)
-    _note_moves_elsewhere(core, outputs)
+            core.add_note(call, CPU)
+    _note_moves_in_other_files(core, outputs)
 
 
-def _note_moves_elsewhere(core: Core, outputs: AutocastOutputs) -> None:
+def _note_moves_in_other_files(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Note for each other file the first line that moves to the CPU what may come from autocast."""
     lines: dict[Module, int] = {}
-    for module, call in outputs.calls_elsewhere("cpu"):
+    for module, call in outputs.method_calls_elsewhere("cpu"):
         lines[module] = min(call.lineno, lines.get(module, call.lineno))
     for module in core.around.modules_below(core.module):
-        for call, owner in module.methods("cpu"):
-            if module not in lines and _origin_by_name(module, owner):
-                if outputs.coverage.at(module, call) is not Answer.NO:
+        for call, owner in module.method_calls("cpu"):
+            if module not in lines and _is_named_like_output(module, owner):
+                if outputs.coverage.coverage_of_node(module, call) is not Answer.NO:
                     lines[module] = call.lineno
     if lines and core.sites.initializes:
-        places = sorted(f"line {line} of {core.index.name_of(module)}" for module, line in lines.items())
-        core.note(core.sites.initializes[0].call, CPU_ELSEWHERE.format(", ".join(places)))
+        places = sorted(f"line {line} of {core.index.relative_path_of(module)}" for module, line in lines.items())
+        core.add_note(core.sites.initializes[0].call, CPU_ELSEWHERE.format(", ".join(places)))
 
 
-def _settle_products(core: Core, outputs: AutocastOutputs) -> None:
+def _cast_or_note_products(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Cast the arguments of products in place that run under autocast as O1 did, or note them where they may."""
-    for call, text in _products(core.module):
-        if not _may_be_16bit(core, core.module, call, outputs) or _cast_arguments(core, call):
+    for call, text in _products_in_place(core.module):
+        if not _may_be_16bit(core, core.module, call, outputs) or _cast_product_arguments(core, call):
             continue
-        if outputs.coverage.at(core.module, call) is Answer.YES:
-            raise Unsure(call, PRODUCT_HERE.format(text))
-        core.note(call, text)
+        if outputs.coverage.coverage_of_node(core.module, call) is Answer.YES:
+            raise UnsureRewrite(call, PRODUCT_HERE.format(text))
+        core.add_note(call, text)
     for module in core.around.modules_of_program(core.module) if core.sites.initializes else ():
-        for call, text in _products(module):
-            answer, name = outputs.coverage.at(module, call), last_name(call.func)
+        for call, text in _products_in_place(module):
+            answer, name = outputs.coverage.coverage_of_node(module, call), last_name(call.func)
             if answer is Answer.NO:
                 continue
-            words, first = (core.index.name_of(module), name, call.lineno, text), core.sites.initializes[0].call
+            words, first = (
+                (core.index.relative_path_of(module), name, call.lineno, text),
+                core.sites.initializes[0].call,
+            )
             if answer is Answer.YES:
-                raise Unsure(first, PRODUCT_REACHED.format(*words))
-            core.note(first, PRODUCT_ELSEWHERE.format(*words))
+                raise UnsureRewrite(first, PRODUCT_REACHED.format(*words))
+            core.add_note(first, PRODUCT_ELSEWHERE.format(*words))
 
 
-def _products(module: Module) -> Iterator[tuple[ast.Call, str]]:
+def _products_in_place(module: Module) -> Iterator[tuple[ast.Call, str]]:
     """Yield the products that write into a tensor, each with what is said of it."""
-    for call, _ in module.methods(*IN_PLACE):
+    for call, _ in module.method_calls(*IN_PLACE):
         yield call, PRODUCT.format(last_name(call.func))
     for call in module.calls:
         name = last_name(call.func)
@@ -276,13 +283,13 @@ def _products(module: Module) -> Iterator[tuple[ast.Call, str]]:
                 yield call, PRODUCT_INTO.format(name)
 
 
-def _receiver(call: ast.Call) -> list[ast.expr]:
+def _receivers_of_call(call: ast.Call) -> list[ast.expr]:
     return [call.func.value] if isinstance(call.func, ast.Attribute) else []
 
 
-def _cast_arguments(core: Core, call: ast.Call) -> bool:
+def _cast_product_arguments(core: ApexCore, call: ast.Call) -> bool:
     """Cast the factors of a product in place to the type of its receiver; return whether that can be written."""
-    names = [dotted_name(each) for each in _receiver(call)]
+    names = [dotted_name(each) for each in _receivers_of_call(call)]
     factors = [each.value for each in call.keywords if each.arg in FACTORS]
     factors = [*call.args[max(0, len(call.args) - 2 + len(factors)) :], *factors]
     if last_name(call.func) not in IN_PLACE or None in names or len(factors) != 2:
@@ -299,7 +306,7 @@ def _cast_arguments(core: Core, call: ast.Call) -> bool:
     return True
 
 
-class _Beginning(NamedTuple):
+class _ChainBeginning(NamedTuple):
     """Where a chain of methods and items begins.
 
     Attributes:
@@ -313,33 +320,33 @@ class _Beginning(NamedTuple):
     is_kept: bool
 
 
-def _strip_methods(core: Core, node: ast.expr) -> _Beginning | None:
+def _find_beginning_of_chain(core: ApexCore, node: ast.expr) -> _ChainBeginning | None:
     """Return what `x` in `x.detach()[0].data` begins with; None if something on the way returns no floats of it."""
     passed, kept = [node], True
     while True:
         if isinstance(node, ast.Call):
             name = last_name(node.func)
-            if name in core.models:
-                return _Beginning(passed, is_call=True, is_kept=kept)
+            if name in core.model_names:
+                return _ChainBeginning(passed, is_call=True, is_kept=kept)
             if not isinstance(node.func, ast.Attribute) or name in NO_FLOATS - KEEP:
                 return None
-            if (core.names.meaning(node.func) or "").startswith("torch."):
+            if (core.names.full_name_of(node.func) or "").startswith("torch."):
                 return None
             kept = kept and name in KEEP
             node = node.func.value
         elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
             node = node.value
         else:
-            return _Beginning(passed, is_call=False, is_kept=kept)
+            return _ChainBeginning(passed, is_call=False, is_kept=kept)
         passed.append(node)
 
 
-def _origin(core: Core, node: ast.expr, outputs: AutocastOutputs, depth: int = 0) -> str:
+def _origin_of_tensor(core: ApexCore, node: ast.expr, outputs: AutocastOutputs, depth: int = 0) -> str:
     """Return whether a tensor is an `output` of a model, as it is; is `made from one`; or neither, as an empty text."""
-    begun = _strip_methods(core, node)
+    begun = _find_beginning_of_chain(core, node)
     if begun is None:
         return ""
-    base = next((each for each in begun.passed if path_of(each)), None)
+    base = next((each for each in begun.passed if access_path_of(each)), None)
     node, kept = begun.passed[-1], begun.is_kept
     if begun.is_call:
         return "output" if kept else "made from one"
@@ -347,17 +354,19 @@ def _origin(core: Core, node: ast.expr, outputs: AutocastOutputs, depth: int = 0
     values = [] if text is None or depth > 2 else core.module.values_of(text, core.module.scope_of[node]) or []
     is_float = FLOATS.search(last_part(text or "")) is not None  # a part of what a model returns may hold integers
     found = {
-        _origin(core, strip_star(each), outputs, depth + 1) if is_float or not isinstance(each, ast.Starred) else ""
+        _origin_of_tensor(core, strip_star(each), outputs, depth + 1)
+        if is_float or not isinstance(each, ast.Starred)
+        else ""
         for each in values
         if node not in walk(each)  # as in `logits = logits.cpu()`
     }
     if found == {"output"} and kept:
         return "output"
-    is_held = base is not None and not depth and outputs.hold(base) and not outputs.is_loss(base)
+    is_held = base is not None and not depth and outputs.may_hold_output(base) and not outputs.is_loss(base)
     return "made from one" if is_held or found - {""} else ""
 
 
-def _origin_by_name(module: Module, node: ast.expr) -> bool:
+def _is_named_like_output(module: Module, node: ast.expr) -> bool:
     """Return whether a tensor of another file is called as outputs of models are."""
     while isinstance(node, (ast.Call, ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Call) and last_name(node.func) in NO_FLOATS - KEEP:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampcompare.source.migrate.adapter.project import AdapterFile, Plan, lacking, plan_adapters
+from ampcompare.source.migrate.adapter.project import AdapterFile, AdapterPlan, files_needing_apex, plan_adapters
 from ampcompare.source.migrate.finding import Finding
-from ampcompare.source.migrate.ordinary.training import find_exception
+from ampcompare.source.migrate.ordinary.training import find_reason_not_ordinary
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
-from ampcompare.source.migrate.read.neighbors import initializes, look_around, needs_scaler
+from ampcompare.source.migrate.read.neighbors import initializes_apex, needs_scaler, neighbors_of_file
 from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
@@ -21,7 +21,7 @@ FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen
 
 
 @dataclass(frozen=True)
-class Choice:
+class MigrationChoice:
     """What becomes of files.
 
     Attributes:
@@ -31,7 +31,7 @@ class Choice:
     """
 
     rewritten: list[FileMigration] = field(default_factory=list)
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[AdapterPlan] = field(default_factory=list)
     reasons: dict[Path, str] = field(default_factory=dict)
 
     @property
@@ -44,19 +44,19 @@ class Choice:
         """What becomes of each file."""
         return [*self.rewritten, *(each for plan in self.plans for each in plan.files)]
 
-    def lines(self) -> list[str]:
+    def reason_lines(self) -> list[str]:
         """Return for each file that takes the adapter why it does."""
         return [TAKES.format(path, reason) for path, reason in self.reasons.items()]
 
 
-def choose_rewrite(
+def choose_rewrite_or_adapter(
     paths: Iterable[Path],
     *,
     only_ordinary: bool = True,
     must_parse: Callable[[Path], bool] = lambda path: False,
     versions: Versions | None = None,
     within: Iterable[str | Path] = (),
-) -> Choice:
+) -> MigrationChoice:
     """Return what becomes of files: a rewrite where each training that they run with is ordinary, else the adapter.
 
     Args:
@@ -71,26 +71,28 @@ def choose_rewrite(
         for path in paths
     ]
     if not only_ordinary:
-        return Choice(results)
-    known = {_absolute(each.path): each for each in results}
+        return MigrationChoice(results)
+    known = {_absolute_path(each.path): each for each in results}
     exceptions: dict[Path, str] = {}
 
     def why(path: Path) -> str:
         if path not in exceptions:
             result = known.get(path) or migrate_file(path, examine=find_mistakes, versions=versions, within=within)
-            exceptions[path] = _exception_of(result)
+            exceptions[path] = _reason_not_ordinary(result)
         return exceptions[path]
 
     reasons: dict[Path, str] = {}
     for result in results:
         if result.fault is None and result.migration is not None:
-            reason = why(_absolute(result.path)) or _reason_of_others(result, within, why)
+            reason = why(_absolute_path(result.path)) or _why_follows_others(result, within, why)
             if reason:
                 reasons[result.path] = reason
-    return _let_follow(results, reasons, within)
+    return _choose_with_neighbors(results, reasons, within)
 
 
-def _let_follow(results: list[FileMigration], reasons: dict[Path, str], within: tuple[str | Path, ...]) -> Choice:
+def _choose_with_neighbors(
+    results: list[FileMigration], reasons: dict[Path, str], within: tuple[str | Path, ...]
+) -> MigrationChoice:
     """Return the choice where some files take the adapter, with those next to them that may run with them.
 
     Args:
@@ -98,7 +100,11 @@ def _let_follow(results: list[FileMigration], reasons: dict[Path, str], within: 
         reasons: why some of them take the adapter instead.
     """
     # What no training is seen to run with may be reached in another way.
-    others = [each.path for each in results if each.path not in reasons and _is_apart(each, within)] if reasons else []
+    others = (
+        [each.path for each in results if each.path not in reasons and _is_apart_from_trainings(each, within)]
+        if reasons
+        else []
+    )
     plans, faults = plan_adapters([*reasons, *others])
     plans = [plan for plan in plans if any(each.path in reasons for each in plan.files)]
     for plan in plans:
@@ -110,49 +116,51 @@ def _let_follow(results: list[FileMigration], reasons: dict[Path, str], within: 
     if plans:  # a file that has Apex's functions through another one has them from the adapter then
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
     changed = {each.path for each in files if each.changed}
-    return Choice([*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed})
+    return MigrationChoice(
+        [*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed}
+    )
 
 
-def adapt_all(paths: Iterable[Path]) -> Choice:
+def choose_adapter_for_all(paths: Iterable[Path]) -> MigrationChoice:
     """Return what becomes of files that all take the adapter."""
     plans, faults = plan_adapters(paths)
-    return Choice(faults, plans)
+    return MigrationChoice(faults, plans)
 
 
-def _exception_of(result: FileMigration) -> str:
+def _reason_not_ordinary(result: FileMigration) -> str:
     """Return why the training of a file takes the adapter; "" for an ordinary one, and for a file without."""
     migration, document = result.migration, result.document
     if migration is None or document is None:
         return ""
     found: Finding | None = None
-    if result.by_hand and (not migration.whole or migration.core is not None or not lacking([result.path])):
+    if result.by_hand and (not migration.whole or migration.core is not None or not files_needing_apex([result.path])):
         found = migration.left_by_hand[0]
         if migration.whole and migration.core is None:  # its message is of a rewrite of other files, too
             found = replace(found, message=LEFT_BY_HAND)
     elif migration.core is not None:
-        found = find_exception(migration.core, migration, document.text)
-    return "" if found is None else f"line {document.place(found.line, found.column).line}: {found.message}"
+        found = find_reason_not_ordinary(migration.core, migration, document.text)
+    return "" if found is None else f"line {document.place_for_user(found.line, found.column).line}: {found.message}"
 
 
-def _reason_of_others(result: FileMigration, within: tuple[str | Path, ...], why: Callable[[Path], str]) -> str:
+def _why_follows_others(result: FileMigration, within: tuple[str | Path, ...], why: Callable[[Path], str]) -> str:
     """Return why a file takes the adapter as a training does that runs with it; "" if none does."""
     for path in _trainings_around(result, within):
         if why(path):
-            return FOLLOWS.format(os.path.relpath(path, _absolute(result.path).parent))
+            return FOLLOWS.format(os.path.relpath(path, _absolute_path(result.path).parent))
     return ""
 
 
 def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> list[Path]:
     """Return the other files with a part of Apex's core that run where a file does."""
     assert result.document is not None
-    around = look_around(result.path, within)
-    module = around.parse(result.document.text)
-    project = around.project(module)
+    around = neighbors_of_file(result.path, within)
+    module = around.module_of_text(result.document.text)
+    project = around.project_of(module)
     found = [(project.path_of(each), each) for each in around.modules_of_program(module)]
-    return [path for path, each in found if path is not None and (initializes(each) or needs_scaler(each))]
+    return [path for path, each in found if path is not None and (initializes_apex(each) or needs_scaler(each))]
 
 
-def _is_apart(result: FileMigration, within: tuple[str | Path, ...]) -> bool:
+def _is_apart_from_trainings(result: FileMigration, within: tuple[str | Path, ...]) -> bool:
     """Return whether a file has something of Apex, but no core, and no training is seen to run with it."""
     migration = result.migration
     if migration is None or result.fault is not None or not result.changed:
@@ -160,5 +168,5 @@ def _is_apart(result: FileMigration, within: tuple[str | Path, ...]) -> bool:
     return migration.core is None and not _trainings_around(result, within)
 
 
-def _absolute(path: Path) -> Path:
+def _absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path))

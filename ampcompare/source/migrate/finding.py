@@ -28,12 +28,12 @@ class Finding:
     message: str
 
     @classmethod
-    def at(cls, node: ast.AST, kind: str, message: str) -> Finding:
+    def at_node(cls, node: ast.AST, kind: str, message: str) -> Finding:
         """Return a remark on the line of a node."""
         return cls(node.lineno, node.col_offset, kind, message)  # type: ignore[attr-defined]
 
 
-class Unsure(Exception):
+class UnsureRewrite(Exception):
     """A use that cannot be rewritten surely.
 
     Attributes:

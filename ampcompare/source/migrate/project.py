@@ -10,10 +10,10 @@ from typing import ClassVar, TypeAlias
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import ShownInNotebook
-from ampcompare.source.document import Document, parse_document, read_bytes, write_document
+from ampcompare.source.document import SourceDocument, parse_document, read_source_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
-from ampcompare.source.migrate.read.neighbors import look_around
+from ampcompare.source.migrate.read.neighbors import neighbors_of_file
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import Versions, known_versions
@@ -47,7 +47,7 @@ class FileMigration(ShownInNotebook):
     """
 
     path: Path
-    document: Document | None = None
+    document: SourceDocument | None = None
     migration: Migration | None = None
     fault: str | None = None
     reason: str = ""
@@ -84,7 +84,8 @@ class FileMigration(ShownInNotebook):
         if self.fault is not None or self.document is None or self.migration is None:
             return []
         return [
-            (str(self.document.place(one.line, one.column)), one.kind, one.message) for one in self.migration.findings
+            (str(self.document.place_for_user(one.line, one.column)), one.kind, one.message)
+            for one in self.migration.findings
         ]
 
     def diff(self) -> str:
@@ -131,7 +132,7 @@ def migrate_file(
         within: folders and files that were named together, as those of one project.
     """
     try:
-        content = read_bytes(path)
+        content = read_source_bytes(path)
         if not must_parse and not any(sign in content for sign in SIGNS):
             return FileMigration(path)
         document = parse_document(path, content)
@@ -140,14 +141,14 @@ def migrate_file(
     try:
         migration = None
         if may_use_apex(document.text):
-            migration = migrate_text(document.text, look_around(path, within), versions or known_versions())
+            migration = migrate_text(document.text, neighbors_of_file(path, within), versions or known_versions())
             migration = _add_mistakes(document.text, migration, examine)
         elif must_parse:
             parse_tree(document.text)
-        migration = _renew_names(document.text, migration, versions or known_versions())
+        migration = _renew_deprecated_names(document.text, migration, versions or known_versions())
         return FileMigration(path, None if migration is None else document, migration)
     except SourceInvalid as error:
-        where = f"line {document.place(error.line).line}: {error.kind}: " if error.line else ""
+        where = f"line {document.place_for_user(error.line).line}: {error.kind}: " if error.line else ""
         return FileMigration(path, document, fault=f"{where}{error}")
     except RecursionError:
         return FileMigration(path, document, fault="nested too deeply")
@@ -155,7 +156,7 @@ def migrate_file(
         return FileMigration(path, document, fault=str(error))
 
 
-def _renew_names(before: str, migration: Migration | None, versions: Versions) -> Migration | None:
+def _renew_deprecated_names(before: str, migration: Migration | None, versions: Versions) -> Migration | None:
     """Return a migration whose result has new names of torch and transformers in the place of deprecated ones.
 
     None where there was none, and nothing is to be done.
@@ -167,7 +168,7 @@ def _renew_names(before: str, migration: Migration | None, versions: Versions) -
     from ampcompare.source.lint.run import Selection, fix_text
 
     selection = Selection(select=RENEWED, versions=versions)
-    new, _, _ = fix_text(text, check_text(text, selection.reports, versions), selection)
+    new, _, _ = fix_text(text, check_text(text, selection.reports_code, versions), selection)
     if new == text:
         return migration
     return replace(migration or Migration(before, []), text=new)
@@ -177,8 +178,8 @@ def _add_mistakes(before: str, migration: Migration, examine: Examine) -> Migrat
     """Return a migration with the mistakes of its result."""
     if migration.text == before:
         return migration
-    fault = _fault_of(migration.text)
-    if fault is not None and _fault_of(before) is None:
+    fault = _find_syntax_fault(migration.text)
+    if fault is not None and _find_syntax_fault(before) is None:
         raise ValueError(f"{fault} of its rewritten form; it stays as it is; please report it")
     mistakes = [] if fault is not None else examine(migration.text)
     earlier = examine(before)
@@ -196,7 +197,7 @@ def _add_mistakes(before: str, migration: Migration, examine: Examine) -> Migrat
     return replace(migration, findings=sorted({*migration.findings, *remarks}))
 
 
-def _fault_of(text: str) -> str | None:
+def _find_syntax_fault(text: str) -> str | None:
     """Return what Python has against a module, with the line."""
     try:
         with warnings.catch_warnings():
@@ -211,7 +212,7 @@ def find_mistakes(text: str) -> list[tuple[int, str, str]]:
     """Return line, code and message of the mistakes in numbers that lint finds in a module."""
     # Imported here: not every migration asks for them, and all rules are imported with them.
     from ampcompare.source.lint.check import check_text
-    from ampcompare.source.lint.report import level_of
+    from ampcompare.source.lint.report import level_of_code
 
-    found = check_text(text, lambda code: level_of(code) == "error")
+    found = check_text(text, lambda code: level_of_code(code) == "error")
     return [(each.line, each.code, each.message) for each in found]

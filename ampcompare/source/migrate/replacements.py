@@ -6,9 +6,15 @@ from itertools import pairwise
 
 from ampcompare.source.amp_names import is_of_no_apex
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, answer, find_switches, is_asked
-from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
-from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.apex_guards import (
+    PASSED_ON,
+    SWITCHED,
+    answer_question,
+    is_only_asked_for,
+    names_switched_by_script,
+)
+from ampcompare.source.migrate.finding import NOTE, Finding, UnsureRewrite
+from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.replacement_table import (
     DECORATORS,
     GONE,
@@ -77,111 +83,113 @@ SHARDS = (
 )
 
 
-class Replacements:
+class UseRewriter:
     """Rewrites single uses."""
 
-    def __init__(self, module: Module, names: Names, edits: Edits, torch: str) -> None:
+    def __init__(self, module: Module, names: ModuleImports, edits: Edits, torch: str) -> None:
         self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
-        self._switches = find_switches(module, names)
+        self._switches = names_switched_by_script(module, names)
         self._by_name: dict[str, Callable[[ast.Name | ast.Attribute], bool]] = {
-            "apex.amp": self._answer,
-            "apex.fp16_utils.to_python_float": self._to_python_float,
-            "apex.fp16_utils.network_to_half": self._evaluate_half,
-            "apex.fp16_utils.convert_network": self._evaluate_half,
-            "apex.parallel.create_syncbn_process_group": self._process_group,
+            "apex.amp": self._answer_question,
+            "apex.fp16_utils.to_python_float": self._rewrite_to_python_float,
+            "apex.fp16_utils.network_to_half": self._rewrite_half_evaluation,
+            "apex.fp16_utils.convert_network": self._rewrite_half_evaluation,
+            "apex.parallel.create_syncbn_process_group": self._rewrite_process_group,
         }
         self.imports: dict[tuple[ast.stmt, str], str] = {}
         self.findings: list[Finding] = []
         self._staying: set[str] = set()
 
-    def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
+    def rewrite_use(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
         """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
         if isinstance(node, ast.Name) and node.id in self._switches:
-            raise Unsure(self._switches[node.id], SWITCHED.format(node.id))
-        if self._is_absence(node):
+            raise UnsureRewrite(self._switches[node.id], SWITCHED.format(node.id))
+        if self._is_about_absence(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
-            return not stays and self._absence(node)
+            return not stays and self._rewrite_absence(node)
         if meaning in IMPORTED:
-            return self._rename(node, IMPORTED[meaning])
+            return self._rename_use(node, IMPORTED[meaning])
         last = meaning.rpartition(".")[2]
         if meaning.startswith("apex.optimizers.") and last in OPTIMIZERS:
-            return self._optimizer(node, last)
+            return self._rewrite_optimizer(node, last)
         if meaning.startswith("apex.normalization.") and last in ("FusedRMSNorm", "MixedFusedRMSNorm"):
-            return self._rms_norm(node)
+            return self._rewrite_rms_norm(node)
         if meaning.startswith("apex.amp."):
-            return self._amp(node, meaning.removeprefix("apex.amp."))
+            return self._rewrite_amp_use(node, meaning.removeprefix("apex.amp."))
         if (by_name := self._by_name.get(meaning)) is not None and by_name(node):
             return True
-        if (reason := _why_left(meaning)) is not None:
-            raise Unsure(node, reason)
+        if (reason := _why_part_is_left(meaning)) is not None:
+            raise UnsureRewrite(node, reason)
         if is_of_no_apex(meaning):
-            self._note(node, NEVER_THERE.format(meaning))
+            self._add_note(node, NEVER_THERE.format(meaning))
             return False
         if meaning.startswith(STAYS):
-            return self._stays(node, meaning)
-        raise Unsure(node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch")
+            return self._note_part_that_stays(node, meaning)
+        raise UnsureRewrite(
+            node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch"
+        )
 
-    def _answer(self, node: ast.Name | ast.Attribute) -> bool:
+    def _answer_question(self, node: ast.Name | ast.Attribute) -> bool:
         """Answer where `apex.amp` is only asked whether it is there."""
-        if not is_asked(self._module, node):
+        if not is_only_asked_for(self._module, node):
             return False
-        self.findings += answer(self._module, self._edits, node)
+        self.findings += answer_question(self._module, self._edits, node)
         return True
 
-    def _note(self, node: ast.AST, message: str) -> None:
-        self.findings.append(Finding.at(node, NOTE, message))
+    def _add_note(self, node: ast.AST, message: str) -> None:
+        self.findings.append(Finding.at_node(node, NOTE, message))
 
-    def _full(self, name: str) -> str:
+    def _full_torch_name(self, name: str) -> str:
         """Return the full name of something in torch, as the module knows torch."""
         return f"{self._torch}{name.removeprefix('torch')}"
 
-    def _stays(self, node: ast.AST, meaning: str) -> bool:
+    def _note_part_that_stays(self, node: ast.AST, meaning: str) -> bool:
         """Note once per name that a part of Apex stays."""
         if meaning not in self._staying:
             self._staying.add(meaning)
-            self._note(node, f"{meaning} stays: torch has no equivalent, and current Apex still has it")
+            self._add_note(node, f"{meaning} stays: torch has no equivalent, and current Apex still has it")
         return False
 
-    def _call(self, node: ast.AST) -> ast.Call | None:
+    def _find_call_of(self, node: ast.AST) -> ast.Call | None:
         parent = self._module.parent(node)
         return parent if isinstance(parent, ast.Call) and parent.func is node else None
 
     # `amp = None` and tests for it
 
-    def _is_absence(self, node: ast.AST) -> bool:
+    def _is_about_absence(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return True
-        return isinstance(self._module.parent(node), ast.Compare) and is_asked(self._module, node)
+        return isinstance(self._module.parent(node), ast.Compare) and is_only_asked_for(self._module, node)
 
-    def _absence(self, node: ast.Name | ast.Attribute) -> bool:
+    def _rewrite_absence(self, node: ast.Name | ast.Attribute) -> bool:
         parent = self._module.parent(node)
         if isinstance(parent, ast.Compare):
-            self.findings += answer(self._module, self._edits, node)
+            self.findings += answer_question(self._module, self._edits, node)
             return True
-        statement = self._module.statement(node)
+        statement = self._module.statement_around(node)
         caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._module.ancestors(statement))
-        value = _value_of(statement, node)
-        twin = IMPORTED.get(str(self._names.meaning(node)))
-        if value is not None and twin is not None and (caught or self._names.meaning(value) == twin):
-            return self._rename(node, twin)  # the class to which the script falls back without Apex
+        value = _find_value_assigned_to(statement, node)
+        twin = IMPORTED.get(str(self._names.full_name_of(node)))
+        if value is not None and twin is not None and (caught or self._names.full_name_of(value) == twin):
+            return self._rename_use(node, twin)  # the class to which the script falls back without Apex
         if not isinstance(value, ast.Constant):
-            raise Unsure(node, f"{ast.unparse(node)} is bound to something else as well")
+            raise UnsureRewrite(node, f"{ast.unparse(node)} is bound to something else as well")
         if not caught and isinstance(statement.targets[0], ast.Name):  # type: ignore[attr-defined]
             self._edits.remove(statement)
         return True
 
     # what only has another name
 
-    def _rename(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
-        call = self._call(node)
-        if twin == DDP and not is_type(self._module, node):
-            self._ddp(call) if call is not None else self._note(node, BUFFERS)
-            if may_lack_gradients(call):
-                self._note(call or node, UNUSED.format(UNUSED_OPTION))
-        self._refuse_options(call, twin)
+    def _rename_use(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
+        call = self._find_call_of(node)
+        if twin == DDP and not is_used_as_type(self._module, node):
+            self._rewrite_ddp_arguments(call) if call is not None else self._add_note(node, BUFFERS)
+            if ddp_may_lack_gradients(call):
+                self._add_note(call or node, UNUSED.format(UNUSED_OPTION))
+        self._refuse_dropped_options(call, twin)
         own = [
             (statement, alias.name)
             for statement, alias in self._names.imports
@@ -190,19 +198,19 @@ class Replacements:
         if own and not twin.endswith(".convert_sync_batchnorm"):
             self.imports |= dict.fromkeys(own, twin)
         else:  # an attribute, or a name that another file has from Apex
-            self._edits.replace(node, self._full(twin))
+            self._edits.replace(node, self._full_torch_name(twin))
         return True
 
-    def _refuse_options(self, call: ast.Call | None, twin: str) -> None:
+    def _refuse_dropped_options(self, call: ast.Call | None, twin: str) -> None:
         for each in [] if call is None else call.keywords:
             if each.arg in LAYER_OPTIONS:
-                raise Unsure(each.value, f"{twin} has no option {each.arg}")
+                raise UnsureRewrite(each.value, f"{twin} has no option {each.arg}")
 
-    def _process_group(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._call(node)
+    def _rewrite_process_group(self, node: ast.Name | ast.Attribute) -> bool:
+        call = self._find_call_of(node)
         size = None if call is None else argument(call, "group_size", 0)
         if call is None or size is None:
-            raise Unsure(node, "create_syncbn_process_group is passed as a value")
+            raise UnsureRewrite(node, "create_syncbn_process_group is passed as a value")
         text = self._module.source(size)
         group = f"{self._torch}.distributed.new_subgroups({text})[0]"
         is_alone = isinstance(size, ast.Constant) or isinstance(self._module.parent(call), (ast.Assign, ast.keyword))
@@ -215,14 +223,16 @@ class Replacements:
 
     # layers and optimizers
 
-    def _rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._call(node)
+    def _rewrite_rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
+        call = self._find_call_of(node)
         if isinstance(self._module.parent(node), ast.ClassDef):
-            self._note(node, "FusedRMSNorm is a base class here; it stays, and current Apex still has it")
+            self._add_note(node, "FusedRMSNorm is a base class here; it stays, and current Apex still has it")
             return False
         if call is None:
-            raise Unsure(node, "FusedRMSNorm is passed as a value; its equivalent is torch.nn.RMSNorm with eps=1e-5")
-        self._refuse_options(call, "torch.nn.RMSNorm")
+            raise UnsureRewrite(
+                node, "FusedRMSNorm is passed as a value; its equivalent is torch.nn.RMSNorm with eps=1e-5"
+            )
+        self._refuse_dropped_options(call, "torch.nn.RMSNorm")
         has_eps = len(call.args) > 1 or any(each.arg in ("eps", None) for each in call.keywords)
         self._edits.replace(node, f"{self._torch}.nn.RMSNorm")
         if not has_eps:
@@ -231,94 +241,96 @@ class Replacements:
 
     # amp
 
-    def _amp(self, node: ast.Name | ast.Attribute, what: str) -> bool:
-        call = self._call(node)
+    def _rewrite_amp_use(self, node: ast.Name | ast.Attribute, what: str) -> bool:
+        call = self._find_call_of(node)
         if what == "disable_casts" and call is not None:
             self._edits.replace(call, f'{self._torch}.autocast("cuda", enabled=False)')
             return True
         if what in DECORATORS:
-            return self._decorator(node, DECORATORS[what])
+            return self._rewrite_decorator(node, DECORATORS[what])
         if what in REGISTERED and call is not None:
-            return self._register_cast(call, REGISTERED[what])
-        raise Unsure(node, f"amp.{what} has no equivalent in torch.amp")
+            return self._rewrite_cast_registration(call, REGISTERED[what])
+        raise UnsureRewrite(node, f"amp.{what} has no equivalent in torch.amp")
 
-    def _register_cast(self, call: ast.Call, dtype: str) -> bool:
+    def _rewrite_cast_registration(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
-        statement = self._module.statement(call)
+        statement = self._module.statement_around(call)
         is_alone = statement is self._module.parent(call)
         if len(call.args) != 2 or not isinstance(call.args[1], ast.Constant) or not is_alone:
-            raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
-        name, owner = str(call.args[1].value), self._names.meaning(call.args[0])
+            raise UnsureRewrite(call, "the function to register cannot be seen; autocast has no registry")
+        name, owner = str(call.args[1].value), self._names.full_name_of(call.args[0])
         if name[:1].isupper():
-            raise Unsure(call, f'{name} is a class: call it under torch.autocast("cuda", enabled=False) by hand')
+            raise UnsureRewrite(call, f'{name} is a class: call it under torch.autocast("cuda", enabled=False) by hand')
         if dtype == "float16" and name in HALF and owner in ("torch", "torch.nn.functional"):
             self._edits.remove(statement)
             return True
         function = f"{self._module.source(call.args[0])}.{name}"
-        cast = self._cast_inputs(call, dtype, in_torch=owner is not None)
+        cast = self._input_casting_expression(call, dtype, in_torch=owner is not None)
         self._edits.replace_statement(statement, [f"{function} = {cast}({function})"])
-        self._note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
+        self._add_note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
         return True
 
-    def _cast_inputs(self, node: ast.AST, dtype: str, *, in_torch: bool = False) -> str:
+    def _input_casting_expression(self, node: ast.AST, dtype: str, *, in_torch: bool = False) -> str:
         """Return the expression that lets a function cast its inputs; the first one brings a definition along."""
         module, text = self._module, CAST_FUNCTION.format(torch=self._torch)
         if any(getattr(each, "id", getattr(each, "name", None)) == CAST for each in module.nodes):
-            raise Unsure(node, f"this needs a function {CAST}, but the module has something else of that name")
-        if f"def {CAST}(" not in self._edits.new_text():
-            self._edits.before(module.outermost(node), [*text.replace("    ", module.unit).splitlines(), "", ""])
+            raise UnsureRewrite(node, f"this needs a function {CAST}, but the module has something else of that name")
+        if f"def {CAST}(" not in self._edits.inserted_text():
+            self._edits.insert_above(
+                module.outermost_statement(node), [*text.replace("    ", module.indentation_unit).splitlines(), "", ""]
+            )
         return f"{CAST}({self._torch}.{dtype}{', autocast=False' * in_torch})"
 
-    def _decorator(self, node: ast.Name | ast.Attribute, dtype: str) -> bool:
-        call = self._call(node)
+    def _rewrite_decorator(self, node: ast.Name | ast.Attribute, dtype: str) -> bool:
+        call = self._find_call_of(node)
         if call is not None and len(call.args) == 1 and not call.keywords:
-            self._edits.replace(node, self._cast_inputs(node, dtype))
+            self._edits.replace(node, self._input_casting_expression(node, dtype))
             return True
         parent = self._module.parent(node)
         if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and node in parent.decorator_list:
-            if not _is_autograd(parent):
-                self._edits.replace(node, self._cast_inputs(node, dtype))
+            if not _is_autograd_method(parent):
+                self._edits.replace(node, self._input_casting_expression(node, dtype))
             elif parent.name == "backward":
                 self._edits.replace(node, f'{self._torch}.amp.custom_bwd(device_type="cuda")')
             else:
                 arguments = f'cast_inputs={self._torch}.{dtype}, device_type="cuda"'
                 self._edits.replace(node, f"{self._torch}.amp.custom_fwd({arguments})")
             return True
-        raise Unsure(node, "the decorator is passed as a value")
+        raise UnsureRewrite(node, "the decorator is passed as a value")
 
-    def _to_python_float(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._call(node)
+    def _rewrite_to_python_float(self, node: ast.Name | ast.Attribute) -> bool:
+        call = self._find_call_of(node)
         if call is None or len(call.args) != 1 or call.keywords:
-            raise Unsure(node, "to_python_float is passed as a value; use t.item() instead")
+            raise UnsureRewrite(node, "to_python_float is passed as a value; use t.item() instead")
         text = self._module.source(call.args[0])
         plain = isinstance(call.args[0], (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         self._edits.replace(call, f"{text}.item()" if plain else f"({text}).item()")
         return True
 
-    def _optimizer(self, node: ast.Name | ast.Attribute, name: str) -> bool:
+    def _rewrite_optimizer(self, node: ast.Name | ast.Attribute, name: str) -> bool:
         """Rewrite a use of a fused optimizer; return False where it stays."""
-        call, twin = self._call(node), OPTIMIZERS[name]
-        if stays := self._why_stays(node, name):
-            self._note(node, stays)
+        call, twin = self._find_call_of(node), OPTIMIZERS[name]
+        if stays := self._why_optimizer_stays(node, name):
+            self._add_note(node, stays)
             return False
         # The hooks of LARC need gradients that are unscaled; a fused step unscales after them.
         is_hooked = any(each.startswith("apex.parallel.LARC") for _, each in self._names.uses)
         fused = [] if is_hooked else ["fused=True"]
         if call is None:
-            self._optimizer_class(node, name, fused)
+            self._replace_optimizer_class(node, name, fused)
             return True
         given = _arguments_of_torch(call, name)
         bias, mode = given.get("bias_correction"), given.get("adam_w_mode")
-        if bias is not None and _is_off(bias):
-            self._note(node, NO_CORRECTION)
+        if bias is not None and _is_option_off(bias):
+            self._add_note(node, NO_CORRECTION)
             return False
         if not all(each is None or isinstance(each, ast.Constant) for each in (bias, mode)):
-            raise Unsure(call, "bias_correction or adam_w_mode is no literal here: AdamW if both are true")
-        target = "torch.optim.Adam" if mode is not None and _is_off(mode) else twin.torch
-        self._replace_call(call, twin, target, fused)
+            raise UnsureRewrite(call, "bias_correction or adam_w_mode is no literal here: AdamW if both are true")
+        target = "torch.optim.Adam" if mode is not None and _is_option_off(mode) else twin.torch
+        self._replace_optimizer_call(call, twin, target, fused)
         return True
 
-    def _why_stays(self, node: ast.AST, name: str) -> str:
+    def _why_optimizer_stays(self, node: ast.AST, name: str) -> str:
         """Return why a fused optimizer stays, which current Apex still has; empty where it does not."""
         if isinstance(self._module.parent(node), ast.ClassDef):
             return f"{name} is a base class here; it stays, and current Apex still has it"
@@ -326,43 +338,49 @@ class Replacements:
             return f"{name} stays, as FP16_Optimizer does"
         return ""
 
-    def _replace_call(self, call: ast.Call, twin: OptimizerReplacement, target: str, fused: list[str]) -> None:
+    def _replace_optimizer_call(
+        self, call: ast.Call, twin: OptimizerReplacement, target: str, fused: list[str]
+    ) -> None:
         """Let a call of a fused optimizer make that of torch, with the defaults of Apex."""
         module = self._module
         given = {each.arg for each in call.keywords if each.arg is not None}
         spread = len(given) < len(call.keywords)
         if spread:
-            self._note(call, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
+            self._add_note(call, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
         added = [f"{key}={value}" for key, value in twin.added if key not in given and target == twin.torch]
         added = [*([] if spread else added), *(fused if "fused" not in given else [])]
         if given & set(twin.dropped) or not added:
             kept = [*call.args, *(each for each in call.keywords if each.arg not in twin.dropped)]
             texts = [*map(module.source, kept), *added]
-            self._edits.replace(call, f"{self._full(target)}({', '.join(texts)})")
+            self._edits.replace(call, f"{self._full_torch_name(target)}({', '.join(texts)})")
         else:
-            self._edits.replace(call.func, self._full(target))
+            self._edits.replace(call.func, self._full_torch_name(target))
             self._add_argument(call, ", ".join(added))
 
-    def _optimizer_class(self, node: ast.Name | ast.Attribute, name: str, fused: list[str]) -> None:
+    def _replace_optimizer_class(self, node: ast.Name | ast.Attribute, name: str, fused: list[str]) -> None:
         """Replace a class that is bound to a name, of which every call can be seen, by a partial of torch's."""
         module, twin, parent = self._module, OPTIMIZERS[name], self._module.parent(node)
         chosen = parent.targets[0] if isinstance(parent, ast.Assign) and len(parent.targets) == 1 else None
         if not isinstance(chosen, ast.Name):
-            raise Unsure(node, f"{name} is passed as a value; {twin.torch} has other arguments")
+            raise UnsureRewrite(node, f"{name} is passed as a value; {twin.torch} has other arguments")
         allowed, scope = set(twin.arguments) - set(twin.dropped), module.scope_of[node]
         explicit: list[dict[str, ast.expr]] = []
         for use in walk(module.tree if chosen.id in scope.globals else scope.function or module.tree):
             if not isinstance(use, ast.Name) or use.id != chosen.id or not isinstance(use.ctx, ast.Load):
                 continue
-            call = self._call(use)
+            call = self._find_call_of(use)
             given = None if call is None or len(call.args) > 2 else arguments(call, ("params", "lr"))
             if given is None or not given.keys() <= allowed:
-                raise Unsure(node, f"line {use.lineno} passes {name} on, or gives it what {twin.torch} may not take")
+                raise UnsureRewrite(
+                    node, f"line {use.lineno} passes {name} on, or gives it what {twin.torch} may not take"
+                )
             explicit.append(given)
         if not explicit:
-            raise Unsure(node, f"{name} is chosen, but its call is not found; {twin.torch} has other arguments")
+            raise UnsureRewrite(node, f"{name} is chosen, but its call is not found; {twin.torch} has other arguments")
         added = [f"{key}={value}" for key, value in twin.added if any(key not in given for given in explicit)]
-        self._edits.replace(node, f"functools.partial({', '.join([self._full(twin.torch), *added, *fused])})")
+        self._edits.replace(
+            node, f"functools.partial({', '.join([self._full_torch_name(twin.torch), *added, *fused])})"
+        )
 
     def _add_argument(self, call: ast.Call, text: str) -> None:
         """Put an argument at the end of those of a call."""
@@ -373,46 +391,46 @@ class Replacements:
 
     # wrappers and models
 
-    def _ddp(self, call: ast.Call) -> None:
+    def _rewrite_ddp_arguments(self, call: ast.Call) -> None:
         """Rewrite the arguments of Apex's DistributedDataParallel."""
         module, known = self._module, arguments(call, DDP_ARGUMENTS)
         if known.keys() & HIDDEN:
-            raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
+            raise UnsureRewrite(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
         if not known.keys() <= set(DDP_ARGUMENTS):  # torch's own arguments, which Apex would refuse
             return
         if self._halves_weights():
-            self._note(call, SHARDS)
+            self._add_note(call, SHARDS)
         if len(known) == 1:
             self._add_argument(call, APART)
             return
         for name in ("allreduce_communicators", "allreduce_trigger_params", "gradient_average"):
             value = known.get(name)
-            if not (_is_off(value) if name != "gradient_average" else value is None or is_literal(value, True)):
-                raise Unsure(call, f"{name} has no equivalent in torch's DistributedDataParallel")
+            if not (_is_option_off(value) if name != "gradient_average" else value is None or is_literal(value, True)):
+                raise UnsureRewrite(call, f"{name} has no equivalent in torch's DistributedDataParallel")
         texts = [module.source(known["module"])] if "module" in known else []
-        if not _is_off(known.get("delay_allreduce")):
+        if not _is_option_off(known.get("delay_allreduce")):
             texts.append(f"find_unused_parameters={module.source(known['delay_allreduce'])}")
         texts.append(APART)
         self._edits.replace_span(module.end(call.func), module.end(call), f"({', '.join(texts)})")
         if dropped := ", ".join(sorted(known.keys() - {"module", "delay_allreduce"})):
-            self._note(call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out")
+            self._add_note(call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out")
 
     def _halves_weights(self) -> bool:
         """Return whether the module initializes at O2 or O3, whose weights take half the memory."""
-        calls = [self._call(use) for use, meaning in self._names.uses if meaning == "apex.amp.initialize"]
+        calls = [self._find_call_of(use) for use, meaning in self._names.uses if meaning == "apex.amp.initialize"]
         levels = [argument(call, "opt_level") for call in calls if call is not None]
         return any(is_literal(level, "O2") or is_literal(level, "O3") for level in levels)
 
-    def _evaluate_half(self, node: ast.Name | ast.Attribute) -> bool:
+    def _rewrite_half_evaluation(self, node: ast.Name | ast.Attribute) -> bool:
         """Let a model run under autocast instead of in fp16; return False where that is not sure to be the same."""
-        module, statement = self._module, self._module.statement(node)
-        call = self._call(node)
+        module, statement = self._module, self._module.statement_around(node)
+        call = self._find_call_of(node)
         attributes = {each.attr for each in module.nodes if isinstance(each, ast.Attribute)}
         if call is None or not call.args or call.keywords or attributes & {*TRAINING, "DataParallel"}:
             return False
         if any(meaning.endswith("FP16_Optimizer") for _, meaning in self._names.uses):
             return False
-        if len(call.args) > 1 and self._names.meaning(call.args[1]) not in ("torch.half", "torch.float16"):
+        if len(call.args) > 1 and self._names.full_name_of(call.args[1]) not in ("torch.half", "torch.float16"):
             return False
         bound = statement.targets if isinstance(statement, ast.Assign) else call.args[:1]
         model, source = dotted_name(bound[0]), module.source(call.args[0])
@@ -422,11 +440,11 @@ class Replacements:
         wrap = f'{model}.forward = {self._torch}.autocast("cuda", dtype={self._torch}.float16)({model}.forward)'
         self._edits.replace_statement(statement, [*([f"{model} = {source}"] if source != model else []), wrap])
         name = dotted_name(node)
-        self._note(call, f"{name} made the weights fp16; under autocast they stay fp32, and products are in fp16")
+        self._add_note(call, f"{name} made the weights fp16; under autocast they stay fp32, and products are in fp16")
         return True
 
 
-def _why_left(meaning: str) -> str | None:
+def _why_part_is_left(meaning: str) -> str | None:
     """Return why a part of Apex is left that torch has nothing for, and Apex no longer has; None for any other."""
     if meaning.startswith("apex.parallel.LARC"):
         return "LARC has no equivalent in torch; ampcompare has it: import ampcompare.apex as apex"
@@ -439,7 +457,7 @@ def _why_left(meaning: str) -> str | None:
     return f"Apex removed {gone} {when}: take {instead}"
 
 
-def may_lack_gradients(ddp: ast.Call | None) -> bool:
+def ddp_may_lack_gradients(ddp: ast.Call | None) -> bool:
     """Return whether Apex's DistributedDataParallel, or what is not called here, may not look for unused parameters."""
     given = {} if ddp is None else arguments(ddp, DDP_ARGUMENTS)
     if ddp is not None and not given.keys() <= {*DDP_ARGUMENTS, *HIDDEN}:
@@ -447,7 +465,7 @@ def may_lack_gradients(ddp: ast.Call | None) -> bool:
     return not any(is_literal(given.get(each), True) for each in ("delay_allreduce", "find_unused_parameters"))
 
 
-def is_type(module: Module, node: ast.AST) -> bool:
+def is_used_as_type(module: Module, node: ast.AST) -> bool:
     """Return whether a class only stands for a type: in an annotation, or in a question for one."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if below in (getattr(outer, "annotation", None), getattr(outer, "returns", None)):
@@ -459,7 +477,7 @@ def is_type(module: Module, node: ast.AST) -> bool:
     return False
 
 
-def _is_off(value: ast.expr | None) -> bool:
+def _is_option_off(value: ast.expr | None) -> bool:
     """Return whether an option is not given, or as a literal that is false."""
     return value is None or (isinstance(value, ast.Constant) and not value.value)
 
@@ -468,24 +486,24 @@ def _arguments_of_torch(call: ast.Call, name: str) -> dict[str, ast.expr]:
     """Return the named arguments of a call of a fused optimizer; refuse those that the one of torch has not."""
     twin = OPTIMIZERS[name]
     if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
-        raise Unsure(call, f"the arguments of {name} cannot be matched; pass them by name")
+        raise UnsureRewrite(call, f"the arguments of {name} cannot be matched; pass them by name")
     given = {each.arg: each.value for each in call.keywords if each.arg is not None}
     for option in given:
         if option not in (*twin.arguments, "fused", "maximize"):
-            raise Unsure(call, f"{name}({option}=...) has no equivalent in {twin.torch}")
-    if not (_is_off(given.get("wd_after_momentum")) and _is_off(given.get("adagrad_w_mode"))):
-        raise Unsure(call, f"{name} with another order of weight decay has no equivalent in torch")
+            raise UnsureRewrite(call, f"{name}({option}=...) has no equivalent in {twin.torch}")
+    if not (_is_option_off(given.get("wd_after_momentum")) and _is_option_off(given.get("adagrad_w_mode"))):
+        raise UnsureRewrite(call, f"{name} with another order of weight decay has no equivalent in torch")
     return given
 
 
-def _is_autograd(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _is_autograd_method(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a function is one of a `torch.autograd.Function`, whose inside autograd does not see."""
     return function.name in ("forward", "backward") and any(
         last_name(each) == "staticmethod" for each in function.decorator_list
     )
 
 
-def _value_of(statement: ast.stmt, node: ast.AST) -> ast.expr | None:
+def _find_value_assigned_to(statement: ast.stmt, node: ast.AST) -> ast.expr | None:
     """Return what an assignment binds to a name, also in a tuple of names; None if that cannot be seen."""
     if not isinstance(statement, ast.Assign):
         return None

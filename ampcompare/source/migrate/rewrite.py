@@ -5,22 +5,22 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE, public_name
-from ampcompare.source.edits import Edits, on_own_lines
+from ampcompare.source.amp_names import APEX, CORE, public_full_name
+from ampcompare.source.edits import Edits, put_statements_on_own_lines
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.apex_guards import answer_guards, simplify_constant_conditions
-from ampcompare.source.migrate.casts import keep_fp32, note_casts
-from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.apex_guards import answer_apex_questions, simplify_constant_conditions
+from ampcompare.source.migrate.casts import keep_cpu_outputs_fp32, note_casts
+from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
-from ampcompare.source.migrate.core.model_casts import level_of_fp16
+from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
-from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbors import ALONE, Around, look_around
-from ampcompare.source.migrate.read.sites import Unsure
+from ampcompare.source.migrate.read.names import ModuleImports
+from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors, neighbors_of_file
+from ampcompare.source.migrate.read.sites import UnsureRewrite
 from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVED
-from ampcompare.source.migrate.replacements import Replacements
+from ampcompare.source.migrate.replacements import UseRewriter
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import SourceInvalid, argument, is_literal, last_name
@@ -91,7 +91,7 @@ class Migration:
     uses: int = 0
     left: int = 0
     whole: bool = True
-    core: Core | None = field(default=None, compare=False, repr=False)
+    core: ApexCore | None = field(default=None, compare=False, repr=False)
 
     @property
     def left_by_hand(self) -> list[Finding]:
@@ -105,7 +105,7 @@ def may_use_apex(text: str) -> bool:
 
 
 def migrate_text(
-    text: str, around: Around = ALONE, versions: Versions = LATEST, *, alone: bool = False, refused: str = ""
+    text: str, around: Neighbors = ALONE, versions: Versions = LATEST, *, alone: bool = False, refused: str = ""
 ) -> Migration:
     """Return the module for `torch.amp`.
 
@@ -121,74 +121,76 @@ def migrate_text(
     """
     if not may_use_apex(text):
         return Migration(text, [])
-    module = around.parse(text)
-    names = Names(module)
-    apart = _with_own_lines(text, module, names)
+    module = around.module_of_text(text)
+    names = ModuleImports(module)
+    apart = _put_apex_on_own_lines(text, module, names)
     if apart != text:
         result = _migrate_split_text(text, apart, around, versions, alone=alone)
-        return result if result.whole else _keep_lines(module, names, around, result)
+        return result if result.whole else _keep_module_lines(module, names, around, result)
     if not names.imports and not names.uses:
         return _migrate_unnamed(text, module, around, alone=alone)
-    rewrite = _Rewrite(module, names, around, alone=alone)
+    rewrite = _ModuleRewrite(module, names, around, alone=alone)
     rewrite.rewrite_core(refused)
     rewrite.replace_uses()
     rewrite.rewrite_imports()
-    probes = _probes(module, names, rewrite.edits)
+    probes = _notes_on_answers(module, names, rewrite.edits)
     if probes and not alone and (asking := _file_left_by_hand(around, module)):
-        return _keep_probe(module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking)))
-    rewrite.complete(probes)
+        return _keep_asking_module(module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking)))
+    rewrite.complete_module(probes)
     if rewrite.edits.shared:
-        result = _migrate_split_text(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
-        return result if result.whole else _keep_lines(module, names, around, result)
+        result = _migrate_split_text(
+            text, put_statements_on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone
+        )
+        return result if result.whole else _keep_module_lines(module, names, around, result)
     return _finish_rewrite(text, rewrite, versions, refused)
 
 
-def _with_own_lines(text: str, module: Module, names: Names) -> str:
+def _put_apex_on_own_lines(text: str, module: Module, names: ModuleImports) -> str:
     """Return a text in which each statement about Apex has lines of its own, as edits need it."""
     if not names.uses:
         return text
     kinds = ObjectKinds(module, Index(module))
     used: list[ast.AST] = [node for node, _ in names.uses]
-    for call, each in module.methods("step", "backward"):
-        if kinds.of(each, module.scope_of[call]) != "scheduler":
+    for call, each in module.method_calls("step", "backward"):
+        if kinds.kind_of_object(each, module.scope_of[call]) != "scheduler":
             used.append(call)
-    statements = map(module.statement, used)
+    statements = map(module.statement_around, used)
     crowded = [each for each in statements if not module.is_alone(each) and not isinstance(each, ast.With)]
-    return on_own_lines(module, crowded) if crowded else text
+    return put_statements_on_own_lines(module, crowded) if crowded else text
 
 
-def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) -> Migration:
+def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: bool) -> Migration:
     """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
     edits = Edits(module)
-    findings = _find_internals(module, around)
-    for call, _ in module.methods("scale_loss"):  # mxnet has one too
+    findings = _private_state_findings(module, around)
+    for call, _ in module.method_calls("scale_loss"):  # mxnet has one too
         if not (module.resolve(call.func) or "").startswith("mxnet."):
-            findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
-    if not findings and not alone and _is_of_whole_project(around, module):
-        findings += answer_guards(module, edits)
+            findings.append(Finding.at_node(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
+    if not findings and not alone and _are_all_cores_rewritten(around, module):
+        findings += answer_apex_questions(module, edits)
     whole = all(each.kind == NOTE for each in findings)
-    _mark(module, edits, findings)
-    return Migration(simplify_constant_conditions(edits.result()) if edits else text, findings, whole=whole)
+    _mark_left_by_hand(module, edits, findings)
+    return Migration(simplify_constant_conditions(edits.edited_text()) if edits else text, findings, whole=whole)
 
 
-def _find_internals(module: Module, around: Around) -> list[Finding]:
+def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
     """Return what a module without a core has of Apex's private state."""
     if INTERNALS.search(module.text) is None:  # before the project is looked at
         return []
-    internals = find_internals(around.index(module))
-    return [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
+    internals = find_internals(around.index_of(module))
+    return [Finding.at_node(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
 
-def _keep_probe(module: Module, names: Names, finding: Finding) -> Migration:
+def _keep_asking_module(module: Module, names: ModuleImports, finding: Finding) -> Migration:
     """Return a module as it is, under the finding: it asks whether Apex is there, for a file that still needs it."""
     edits = Edits(module)
-    _mark(module, edits, [finding])
-    return Migration(edits.result(), [finding], len(names.uses), len(names.imports))
+    _mark_left_by_hand(module, edits, [finding])
+    return Migration(edits.edited_text(), [finding], len(names.uses), len(names.imports))
 
 
-class _Rewrite:
+class _ModuleRewrite:
     """The passes over a module that names Apex, in the order of the methods.
 
     Attributes:
@@ -200,14 +202,14 @@ class _Rewrite:
         torch: the name by which the module knows torch.
     """
 
-    def __init__(self, module: Module, names: Names, around: Around, *, alone: bool) -> None:
+    def __init__(self, module: Module, names: ModuleImports, around: Neighbors, *, alone: bool) -> None:
         self.module, self.names = module, names
         self.edits = Edits(module)
         self.findings: list[Finding] = []
-        self.core: Core | None = None
+        self.core: ApexCore | None = None
         self.is_whole = True
         self.kept: list[ast.AST] = []
-        self.torch, self._above = torch_name(module)
+        self.torch, self._above = torch_name_and_place(module)
         self._around, self._alone = around, alone
         self._twins: dict[tuple[ast.stmt, str], str] = {}  # in torch, of what is imported
 
@@ -215,46 +217,46 @@ class _Rewrite:
         """Rewrite the core of `apex.amp`, or leave all of it by hand: where `refused` says why, and where not sure."""
         try:
             if refused:
-                raise Unsure(next(iter(node for node, _ in self.names.uses)), refused)
+                raise UnsureRewrite(next(iter(node for node, _ in self.names.uses)), refused)
             self.core = rewrite_core(self.module, self.names, self.edits, self.torch, self._around)
             if self.core is not None:
                 outputs = AutocastOutputs(self.core)  # again, as the core has more regions of autocast now
-                keep_fp32(self.core, outputs)
+                keep_cpu_outputs_fp32(self.core, outputs)
                 note_casts(self.core, outputs)
                 self.findings += self.core.findings
-        except Unsure as error:
+        except UnsureRewrite as error:
             self.is_whole = False
             self.edits = Edits(self.module)
-            self.findings.append(Finding.at(error.node, BY_HAND, str(error)))
+            self.findings.append(Finding.at_node(error.node, BY_HAND, str(error)))
         if self.core is None and self.is_whole:
-            self.findings += _find_internals(self.module, self._around)
+            self.findings += _private_state_findings(self.module, self._around)
 
     def replace_uses(self) -> None:
         """Replace what lies outside of the core: layers, optimizers and the like; they stay where the core stays."""
         if not self.is_whole:
             self.kept += [node for node, _ in self.names.uses]
             return
-        replacements = Replacements(self.module, self.names, self.edits, self.torch)
+        replacements = UseRewriter(self.module, self.names, self.edits, self.torch)
         self._twins = replacements.imports
         for node, meaning in self.names.uses:
-            if not _is_of_core(meaning):
+            if not _is_name_of_core(meaning):
                 try:
-                    if not replacements.rewrite(node, meaning):
+                    if not replacements.rewrite_use(node, meaning):
                         self.kept.append(node)
-                except Unsure as error:
+                except UnsureRewrite as error:
                     self.kept.append(node)
-                    self.findings.append(Finding.at(error.node, BY_HAND, str(error)))
+                    self.findings.append(Finding.at_node(error.node, BY_HAND, str(error)))
         self.findings += replacements.findings
 
     def rewrite_imports(self) -> None:
         """Import what the module needs now; what other modules import from it stays."""
         if not self.is_whole:
             return
-        needed = {_root(node) for node in self.kept}
-        self.findings += _keep_for_others(self.module, self.names, self._around, needed, self._twins)
+        needed = {_root_name(node) for node in self.kept}
+        self.findings += _keep_names_for_others(self.module, self.names, self._around, needed, self._twins)
         _rewrite_imports(self.module, self.names, self.edits, needed, self._twins)
 
-    def complete(self, probes: list[Finding]) -> None:
+    def complete_module(self, probes: list[Finding]) -> None:
         """Answer what asks whether Apex is there, name torch in help texts, import modules, and mark what is left.
 
         Args:
@@ -262,43 +264,43 @@ class _Rewrite:
         """
         self.findings += probes
         if not self.kept:
-            self.findings += answer_guards(self.module, self.edits)
+            self.findings += answer_apex_questions(self.module, self.edits)
         if self.is_whole:
-            _rewrite_texts(self.module, self.edits, self.names)
+            _rewrite_help_texts(self.module, self.edits, self.names)
         self.findings = sorted(set(self.findings))
         of_torch = rf"(?<!from )(?<![\w.]){re.escape(self.torch)}\."
-        if self.edits and self._above is not None and re.search(of_torch, self.edits.new_text()) is not None:
-            self.edits.before(self._above, [f"import {self.torch}"])
-        if self.edits and "functools." in self.edits.new_text():
+        if self.edits and self._above is not None and re.search(of_torch, self.edits.inserted_text()) is not None:
+            self.edits.insert_above(self._above, [f"import {self.torch}"])
+        if self.edits and "functools." in self.edits.inserted_text():
             _import_functools(self.module, self.edits)
-        _mark(self.module, self.edits, self.findings)
+        _mark_left_by_hand(self.module, self.edits, self.findings)
 
     def migrate_without_core(self, text: str, versions: Versions, refused: str) -> Migration:
         """Return the migration of the module with its core left by hand."""
         return migrate_text(text, self._around, versions, alone=self._alone, refused=refused)
 
 
-def _finish_rewrite(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
+def _finish_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
-    new = _join_branches(simplify_constant_conditions(rewrite.edits.result())) if rewrite.edits else text
-    if new != text and _is_lazy(rewrite.module):
-        lazy = _import_lazily(new, rewrite.torch)
+    new = _join_equal_branches(simplify_constant_conditions(rewrite.edits.edited_text())) if rewrite.edits else text
+    if new != text and _imports_torch_lazily(rewrite.module):
+        lazy = _import_torch_lazily(new, rewrite.torch)
         if lazy is None and not refused:
             return rewrite.migrate_without_core(text, versions, LAZY)
         new = lazy or new
     findings = rewrite.findings
     if rewrite.core is not None and CROSS_ENTROPY.search(new) is not None:
-        new, notes, left = _keep_cross_entropy(text, new, versions)
+        new, notes, left = _keep_cross_entropy_outside(text, new, versions)
         if left:
             return rewrite.migrate_without_core(text, versions, BANNED.format(text.splitlines()[left - 1].strip()))
-        findings = sorted({*findings, *notes, *_note_inside_model(rewrite.core)})
+        findings = sorted({*findings, *notes, *_notes_inside_model(rewrite.core)})
     if new != text:
-        new = _older_names(new, rewrite.torch, versions)
+        new = _with_older_torch_names(new, rewrite.torch, versions)
     uses, left = len(rewrite.names.uses), len(rewrite.kept)
     return Migration(new, findings, uses, left, rewrite.is_whole, rewrite.core)
 
 
-def _keep_cross_entropy(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:
+def _keep_cross_entropy_outside(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:
     """Put cross entropies of probabilities outside of the autocast that a rewrite has brought about.
 
     Returns:
@@ -308,9 +310,9 @@ def _keep_cross_entropy(text: str, new: str, versions: Versions) -> tuple[str, l
     from ampcompare.source.lint.run import Selection, fix_text
 
     selection = Selection(select=("AMP230",), versions=versions)
-    found = check_text(new, selection.reports, versions)
+    found = check_text(new, selection.reports_code, versions)
     if not found:
-        return new, _note_unseen(text, new, versions), 0
+        return new, _notes_on_unseen_entropy(text, new, versions), 0
     lines = origins_of_lines(text, new)
     fixed, left, _ = fix_text(new, found, selection)
     if left:
@@ -318,62 +320,62 @@ def _keep_cross_entropy(text: str, new: str, versions: Versions) -> tuple[str, l
     return fixed, [Finding(lines[each.line], 0, NOTE, OUTSIDE) for each in found], 0
 
 
-def _note_unseen(text: str, new: str, versions: Versions) -> list[Finding]:
+def _notes_on_unseen_entropy(text: str, new: str, versions: Versions) -> list[Finding]:
     """Return a note on a cross entropy of probabilities of which no call is seen, such as in a lambda."""
     from ampcompare.source.lint.module import LintModule
-    from ampcompare.source.lint.update_events import Kind
+    from ampcompare.source.lint.update_events import EventKind
 
     module = LintModule(new, versions)
     uses = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute))]
     found = [node.lineno for node in uses if module.resolve(node, follow=False) in CROSS_ENTROPIES]
-    if not found or any(True for _ in module.events(Kind.CROSS_ENTROPY)):
+    if not found or any(True for _ in module.events(EventKind.CROSS_ENTROPY)):
         return []
     return [Finding(origins_of_lines(text, new)[found[0]], 0, NOTE, UNSEEN)]
 
 
-def _note_inside_model(core: Core) -> list[Finding]:
+def _notes_inside_model(core: ApexCore) -> list[Finding]:
     """Return notes on cross entropies of probabilities in forward passes, which a model of O2 or O3 may hold."""
     module = core.module
     found = []
-    for node in module.nodes if level_of_fp16(core.sites) else ():
+    for node in module.nodes if fp16_level_of_file(core.sites) else ():
         if isinstance(node, (ast.Name, ast.Attribute)) and module.resolve(node, follow=False) in CROSS_ENTROPIES:
-            holder = module.class_of(module.function(node))
+            holder = module.class_of(module.function_around(node))
             methods = [] if holder is None else [each for each in holder.body if isinstance(each, ast.FunctionDef)]
             if any(each.name == "forward" for each in methods):
-                found.append(Finding.at(node, NOTE, INSIDE))
+                found.append(Finding.at_node(node, NOTE, INSIDE))
     return found
 
 
-def _migrate_split_text(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:
+def _migrate_split_text(text: str, apart: str, around: Neighbors, versions: Versions, *, alone: bool) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
     lines = origins_of_lines(text, apart)
     result = migrate_text(apart, around, versions, alone=alone)
     return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
 
 
-def _keep_lines(module: Module, names: Names, around: Around, left: Migration) -> Migration:
+def _keep_module_lines(module: Module, names: ModuleImports, around: Neighbors, left: Migration) -> Migration:
     """Return a module whose core is left by hand, as it is, under the findings of one with more lines."""
-    own = _Rewrite(module, names, around, alone=True)
+    own = _ModuleRewrite(module, names, around, alone=True)
     own.rewrite_core("")  # says the same at the places of this text, mostly
     findings = own.findings if not own.is_whole else left.findings
     edits = Edits(module)
-    _mark(module, edits, findings)
-    return replace(left, text=edits.result(), findings=sorted(set(findings)))
+    _mark_left_by_hand(module, edits, findings)
+    return replace(left, text=edits.edited_text(), findings=sorted(set(findings)))
 
 
-def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
+def _notes_on_answers(module: Module, names: ModuleImports, edits: Edits) -> list[Finding]:
     """Return notes on a module that only says whether Apex is there, and says so always from now on."""
     if names.uses:
         return []
     found = []
     for statement in dict.fromkeys(each for each, _ in names.imports):
         around = module.parent(statement)
-        if isinstance(around, ast.Try) and _is_answer(around) and edits.is_removed(statement):
-            found.append(Finding.at(statement, NOTE, PROBE))
+        if isinstance(around, ast.Try) and _is_try_answering(around) and edits.is_removed(statement):
+            found.append(Finding.at_node(statement, NOTE, PROBE))
     return found
 
 
-def _is_answer(node: ast.Try) -> bool:
+def _is_try_answering(node: ast.Try) -> bool:
     """Return whether a `try` binds or returns something where its imports succeed, or a flag where they do not."""
     if any(isinstance(each, (ast.Assign, ast.Return)) for each in (*node.body, *node.orelse)):
         return True
@@ -383,36 +385,36 @@ def _is_answer(node: ast.Try) -> bool:
     return any(is_literal(each.value, False) for each in otherwise)
 
 
-def _is_of_whole_project(around: Around, module: Module) -> bool:
+def _are_all_cores_rewritten(around: Neighbors, module: Module) -> bool:
     """Return whether some files around have a part of Apex's core, and all of these are rewritten."""
     others = list(around.modules_linked_to(module))
     try:
-        return bool(others) and all(_is_whole(other, theirs, around) for other, theirs in others)
+        return bool(others) and all(_is_core_rewritten(other, theirs, around) for other, theirs in others)
     except (SourceInvalid, RecursionError, ValueError):
         return False
 
 
-def _file_left_by_hand(around: Around, module: Module) -> str:
+def _file_left_by_hand(around: Neighbors, module: Module) -> str:
     """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
     for other, theirs in around.modules_checking_apex(module):
         try:
-            if not _is_whole(other, theirs, around):
-                return around.name_of(other)
+            if not _is_core_rewritten(other, theirs, around):
+                return around.relative_path_of(other)
         except (SourceInvalid, RecursionError, ValueError):
-            return around.name_of(other)
+            return around.relative_path_of(other)
     return ""
 
 
-def _is_whole(path: Path, module: Module, around: Around) -> bool:
+def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
     """Return whether the core of another file of a project is rewritten, or is so already."""
-    return migrate_text(module.text, look_around(path, around.within), alone=True).whole
+    return migrate_text(module.text, neighbors_of_file(path, around.within), alone=True).whole
 
 
-def _is_of_core(meaning: str) -> bool:
+def _is_name_of_core(meaning: str) -> bool:
     return meaning.startswith(AMP_STATE) or (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
 
 
-def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
+def _mark_left_by_hand(module: Module, edits: Edits, findings: list[Finding]) -> None:
     """Put a comment above each statement that is left by hand, unless it is there already."""
     done: set[ast.stmt] = set()
     for finding in findings:
@@ -427,24 +429,24 @@ def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
         line = module.first_line(statement)
         above = module.line_text(line - 1).strip() if line > 1 else ""
         if not above.startswith(MARK.strip()) and not module.is_elif(statement):
-            edits.before(statement, [f"{MARK}{finding.message}"])
+            edits.insert_above(statement, [f"{MARK}{finding.message}"])
 
 
 def _statement_before(module: Module, statement: ast.stmt) -> ast.stmt:
     """Return the statement before another in its block, or else the one around it."""
-    block = module.block(statement)
+    block = module.block_of(statement)
     place = block.index(statement)
-    return block[place - 1] if place else module.statement(module.parent(statement))
+    return block[place - 1] if place else module.statement_around(module.parent(statement))
 
 
 def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
     for node in module.nodes:
         if getattr(node, "lineno", None) == finding.line and getattr(node, "col_offset", None) == finding.column:
-            return module.statement(node)
+            return module.statement_around(node)
     return None
 
 
-def _join_branches(text: str) -> str:
+def _join_equal_branches(text: str) -> str:
     """Return a rewritten module without the `if` statements whose two branches scale a loss and are equal."""
     while any(mark in text for mark in MARKS):
         try:
@@ -457,8 +459,8 @@ def _join_branches(text: str) -> str:
         edits = Edits(module)
         for branch in equal:
             if not any(outer in equal for outer in module.ancestors(branch)):
-                edits.unwrap(branch, branch.orelse)
-        text = edits.result()
+                edits.unwrap_statement(branch, branch.orelse)
+        text = edits.edited_text()
     return text
 
 
@@ -474,7 +476,7 @@ def _has_equal_branches(module: Module, node: ast.If) -> bool:
     return [ast.dump(each) for each in node.body] == [ast.dump(each) for each in node.orelse]
 
 
-def _rewrite_texts(module: Module, edits: Edits, names: Names) -> None:
+def _rewrite_help_texts(module: Module, edits: Edits, names: ModuleImports) -> None:
     """Name torch.amp instead of Apex in the help of `add_argument` and of click options."""
     if not any(meaning.startswith("apex.amp") for _, meaning in names.uses):
         return
@@ -488,7 +490,7 @@ def _rewrite_texts(module: Module, edits: Edits, names: Names) -> None:
                 edits.replace(words, new)
 
 
-def torch_name(module: Module) -> tuple[str, ast.stmt | None]:
+def torch_name_and_place(module: Module) -> tuple[str, ast.stmt | None]:
     """Return the name by which a module knows torch, and the statement above which to import it, if any."""
     for node in module.tree.body:
         if isinstance(node, ast.Import):
@@ -496,16 +498,16 @@ def torch_name(module: Module) -> tuple[str, ast.stmt | None]:
                 if alias.name == "torch" or (alias.name.startswith("torch.") and alias.asname is None):
                     return alias.asname or "torch", None
     body = [each for each in module.tree.body if not _is_prologue(each)]
-    return "torch", body[0] if body and not _is_lazy(module) else None
+    return "torch", body[0] if body and not _imports_torch_lazily(module) else None
 
 
-def _is_lazy(module: Module) -> bool:
+def _imports_torch_lazily(module: Module) -> bool:
     """Return whether a module imports torch in its functions alone, so that it works without it."""
     found = [node for node, alias, full in module.imports if full.partition(".")[0] == "torch"]
-    return bool(found) and all(module.function(each) is not None for each in found)
+    return bool(found) and all(module.function_around(each) is not None for each in found)
 
 
-def _older_names(text: str, torch: str, versions: Versions) -> str:
+def _with_older_torch_names(text: str, torch: str, versions: Versions) -> str:
     """Return a text with the names that torch had before 2.3 and 2.4, where it is for such a version."""
     for since, new, old in OLDER:
         if versions.torch < since:
@@ -513,7 +515,7 @@ def _older_names(text: str, torch: str, versions: Versions) -> str:
     return text
 
 
-def _import_lazily(text: str, torch: str) -> str | None:
+def _import_torch_lazily(text: str, torch: str) -> str | None:
     """Return a text in which each function that needs torch imports it; None where the module itself needs it."""
     module = Module(text)
     edits, done = Edits(module), set[ast.stmt]()
@@ -527,8 +529,8 @@ def _import_lazily(text: str, torch: str) -> str | None:
             first = body[1] if is_text and len(body) > 1 else body[0]
             if first not in done:
                 done.add(first)
-                edits.before(first, [f"import {torch}"])
-    return edits.result() if edits else text
+                edits.insert_above(first, [f"import {torch}"])
+    return edits.edited_text() if edits else text
 
 
 def _import_functools(module: Module, edits: Edits) -> None:
@@ -536,7 +538,7 @@ def _import_functools(module: Module, edits: Edits) -> None:
     body = [each for each in module.tree.body if not _is_prologue(each)]
     imported = {alias.asname or alias.name for each in body if isinstance(each, ast.Import) for alias in each.names}
     if "functools" not in imported:
-        edits.before(body[0], ["import functools"])
+        edits.insert_above(body[0], ["import functools"])
 
 
 def _is_prologue(statement: ast.stmt) -> bool:
@@ -544,8 +546,8 @@ def _is_prologue(statement: ast.stmt) -> bool:
     return is_text or (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
 
 
-def _keep_for_others(
-    module: Module, names: Names, around: Around, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
+def _keep_names_for_others(
+    module: Module, names: ModuleImports, around: Neighbors, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
 ) -> list[Finding]:
     """Keep the names that other modules import from this one; layers of torch with the same arguments take their place.
 
@@ -565,28 +567,30 @@ def _keep_for_others(
     listed = {one.value for each in lists for one in each.elts if isinstance(one, ast.Constant)}
     found = {
         **{name: Path("__all__") for name in waiting & listed},
-        **around.importers(module, waiting),
+        **around.importers_of_names(module, waiting),
     }
     findings = []
     for name, other in found.items():
         statement, alias = own[name]
-        full = alias.name if isinstance(statement, ast.Import) else public_name(f"{statement.module}.{alias.name}")
+        full = alias.name if isinstance(statement, ast.Import) else public_full_name(f"{statement.module}.{alias.name}")
         if full in LAYERS:
             twins[(statement, alias.name)] = IMPORTED[full]
             continue
         needed.add(name)
         if full.startswith(REMOVED):
-            message = f"{around.name_of(other)} has {name} from here; migrate it, then remove this"
-            findings.append(Finding.at(statement, BY_HAND, message))
+            message = f"{around.relative_path_of(other)} has {name} from here; migrate it, then remove this"
+            findings.append(Finding.at_node(statement, BY_HAND, message))
         else:
             findings.append(
-                Finding.at(statement, NOTE, f"{full} stays: {around.name_of(other)} has it from here, as {name}")
+                Finding.at_node(
+                    statement, NOTE, f"{full} stays: {around.relative_path_of(other)} has it from here, as {name}"
+                )
             )
     return findings
 
 
 def _rewrite_imports(
-    module: Module, names: Names, edits: Edits, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
+    module: Module, names: ModuleImports, edits: Edits, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
 ) -> None:
     """Rewrite the imports."""
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
@@ -602,10 +606,10 @@ def _rewrite_imports(
                 gone.add(statement)
     for node in module.nodes:
         if isinstance(node, ast.Try):
-            _settle_try(edits, node, gone)
+            _remove_try_of_imports(edits, node, gone)
 
 
-def _root(node: ast.AST) -> str:
+def _root_name(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
@@ -640,24 +644,24 @@ def _rewrite_import(
     return lines, complete
 
 
-def _settle_try(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
+def _remove_try_of_imports(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
     """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
     if not any(each in gone for each in node.body) or node.finalbody or node.orelse:
         return
     if not all(_catches_import_error(handler) for handler in node.handlers):
         return
-    if not all(each in gone or _cannot_fail(each) for each in node.body):
+    if not all(each in gone or _is_flag_or_pass(each) for each in node.body):
         if all(edits.is_removed(each) for each in node.body):
             edits.remove(node)
         return
     body: Block = [each for each in node.body if not edits.is_removed(each)]
     if body:
-        edits.unwrap(node, node.body)
+        edits.unwrap_statement(node, node.body)
     else:
         edits.remove(node)
 
 
-def _cannot_fail(statement: ast.stmt) -> bool:
+def _is_flag_or_pass(statement: ast.stmt) -> bool:
     """Return whether a statement is a flag such as `has_apex = True`."""
     return isinstance(statement, ast.Pass) or (
         isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Constant, ast.Name))

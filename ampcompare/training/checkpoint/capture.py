@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import copies_on_host
-from ampcompare.base.tensors.sharded import gather_tree, shard_like
-from ampcompare.base.tensors.tree import map_tree
-from ampcompare.checkpoints.store.layout import CONVERTED, as_list, one_or_list
+from ampcompare.base.tensors.sharded import gather_tensors_in_tree, shard_like
+from ampcompare.base.tensors.tree import map_tensors_in_tree
+from ampcompare.checkpoints.store.layout import CONVERTED, list_of_one_or_several, only_entry_or_list
 from ampcompare.training.checkpoint.check_checkpoint import Names, check_training_state
-from ampcompare.training.checkpoint.flattened import is_flattened, plain_state, rebuild_tensor
-from ampcompare.training.device import random_state, set_random_state
+from ampcompare.training.checkpoint.flattened import is_flattened, plain_optimizer_state, rebuild_flattened_tensor
+from ampcompare.training.device import generator_state_of, set_generator_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
 
@@ -38,10 +38,10 @@ def training_state(
     `names` are those of the parameters that the optimizers held before `prepare`.
     """
     return {
-        "model": one_or_list([gather_tree(model.state_dict()) for model in models]),
-        "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
+        "model": only_entry_or_list([gather_tensors_in_tree(model.state_dict()) for model in models]),
+        "optimizer": only_entry_or_list([plain_optimizer_state(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
-        "masters": one_or_list(_masters_of_optimizers(models, optimizers, names)),
+        "masters": only_entry_or_list(_masters_of_optimizers(models, optimizers, names)),
         # Parameters whose gradient is a tensor of zeros, not None: the sign of a zero may depend on it.
         "zeroed": [
             [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
@@ -50,7 +50,7 @@ def training_state(
     }
 
 
-def rank_states(
+def states_of_ranks(
     models: Sequence[nn.Module], devices: Sequence[torch.device], ranks: Communicator
 ) -> dict[str, Any] | None:
     """Return what differs between ranks: random generators, those of the GPUs too, and buffers.
@@ -59,7 +59,7 @@ def rank_states(
     """
     buffers = _buffers_of_models(models)
     on_host = dict(zip(buffers, copies_on_host(list(buffers.values())), strict=True))
-    states = ranks.gather((_random_states(devices), on_host))
+    states = ranks.gather((_states_of_generators(devices), on_host))
     if not ranks.is_first:
         return None
     saved = {
@@ -68,18 +68,18 @@ def rank_states(
     return {
         "rng": [generators for generators, _ in states],
         # The saved model is rank 0's: a rank stores only what it has otherwise.
-        "buffers": [_differing_buffers(rank_buffers, saved) for _, rank_buffers in states],
+        "buffers": [_buffers_that_differ(rank_buffers, saved) for _, rank_buffers in states],
     }
 
 
-def restore_rank(
+def restore_state_of_rank(
     state: Mapping[str, Any],
     models: Sequence[nn.Module],
     devices: Sequence[torch.device],
     ranks: Communicator,
     seed: int,
 ) -> None:
-    """Load this rank's part of `rank_states`; nothing may draw random numbers between this call and training.
+    """Load this rank's part of `states_of_ranks`; nothing may draw random numbers between this call and training.
 
     `seed`, another on each rank, seeds the generators if the state is of another number of processes.
     """
@@ -92,10 +92,10 @@ def restore_rank(
     for name, value in state["buffers"][ranks.rank].items():
         if name in buffers:
             buffers[name].copy_(value)
-    _set_random_states(state["rng"][ranks.rank], devices)
+    _set_generator_states(state["rng"][ranks.rank], devices)
 
 
-def restore_training(
+def restore_training_state(
     state: Mapping[str, Any],
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
@@ -107,17 +107,17 @@ def restore_training(
     All of it is checked before any of it is loaded. Its tensors may be used without a copy, and then change.
     """
     check_training_state(state, models, optimizers)
-    for model, weights in zip(models, as_list(state["model"]), strict=True):
+    for model, weights in zip(models, list_of_one_or_several(state["model"]), strict=True):
         here = model.state_dict()
         model.load_state_dict({name: shard_like(value, here[name]) for name, value in weights.items()})
     seen: set[int] = set()
-    saved_optimizers = as_list(state["optimizer"])
+    saved_optimizers = list_of_one_or_several(state["optimizer"])
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
         optimizer.zero_grad()
-        placed = _place_state(optimizer, _state_in_own_memory(saved, seen))
-        _load_optimizer(optimizer, placed, keep_types=CONVERTED not in state)
-    masters = as_list(state.get("masters") or {})
+        placed = _state_in_own_tensors(optimizer, _state_with_memory_of_its_own(saved, seen))
+        _load_optimizer_state(optimizer, placed, keep_types=CONVERTED not in state)
+    masters = list_of_one_or_several(state.get("masters") or {})
     for optimizer, slots in zip(optimizers, names, strict=True):
         for param, (index, name) in zip(owned_params(optimizer), slots, strict=True):
             if index < len(masters) and name in masters[index]:
@@ -131,7 +131,7 @@ def restore_training(
             params[index].grad = torch.zeros_like(params[index])
 
 
-def _state_in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
+def _state_with_memory_of_its_own(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
     """Return the state of an optimizer in tensors that share no memory, because an optimizer writes into them."""
 
     def copy_if_shared(tensor: Tensor) -> Tensor:
@@ -140,10 +140,10 @@ def _state_in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, 
         seen.add(storage.data_ptr())
         return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
-    return {"state": map_tree(saved["state"], copy_if_shared), "param_groups": saved["param_groups"]}
+    return {"state": map_tensors_in_tree(saved["state"], copy_if_shared), "param_groups": saved["param_groups"]}
 
 
-def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
+def _load_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
     try:
         optimizer.load_state_dict(dict(saved))
     except (ValueError, KeyError, TypeError) as error:
@@ -161,11 +161,11 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_type
                 loaded[key] = value.to(loaded[key].device, copy=True)
 
 
-def _place_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _state_in_own_tensors(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded."""
 
     def place_value(value: Any, param: Tensor) -> Any:
-        return rebuild_tensor(value) if is_flattened(value) else shard_like(value, param)
+        return rebuild_flattened_tensor(value) if is_flattened(value) else shard_like(value, param)
 
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
     params = dict(zip(ids, owned_params(optimizer), strict=False))
@@ -199,7 +199,7 @@ def _buffers_of_models(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def _differing_buffers(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+def _buffers_that_differ(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the buffers that the saved model lacks, or has with another value."""
     return {
         name: value
@@ -208,22 +208,22 @@ def _differing_buffers(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) 
     }
 
 
-def _random_states(devices: Sequence[torch.device]) -> dict[str, Any]:
+def _states_of_generators(devices: Sequence[torch.device]) -> dict[str, Any]:
     """Return the states of all global generators of this process, including those of `devices`."""
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": [random_state(device) for device in devices],  # or of another accelerator
+        "cuda": [generator_state_of(device) for device in devices],  # or of another accelerator
         "python": random.getstate(),
         "numpy": [str(name), torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)],
     }
 
 
-def _set_random_states(states: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
+def _set_generator_states(states: Mapping[str, Any], devices: Sequence[torch.device]) -> None:
     """Set all global generators to what `random_states` returned."""
     torch.set_rng_state(states["torch"].cpu())
     for device, state in zip(devices, states["cuda"], strict=False):
-        set_random_state(state.cpu(), device)
+        set_generator_state(state.cpu(), device)
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = states["numpy"]
@@ -231,10 +231,10 @@ def _set_random_states(states: Mapping[str, Any], devices: Sequence[torch.device
 
 
 @contextmanager
-def restore_random_states(devices: Sequence[torch.device]) -> Iterator[None]:
+def random_states_restored(devices: Sequence[torch.device]) -> Iterator[None]:
     """Leave all global generators on exit as they were on entry."""
-    states = _random_states(devices)
+    states = _states_of_generators(devices)
     try:
         yield
     finally:
-        _set_random_states(states, devices)
+        _set_generator_states(states, devices)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.checkpoints.store.layout import CONVERTED, as_list
+from ampcompare.checkpoints.store.layout import CONVERTED, list_of_one_or_several
 from ampcompare.training.precision.base import owned_params
 
 # Each tensor that these keep of a parameter has its shape, except counts.
@@ -23,7 +23,7 @@ Names = Sequence[Sequence[tuple[int, str]]]
 """Per optimizer and parameter, in order: the index of the model, and the name of the parameter in it."""
 
 
-def parameter_names(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Names:
+def parameter_names_by_model(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Names:
     """Map the parameters of torch optimizers to names in their models. Call it before `Precision.prepare`."""
     names = {id(param): (index, name) for index, model in enumerate(models) for name, param in model.named_parameters()}
     return [[names[id(param)] for param in owned_params(optimizer)] for optimizer in optimizers]
@@ -33,7 +33,7 @@ def check_training_state(
     state: Mapping[str, Any], models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 ) -> None:
     """Check that weights and optimizers of a state are those of this run, in name and shape."""
-    saved_models, saved_optimizers = as_list(state["model"]), as_list(state["optimizer"])
+    saved_models, saved_optimizers = list_of_one_or_several(state["model"]), list_of_one_or_several(state["optimizer"])
     if len(saved_models) != len(models) or len(saved_optimizers) != len(optimizers):
         raise CheckpointError(
             f"the checkpoint holds {len(saved_models)} models and {len(saved_optimizers)} optimizers, but the run has "
@@ -41,22 +41,22 @@ def check_training_state(
         )
     is_own = "arm" in state and CONVERTED not in state  # another program may save other types than its arm holds
     for model, weights in zip(models, saved_models, strict=True):
-        check_model(model, weights, same_types=is_own)
+        check_weights_fit_model(model, weights, same_types=is_own)
     faults: list[str] = []
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
-        faults += _faults_of_optimizer(optimizer, saved)
-    _raise_on(faults, "does not fit this run", "entries")
+        faults += _state_faults_of_optimizer(optimizer, saved)
+    _raise_on_faults(faults, "does not fit this run", "entries")
 
 
-def check_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: bool = False) -> None:
+def check_weights_fit_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: bool = False) -> None:
     """Check that weights have the names and shapes of a model, and its dtypes if asked for."""
     wanted = model.state_dict()
     faults = [f"{name} is missing" for name in wanted if name not in weights]
     faults += [f"{name} is unexpected" for name in weights if name not in wanted]
     for name, tensor in wanted.items():
-        if name in weights and (fault := _difference_of_tensors(weights[name], tensor, same_type=same_types)):
+        if name in weights and (fault := _tensor_difference_text(weights[name], tensor, same_type=same_types)):
             faults.append(f"{name} {fault}")
-    _raise_on(faults, "is of another model", "tensors")
+    _raise_on_faults(faults, "is of another model", "tensors")
 
 
 def check_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
@@ -74,7 +74,7 @@ def check_position(progress: Mapping[str, Any], steps_per_epoch: int, total_step
         )
 
 
-def _raise_on(faults: Sequence[str], what: str, kind: str) -> None:
+def _raise_on_faults(faults: Sequence[str], what: str, kind: str) -> None:
     if faults:
         more = f" and {len(faults) - MAX_NAMED} more" if len(faults) > MAX_NAMED else ""
         raise CheckpointError(
@@ -83,7 +83,7 @@ def _raise_on(faults: Sequence[str], what: str, kind: str) -> None:
         )
 
 
-def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
+def _state_faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list[str]:
     """Return which states of parameters are not of their shapes."""
     there = [len(group["params"]) for group in saved["param_groups"]]
     here = [len(group["params"]) for group in optimizer.param_groups]
@@ -94,12 +94,12 @@ def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list
     for number, param in zip(numbers, owned_params(optimizer), strict=True):
         for name, value in saved["state"].get(number, {}).items():
             is_like = isinstance(value, Tensor) and value.dim() and type(optimizer).__name__ in LIKE_THEIR_PARAMETER
-            if is_like and (fault := _difference_of_tensors(value, param)):
+            if is_like and (fault := _tensor_difference_text(value, param)):
                 faults.append(f"optimizer.state.{number}.{name} {fault}")
     return faults
 
 
-def _difference_of_tensors(saved: Any, wanted: Tensor, *, same_type: bool = False) -> str:
+def _tensor_difference_text(saved: Any, wanted: Tensor, *, same_type: bool = False) -> str:
     """Return how a tensor differs in kind, shape or dtype; "" if it does not. Any floats fit floats by default."""
     if not isinstance(saved, Tensor):
         return f"is a {type(saved).__name__} there and a tensor here"

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.base.tensors.sharded import gather_tree, is_sharded, local_part
+from ampcompare.base.tensors.sharded import gather_tensors_in_tree, is_sharded, local_part
 from ampcompare.checkpoints.store.layout import TENSOR_CLASS
 
 
-def is_wrapped(value: Any) -> bool:
+def is_tensor_subclass(value: Any) -> bool:
     """Return whether a value is a tensor subclass; a sharded tensor does not count."""
     return isinstance(value, Tensor) and not is_sharded(value) and is_traceable_wrapper_subclass(value)
 
@@ -33,7 +33,7 @@ def is_flattened(value: Any) -> bool:
 
 def flatten_tensor(value: Any) -> Any:
     """Return a tensor subclass as a dictionary of plain tensors, not copied; anything else as it is."""
-    if not is_wrapped(value):
+    if not is_tensor_subclass(value):
         return value
     names, attributes = value.__tensor_flatten__()
     return {
@@ -45,10 +45,11 @@ def flatten_tensor(value: Any) -> Any:
     }
 
 
-def rebuild_tensor(saved: Mapping[str, Any]) -> Tensor:
+def rebuild_flattened_tensor(saved: Mapping[str, Any]) -> Tensor:
     """Return the tensor that `flatten_tensor` was given; it holds the stored tensors themselves."""
     tensors = {
-        name: rebuild_tensor(inner) if is_flattened(inner) else inner for name, inner in saved["tensors"].items()
+        name: rebuild_flattened_tensor(inner) if is_flattened(inner) else inner
+        for name, inner in saved["tensors"].items()
     }
     module, _, name = saved[TENSOR_CLASS].rpartition(".")
     kind: Any = getattr(sys.modules.get(module), name, None)
@@ -64,7 +65,7 @@ def rebuild_tensor(saved: Mapping[str, Any]) -> Tensor:
     return made
 
 
-def plain_state(state: dict[str, Any]) -> dict[str, Any]:
+def plain_optimizer_state(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state dict of an optimizer in whole, plain tensors: shards gathered, other classes flattened.
 
     Every rank calls it with its parts of the same state, and raises if shards are of another class on any rank.
@@ -74,14 +75,14 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any]:
     shards = [local_part(value) for value in values if is_sharded(value)]
     if shards:
         answers: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(answers, any(map(is_wrapped, shards)))  # a short one may be plain
+        dist.all_gather_object(answers, any(map(is_tensor_subclass, shards)))  # a short one may be plain
         if any(answers):
             raise CheckpointError(
                 "the optimizer keeps state in a few bits, in blocks of the shards of each rank, which no checkpoint "
                 "holds; save no checkpoints, or use an optimizer with plain state"
             )
-        return gather_tree(state)  # type: ignore[no-any-return]
-    if not any(map(is_wrapped, values)):
+        return gather_tensors_in_tree(state)  # type: ignore[no-any-return]
+    if not any(map(is_tensor_subclass, values)):
         return state
     plain = {
         number: {name: flatten_tensor(value) for name, value in entry.items()} for number, entry in entries.items()

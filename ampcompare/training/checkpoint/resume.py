@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import environment_fingerprint, host_name
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.records.run import Resumption
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
-from ampcompare.settings.validation import flatten
+from ampcompare.settings.validation import paths_and_values
 
 AUTO = "auto"
 FOLLOW_TOTAL_BATCH = ("batch_size", "global_batch_size", "grad_accum_steps")
@@ -67,7 +67,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     )
 
 
-def validate_resume(
+def state_to_resume_from(
     checkpoint: FoundCheckpoint, config: RunConfig, world_size: int
 ) -> tuple[dict[str, Any], Resumption]:
     """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record.
@@ -95,17 +95,17 @@ def validate_resume(
             f"{path} was written with {total} samples in an update, {total // size} on each of {size} processes, and "
             f"this run has {config.recipe.batch_size} on each of {world_size}; resume with --global-batch-size {total}"
         )
-    _require_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
-    changes = _changes_of_machine(state.get("versions") or {}, {**fingerprint(), "host": host_name()})
+    _require_equal_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
+    changes = _machine_changes_by_name(state.get("versions") or {}, {**environment_fingerprint(), "host": host_name()})
     notes = [*notes, *changes.values()]
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
     trainer = state.get("trainer") or arm
     if arm != config.arm:
         from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
-        from ampcompare.checkpoints.reader.foreign import faults_named
+        from ampcompare.checkpoints.reader.foreign import parser_errors_translated
 
-        with faults_named(path):
+        with parser_errors_translated(path):
             conversion = convert_state_to_arm(state, config.arm)
         state = conversion.state
         notes += [
@@ -117,19 +117,19 @@ def validate_resume(
     return state, Resumption(step=progress["step"], processes=size, arm=trainer, notes=notes, machine=moved)
 
 
-def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:
+def _require_equal_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, same_size: bool) -> None:
     try:
         # Validation fills in defaults of settings that are newer than the checkpoint.
-        before = dict(flatten(Recipe.model_validate(saved).model_dump(mode="json")))
+        before = dict(paths_and_values(Recipe.model_validate(saved).model_dump(mode="json")))
     except (ValidationError, PydanticSerializationError, TypeError, ValueError):
-        before = dict(flatten(saved))
-    now = dict(flatten(recipe.model_dump(mode="json")))
+        before = dict(paths_and_values(saved))
+    now = dict(paths_and_values(recipe.model_dump(mode="json")))
     different = [key for key in {**before, **now} if repr(before.get(key)) != repr(now.get(key))]
     if not same_size:  # the total is the same, and the share of a process is another
         different = [key for key in different if key not in FOLLOW_TOTAL_BATCH]
     if different:
         named = "; ".join(
-            f"{key} is {_short_text(before.get(key))} there and {_short_text(now.get(key))} here"
+            f"{key} is {_value_as_short_text(before.get(key))} there and {_value_as_short_text(now.get(key))} here"
             for key in different[:MAX_NAMED]
         )
         more = f"; and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
@@ -138,13 +138,13 @@ def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, sam
         )
 
 
-def _short_text(value: Any) -> str:
-    return printable(str(value), MAX_LENGTH)
+def _value_as_short_text(value: Any) -> str:
+    return printable_line(str(value), MAX_LENGTH)
 
 
-def _changes_of_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+def _machine_changes_by_name(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     return {
-        name: f"{name} {_short_text(then[name])} then, {value} now"
+        name: f"{name} {_value_as_short_text(then[name])} then, {value} now"
         for name, value in now.items()
         if name in then and str(then[name]) != str(value)
     }

@@ -19,7 +19,7 @@ WEIGHTS_FILE = "weights.safetensors"
 BEST_WEIGHTS_FILE = "best-weights.safetensors"
 
 
-class Saver:
+class CheckpointSaver:
     """Writes checkpoints when they are due. Use it as a context manager, which waits for pending writes.
 
     A save that fails is reported and tried again when the next one is due; the last one of a run must succeed.
@@ -61,8 +61,13 @@ class Saver:
         every = self.config.every_epochs
         return every is not None and epochs % every == 0
 
-    def save(
-        self, position: Position, state: Callable[[], dict[str, Any] | None], *, best: bool = False, last: bool = False
+    def save_run(
+        self,
+        position: RunPosition,
+        state: Callable[[], dict[str, Any] | None],
+        *,
+        best: bool = False,
+        last: bool = False,
     ) -> None:
         """Save a run at a drain point, unless this position is saved already; every rank calls it.
 
@@ -73,7 +78,7 @@ class Saver:
             # Asked for only if it is written: it gathers from all ranks and reads buffers from the device.
             content = state()
             if content is not None:
-                self._write(content, position.step, best=best)
+                self._write_checkpoint(content, position.step, best=best)
             self._saved_at = saved_at
         if last:
             if self._failure is not None:
@@ -86,7 +91,7 @@ class Saver:
         if pending is not None:
             pending.result()
 
-    def _write(self, state: dict[str, Any], step: int, *, best: bool) -> None:
+    def _write_checkpoint(self, state: dict[str, Any], step: int, *, best: bool) -> None:
         try:
             self.close()
         except EnvironmentUnfit as error:
@@ -112,7 +117,7 @@ class Saver:
             for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):
                 write_weights(self.folder / name, flat_weights_for_safetensors(state), notes)
 
-    def __enter__(self) -> Saver:
+    def __enter__(self) -> CheckpointSaver:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -121,7 +126,7 @@ class Saver:
 
 
 @dataclass
-class Position:
+class RunPosition:
     """How far a run is at a drain point."""
 
     step: int = 0  # updates made

@@ -75,7 +75,7 @@ class ProcessGroup(Communicator):
         return bool(self.sum(torch.tensor(float(flag))) > 0)
 
     def gather(self, value: Any) -> list[Any]:
-        message = self._pack(value)
+        message = self._pack_as_bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(message)], device=self._device))
         longest = int(max(sizes))
@@ -83,27 +83,27 @@ class ProcessGroup(Communicator):
         padded[: len(message)] = message
         messages = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(messages, padded)
-        return [_unpack(each[: int(size)]) for each, size in zip(messages, sizes, strict=True)]
+        return [_unpack_from_bytes(each[: int(size)]) for each, size in zip(messages, sizes, strict=True)]
 
     def broadcast_from_rank0(self, make: Callable[[], Value]) -> Value:
         message = torch.empty(0, dtype=torch.uint8, device=self._device)
         if self.is_first:
             try:
-                message = self._pack({"value": make()})
+                message = self._pack_as_bytes({"value": make()})
             except AmpCompareError as error:
-                message = self._pack({"error": type(error).__name__, "text": str(error)})
+                message = self._pack_as_bytes({"error": type(error).__name__, "text": str(error)})
         size = torch.tensor([len(message)], device=self._device)
         dist.broadcast(size, src=0)
         if not self.is_first:
             message = torch.empty(int(size), dtype=torch.uint8, device=self._device)
         dist.broadcast(message, src=0)
-        content = _unpack(message)
+        content = _unpack_from_bytes(message)
         if "error" in content:
             raise getattr(errors, content["error"], AmpCompareError)(content["text"])
         value: Value = content["value"]
         return value
 
-    def _pack(self, value: Any) -> Tensor:
+    def _pack_as_bytes(self, value: Any) -> Tensor:
         content = io.BytesIO()
         torch.save(value, content)
         return torch.frombuffer(content.getbuffer(), dtype=torch.uint8).to(self._device)
@@ -114,12 +114,12 @@ class ProcessGroup(Communicator):
                 dist.broadcast(buffer.detach(), src=0)
 
 
-def _unpack(message: Tensor) -> Any:
+def _unpack_from_bytes(message: Tensor) -> Any:
     """Return plain data and tensors; unlike torch's object collectives, this never executes code from a message."""
     return torch.load(io.BytesIO(message.cpu().numpy().tobytes()), weights_only=True)
 
 
-def require_equal(ranks: Communicator, what: str, value: Any, remedy: str) -> None:
+def require_equal_on_ranks(ranks: Communicator, what: str, value: Any, remedy: str) -> None:
     """Check that all ranks hold the same value; every rank calls it.
 
     Args:
@@ -147,7 +147,7 @@ def require_equal(ranks: Communicator, what: str, value: Any, remedy: str) -> No
     raise RanksDiffer(f"{names} of {ranks.size} hold another {what} than rank 0: {detail}; {remedy}")
 
 
-def model_facts(models: Sequence[nn.Module]) -> dict[str, str]:
+def model_facts_by_parameter(models: Sequence[nn.Module]) -> dict[str, str]:
     """Return name, shape, dtype and trainability of each parameter."""
     facts = {}
     for index, model in enumerate(models):
@@ -158,7 +158,7 @@ def model_facts(models: Sequence[nn.Module]) -> dict[str, str]:
     return facts
 
 
-def weights_digest(models: Sequence[nn.Module]) -> str:
+def digest_of_weights(models: Sequence[nn.Module]) -> str:
     """Return 16 hexadecimal digits that change with any bit of a parameter or buffer that ranks hold in full."""
     digest = hashlib.sha256()
     pending: list[Tensor] = []

@@ -20,12 +20,12 @@ Convert = Callable[[nn.Module], nn.Module]
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
-def apex_parallel(engine: str | None) -> ModuleType:
+def apex_parallel_module(engine: str | None) -> ModuleType:
     """Return the real `apex.parallel` if the arm runs on the real Apex, else ampcompare's own."""
     return importlib.import_module("apex.parallel" if engine == "nvidia" else "ampcompare.apex.parallel")
 
 
-def make_converter(kind: str, device: torch.device, engine: str | None) -> Convert | None:
+def find_batch_norm_converter(kind: str, device: torch.device, engine: str | None) -> Convert | None:
     """Return what replaces the batch norms of a model by "torch" or "apex"; None for "none"."""
     if kind == "none":
         return None
@@ -39,7 +39,7 @@ def make_converter(kind: str, device: torch.device, engine: str | None) -> Conve
     def convert(model: nn.Module) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation
-            converted: nn.Module = apex_parallel(engine).convert_syncbn_model(model)
+            converted: nn.Module = apex_parallel_module(engine).convert_syncbn_model(model)
         return converted
 
     return convert
@@ -70,7 +70,7 @@ class Parallel:
         return NO_CONTEXT
 
 
-class Single(Parallel):
+class SingleProcess(Parallel):
     """One model in one process, not wrapped."""
 
 
@@ -105,10 +105,10 @@ class DDP(Parallel):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         wrapped = nn.parallel.DistributedDataParallel(model, **self._options)
-        dtype = reduction_type(model)
+        dtype = find_reduction_type(model)
         if dtype is not None:
             # torch compares annotations of a hook with types, and those of this package are text.
-            wrapped.register_comm_hook(dtype, lambda dtype, bucket: reduce_buckets_in(dtype, bucket))
+            wrapped.register_comm_hook(dtype, lambda dtype, bucket: reduce_bucket_in_dtype(dtype, bucket))
         return wrapped
 
     @contextmanager
@@ -137,7 +137,7 @@ class ApexDDP(Parallel):
             self._options["message_size"] = max(1, int(bucket_cap_mb * 2**20 / BYTES_OF_ELEMENT))
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        if reduction_type(model) is not None:
+        if find_reduction_type(model) is not None:
             raise UnsupportedCombination(
                 "reduce= chooses the type in which torch's DistributedDataParallel averages gradients, but this run "
                 "uses Apex's; use --parallel ddp, or leave reduce out"
@@ -166,7 +166,7 @@ class FSDP(Parallel):
     def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         whole = [model for model in models if not is_sharded_model(model)]
         if whole:
-            shard_models(whole, optimizers, ShardTypes(reduce=reduction_type(whole[0])))
+            shard_models(whole, optimizers, ShardTypes(reduce=find_reduction_type(whole[0])))
 
     @contextmanager
     def no_sync(self, models: Sequence[Any]) -> Iterator[None]:
@@ -185,13 +185,13 @@ def note_reduction_type(model: nn.Module, dtype: torch.dtype) -> None:
     setattr(model, ATTRIBUTE, dtype)
 
 
-def reduction_type(model: nn.Module) -> torch.dtype | None:
+def find_reduction_type(model: nn.Module) -> torch.dtype | None:
     """Return the type that was asked for; None for that of each gradient."""
     found: torch.dtype | None = getattr(model, ATTRIBUTE, None)
     return found
 
 
-def reduce_buckets_in(dtype: torch.dtype, bucket: Any) -> Any:
+def reduce_bucket_in_dtype(dtype: torch.dtype, bucket: Any) -> Any:
     """Average a bucket of `DistributedDataParallel` over all ranks; a communication hook with its state.
 
     Args:
@@ -208,7 +208,7 @@ def reduce_buckets_in(dtype: torch.dtype, bucket: Any) -> Any:
     return future.then(lambda done: buffer.copy_(done.value()[0]))
 
 
-def average_in(dtype: torch.dtype, tensors: Sequence[Tensor]) -> None:
+def average_over_ranks_in(dtype: torch.dtype, tensors: Sequence[Tensor]) -> None:
     """Average tensors over all ranks in `dtype`, in place; every rank passes tensors of the same shapes."""
     if not tensors:
         return

@@ -84,9 +84,9 @@ def shard_models(
 
 def units_to_gather(model: nn.Module) -> list[nn.Module]:
     """Return the parts of `model` that are gathered one after the other, without the model itself."""
-    found = [child for child in _outermost_blocks(model) if _is_unit(child)]
+    found = [child for child in _children_of_outermost_lists(model) if _is_gathered_unit(child)]
     if not found and not isinstance(model, LISTS):
-        found = [child for child in model.children() if _is_unit(child)]
+        found = [child for child in model.children() if _is_gathered_unit(child)]
     holders = Counter(id(param) for _, param in model.named_parameters(remove_duplicate=False))
     alone = []
     for child in dict.fromkeys(found):
@@ -96,13 +96,13 @@ def units_to_gather(model: nn.Module) -> list[nn.Module]:
     return alone
 
 
-def _outermost_blocks(module: nn.Module) -> Iterator[nn.Module]:
+def _children_of_outermost_lists(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the children of the outermost lists of modules."""
     for child in [module] if isinstance(module, LISTS) else module.children():
-        yield from child.children() if isinstance(child, LISTS) else _outermost_blocks(child)
+        yield from child.children() if isinstance(child, LISTS) else _children_of_outermost_lists(child)
 
 
-def _is_unit(module: nn.Module) -> bool:
+def _is_gathered_unit(module: nn.Module) -> bool:
     """Return whether a module can be gathered when it is called."""
     is_called = type(module).forward is not nn.Module.forward
     return is_called and any(param.requires_grad for param in module.parameters())
@@ -135,7 +135,7 @@ def _modules_in_fp32(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Mod
     inside = {id(module) for each in kept for module in each.modules()}
     own = [module for module in model.modules() if any(module is each for each in kept)]
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and id(module) not in inside]
-    return [*own, *(module for module in norms if _is_unit(module))]
+    return [*own, *(module for module in norms if _is_gathered_unit(module))]
 
 
 def is_sharded_model(module: nn.Module) -> bool:

@@ -35,7 +35,7 @@ class Accelerate(LibraryPrecision):
         super().__init__(f"accelerate:{mixed_precision}", {library: version}, scaler=self.accelerator.scaler)
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        self._refuse_several(optimizers)
+        self._refuse_several_optimizers(optimizers)
         # In evaluation mode Accelerate does not wrap models for several processes; `Parallel` does that.
         prepared = [self.accelerator.prepare_model(model, evaluation_mode=True) for model in models]
         return prepared, [self.accelerator.prepare_optimizer(optimizer) for optimizer in optimizers]

@@ -83,7 +83,7 @@ MIN_ELEMENTS = 1024  # smaller tensors, such as statistics of norms, are not wor
 Saved = Tensor | PackedTensor
 
 
-class Packer:
+class SavedTensorPacker:
     """Packs what autograd saves of a forward pass, except parameters, small tensors and integers."""
 
     def __init__(self, bits: int, group: int, params: Sequence[Tensor], seed: int) -> None:
@@ -97,7 +97,7 @@ class Packer:
         self._weights: set[int] = set()
         self._shapes: set[tuple[int, ...]] = set()
 
-    def begin(self) -> None:
+    def begin_forward_pass(self) -> None:
         """Start a forward pass: its rounding depends on the seed and the number of forward passes before it."""
         self.forwards += 1
         for generator in self._generators.values():
@@ -152,14 +152,14 @@ class ActNN(PrecisionWrapper):
         super().__init__(make_precision(Arm.parse(over.replace("+", ",")), device=device))
         self.bits = bits
         self.group = group
-        self.packer: Packer | None = None
+        self.packer: SavedTensorPacker | None = None
         self._contexts: list[saved_tensors_hooks] = []
         self._forwards = 0
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         prepared, stepped = super()._prepare(models, optimizers)
         params = [param for model in prepared for param in model.parameters()]
-        self.packer = Packer(self.bits, self.group, params, torch.initial_seed() % 2**31)
+        self.packer = SavedTensorPacker(self.bits, self.group, params, torch.initial_seed() % 2**31)
         self.packer.forwards = self._forwards
         for model in prepared:
             model.register_forward_pre_hook(self._begin_packing)
@@ -169,7 +169,7 @@ class ActNN(PrecisionWrapper):
     def _begin_packing(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
             assert self.packer is not None
-            self.packer.begin()
+            self.packer.begin_forward_pass()
             context = saved_tensors_hooks(self.packer.pack, self.packer.unpack)
             context.__enter__()
             self._contexts.append(context)

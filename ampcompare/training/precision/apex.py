@@ -22,7 +22,7 @@ from ampcompare.training.precision.base import (
     StepOutcome,
     applied_outcome,
 )
-from ampcompare.training.precision.keep_fp32 import casts_off_factory, kept_in_fp32
+from ampcompare.training.precision.keep_fp32 import kept_in_fp32, make_o1_casts_off_factory
 
 
 class Apex(Precision):
@@ -62,7 +62,7 @@ class Apex(Precision):
             models,
             self.keep_fp32,
             None if self._patches else self.half_dtype,
-            casts_off_factory(self.amp) if self._patches else None,
+            make_o1_casts_off_factory(self.amp) if self._patches else None,
         )
         with kept as self.kept_fp32, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation at every call
@@ -78,7 +78,7 @@ class Apex(Precision):
         return prepared_models, prepared_optimizers
 
     def without_patches(self) -> AbstractContextManager[None]:
-        casts_off: AbstractContextManager[None] = casts_off_factory(self.amp)() if self._patches else NO_CONTEXT
+        casts_off: AbstractContextManager[None] = make_o1_casts_off_factory(self.amp)() if self._patches else NO_CONTEXT
         return casts_off
 
     def scale_loss(
@@ -147,16 +147,18 @@ class CompatApex(Apex):
             stash: Any = optimizer._amp_stash  # type: ignore[attr-defined]
             flags = stash.flags
             skips.append(
-                self._device_skip.union(flags) if flags and not stash.already_patched else stash.already_patched
+                self._device_skip.union_of_flags(flags)
+                if flags and not stash.already_patched
+                else stash.already_patched
             )
             optimizer.step()
-        scales = [scaler.scale_without_read() for scaler in self._scalers]
+        scales = [scaler.scale_for_product() for scaler in self._scalers]
         if self._is_capturing:
             self._captured = skips, scales
             return FixedOutcome((), ())
-        return self._outcome_of(skips, scales)
+        return self._outcome_from_flags(skips, scales)
 
-    def _outcome_of(self, skips: list[bool | Tensor], scales: list[float | Tensor]) -> StepOutcome:
+    def _outcome_from_flags(self, skips: list[bool | Tensor], scales: list[float | Tensor]) -> StepOutcome:
         entries = [*skips, *scales]
         on_device = [entry for entry in entries if isinstance(entry, Tensor)]
 
@@ -165,11 +167,11 @@ class CompatApex(Apex):
             on_host = [next(from_device) if isinstance(entry, Tensor) else float(entry) for entry in entries]
             return tuple([skip == 0 for skip in on_host[: len(skips)]]), tuple(on_host[len(skips) :])
 
-        return self._outcomes.add(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
+        return self._outcomes.outcome_of_step(on_device, resolve) if on_device else FixedOutcome(*resolve([]))
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         if any(scaler.dynamic for scaler in self._scalers):
-            if not all(self._device_skip.can_do_without_host(optimizer) for optimizer in optimizers):
+            if not all(self._device_skip.can_skip_without_host(optimizer) for optimizer in optimizers):
                 return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
             for scaler in self._scalers:
                 scaler.prepare_graph_capture()
@@ -185,18 +187,18 @@ class CompatApex(Apex):
 
     def replayed_outcome(self) -> StepOutcome:
         for scaler in self._scalers:
-            scaler.pass_repeated()
+            scaler.note_repeated_pass()
         skips, scales = self._captured
-        return self._outcome_of(
-            [_copy_tensors_in(skip) for skip in skips], [_copy_tensors_in(scale) for scale in scales]
+        return self._outcome_from_flags(
+            [_clone_if_tensor(skip) for skip in skips], [_clone_if_tensor(scale) for scale in scales]
         )
 
 
-def _copy_tensors_in(entry: Any) -> Any:
+def _clone_if_tensor(entry: Any) -> Any:
     return entry.clone() if isinstance(entry, Tensor) else entry
 
 
-def choose_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
+def choose_apex_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
     """Import the implementation of `apex.amp` to use, and return the reason; "auto" takes one that works."""
     choice = select_engine(engine, opt_level, device, torch_version=torch.__version__)
     if choice.caution:
@@ -218,7 +220,7 @@ def make_apex(
     *, device: str = "cpu", opt_level: str = "O1", engine: str = "auto", num_losses: int = 1, **overrides: Any
 ) -> Apex:
     """Build the backend of an `apex` arm: choose the engine, read dtypes by name."""
-    amp, info = choose_engine(engine, opt_level, device)
+    amp, info = choose_apex_engine(engine, opt_level, device)
     if "cast_model_outputs" in overrides:
         overrides["cast_model_outputs"] = getattr(torch, overrides["cast_model_outputs"])
     kind = CompatApex if info.name == "compat" else Apex

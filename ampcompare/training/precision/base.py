@@ -308,7 +308,7 @@ class UnscaleOnce(Precision, abc.ABC):
     def _unscale(self, optimizer: Optimizer) -> None:
         """Bring the gradients of `optimizer` to their true size."""
 
-    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
+    def _note_stepped(self, optimizers: Sequence[Optimizer]) -> None:
         """Note that these optimizers were stepped: their next gradients are not unscaled."""
         self._unscaled.difference_update(map(id, optimizers))
 
@@ -325,7 +325,7 @@ class LateOutcomes:
     def __init__(self) -> None:
         self._pending: list[_LateOutcome] = []
 
-    def add(self, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]) -> StepOutcome:
+    def outcome_of_step(self, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]) -> StepOutcome:
         """Return the outcome of a step, which `resolve` makes from the values of its scalars, after all earlier steps.
 
         The scalars have the shape () and one device and dtype; nothing may write to them afterwards.
@@ -333,10 +333,10 @@ class LateOutcomes:
         outcome = _LateOutcome(self, scalars, resolve)
         self._pending.append(outcome)
         if len(self._pending) > MAX_PENDING:  # a loop that never reads its outcomes must not keep them all
-            self.resolve()
+            self.read_pending_outcomes()
         return outcome
 
-    def resolve(self) -> None:
+    def read_pending_outcomes(self) -> None:
         """Read all pending scalars in one transfer, and resolve their steps."""
         scalars = [scalar for outcome in self._pending for scalar in outcome.scalars]
         values = torch.stack(scalars).tolist() if scalars else []
@@ -364,19 +364,19 @@ class _LateOutcome(StepOutcome):
         del self._resolve, self._outcomes
         self.scalars = ()
 
-    def _read_values(self) -> Outcome:
+    def _read_outcome(self) -> Outcome:
         if self._resolved is None:
-            self._outcomes.resolve()
+            self._outcomes.read_pending_outcomes()
             assert self._resolved is not None
         return self._resolved
 
     @property
     def applied(self) -> tuple[bool, ...]:
-        return self._read_values()[0]
+        return self._read_outcome()[0]
 
     @property
     def loss_scales(self) -> tuple[float, ...]:
-        return self._read_values()[1]
+        return self._read_outcome()[1]
 
 
 def half_dtype_of(arm: Arm) -> torch.dtype | None:

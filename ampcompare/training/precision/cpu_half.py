@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.base.tensors.cuda_casts import TwoContexts, cuda_casts
+from ampcompare.base.tensors.cuda_casts import NestedContexts, cuda_casts
 
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
 
 
-def _operations_that_write_lists() -> Iterator[Any]:
+def _list_writing_operations() -> Iterator[Any]:
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")
         if packet.startswith("_foreach_") and packet.endswith("_"):
@@ -36,12 +36,12 @@ EMULATED = frozenset(
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
 # Operations that write into a list of tensors: below a mode their kernels leave the versions of these as they are.
-WRITES_LISTS = frozenset(_operations_that_write_lists())
+WRITES_LISTS = frozenset(_list_writing_operations())
 # An operation hashes in Python, and is one object for the life of a process.
 COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS))
 
 
-def _is_half(value: Any) -> bool:
+def _is_half_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
@@ -58,7 +58,7 @@ class EmulatedHalf(TorchDispatchMode):
         return False
 
     def __enter__(self) -> Any:
-        _leave_uncompiled()
+        _leave_handlers_uncompiled()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -77,9 +77,9 @@ class EmulatedHalf(TorchDispatchMode):
                 if not one.is_inference():
                     torch.autograd.graph.increment_version(one)
             return result
-        if func in RECURRENT and (half := next((arg.dtype for arg in args if _is_half(arg)), None)) is not None:
+        if func in RECURRENT and (half := next((arg.dtype for arg in args if _is_half_tensor(arg)), None)) is not None:
             # Of both types, with 32-bit states and a workspace of bytes among the arguments.
-            wide = func(*[arg.float() if _is_half(arg) else arg for arg in args], **kwargs)
+            wide = func(*[arg.float() if _is_half_tensor(arg) else arg for arg in args], **kwargs)
             return tuple(one.to(half) if isinstance(one, Tensor) and one.is_floating_point() else one for one in wide)
         # A subclass of tensors multiplies by itself; the products inside it come back here.
         if func not in EMULATED or types or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
@@ -92,11 +92,11 @@ class EmulatedHalf(TorchDispatchMode):
 
 
 @functools.cache
-def _leave_uncompiled() -> None:
+def _leave_handlers_uncompiled() -> None:
     """Let torch's compiler pass over what runs around each operation."""
     from torch._dynamo.eval_frame import skip_code  # slow to import; what trains has it, since optimizers import it
 
-    left = [EmulatedHalf.__torch_dispatch__.__code__, EmulatedHalf._round_to_half.__code__, _is_half.__code__]
+    left = [EmulatedHalf.__torch_dispatch__.__code__, EmulatedHalf._round_to_half.__code__, _is_half_tensor.__code__]
     while left:
         code = left.pop()
         skip_code(code)
@@ -110,7 +110,7 @@ def has_bf16_instructions() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def cpu_half(
+def choose_cpu_half(
     choice: str, half_dtype: torch.dtype | None, device: torch.device, lists: str = "cuda"
 ) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how 16-bit arithmetic is computed, such as "fp16 emulated", and the context to train in.
@@ -132,5 +132,5 @@ def cpu_half(
     if device.type == "cpu" and lists == "cuda":
         casts = cuda_casts()
     if device.type == "cpu" and (choice == "emulated" or (choice == "auto" and is_slow)):
-        return f"{name} emulated", TwoContexts(casts, EmulatedHalf(half_dtype))
+        return f"{name} emulated", NestedContexts(casts, EmulatedHalf(half_dtype))
     return f"{name} native", casts

@@ -43,7 +43,7 @@ class Fabric(LibraryPrecision):
         super().__init__(f"fabric:{precision}", {library: version}, getattr(self.plugin, "scaler", None))
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        self._refuse_several(optimizers)
+        self._refuse_several_optimizers(optimizers)
         prepared = [self.fabric.setup_module(model, move_to_device=False) for model in models]
         return prepared, [self.fabric.setup_optimizers(optimizer) for optimizer in optimizers]
 

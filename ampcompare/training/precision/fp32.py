@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.base.tensors.tf32 import Tf32, set_tf32
+from ampcompare.base.tensors.tf32 import Tf32Switches, set_tf32
 from ampcompare.training.precision.base import NO_CONTEXT, Precision, Prepared
 
 MIN_CAPABILITY = (8, 0)
@@ -39,7 +39,7 @@ class FP32(Precision):
         if tf32:
             require_tf32(torch.device(device), "fp32:tf32")
         self.tf32 = tf32
-        self._switches = Tf32.read()
+        self._switches = Tf32Switches.read()
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self.tf32:
@@ -47,7 +47,7 @@ class FP32(Precision):
         return list(models), list(optimizers)
 
     def without_patches(self) -> AbstractContextManager[None]:
-        return self._switches.while_set() if self.tf32 else NO_CONTEXT
+        return self._switches.switches_set_in_block() if self.tf32 else NO_CONTEXT
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> None:
         return None

@@ -40,7 +40,7 @@ class FP8(PrecisionWrapper):
         self._scaling = scaling
         self._align = align
         self._device = torch.device(device)
-        in_hardware = _has_fp8(self._device, scaling)
+        in_hardware = _has_fp8_kernels(self._device, scaling)
         if in_hardware and align % ALIGNMENT:
             raise BackendUnavailable(
                 f"this GPU multiplies fp8 matrices whose sizes are multiples of {ALIGNMENT}, but align is {align}; "
@@ -50,8 +50,8 @@ class FP8(PrecisionWrapper):
         self.packages = {library: version}
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        converted = [self._convert_layers(model) for model in models]
-        layers = {layer for model in converted for layer in _fp8_layers(model)}
+        converted = [self._convert_linear_layers(model) for model in models]
+        layers = {layer for model in converted for layer in _converted_fp8_layers(model)}
         if not layers:
             raise UnsupportedCombination(
                 f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
@@ -61,21 +61,21 @@ class FP8(PrecisionWrapper):
             for layer in layers:
                 layer.forward = functools.partial(_call_outside_autocast, layer.forward)
         prepared = super()._prepare(converted, optimizers)
-        left = [text for model in converted for text in self._layers_left_out(model, layers)]
+        left = [text for model in converted for text in self._reasons_of_layers_left_out(model, layers)]
         if left:
             more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
             self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
         return prepared
 
-    def _convert_layers(self, model: nn.Module) -> nn.Module:
-        fits = functools.partial(self._has_fitting_sizes, self._kept_modules(model))
+    def _convert_linear_layers(self, model: nn.Module) -> nn.Module:
+        fits = functools.partial(self._is_convertible_linear, self._modules_kept_in_fp32(model))
         recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
         # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
         config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
         converted: nn.Module = self._float8.convert_to_float8_training(model, config=config, module_filter_fn=fits)
         return converted
 
-    def _kept_modules(self, model: nn.Module) -> set[nn.Module]:
+    def _modules_kept_in_fp32(self, model: nn.Module) -> set[nn.Module]:
         """Return the modules that the arm underneath keeps in fp32, and those inside of them."""
         kept: set[nn.Module] = set()
         for name, module in model.named_modules():
@@ -84,12 +84,12 @@ class FP8(PrecisionWrapper):
                 kept.update(module.modules())
         return kept
 
-    def _has_fitting_sizes(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
+    def _is_convertible_linear(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
         # A subclass may use its weight without calling `forward`, as attention does with its projection.
         fits = type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
         return fits and module not in kept
 
-    def _layers_left_out(self, model: nn.Module, layers: Collection[nn.Module]) -> Iterator[str]:
+    def _reasons_of_layers_left_out(self, model: nn.Module, layers: Collection[nn.Module]) -> Iterator[str]:
         """Yield each module that multiplies and is not in `layers`, which are converted, with the reason."""
         for name, module in model.named_modules():
             if not isinstance(module, MULTIPLYING) or module in layers:
@@ -101,13 +101,13 @@ class FP8(PrecisionWrapper):
                 yield f"{name} ({type(module).__name__})"
 
 
-def _fp8_layers(model: nn.Module) -> list[Any]:
+def _converted_fp8_layers(model: nn.Module) -> list[Any]:
     """Return the layers that were just converted: the arm underneath may replace `forward` again."""
     kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
     return [module for module in model.modules() if isinstance(module, kind)]
 
 
-def _has_fp8(device: torch.device, scaling: str) -> bool:
+def _has_fp8_kernels(device: torch.device, scaling: str) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
 
 

@@ -17,13 +17,13 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.gemm import LAST
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.products import hide_operations, watching_modes
-from ampcompare.base.tensors.tree import tensors_in
+from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, make_precision
 from ampcompare.training.precision.half import step_seed
-from ampcompare.training.precision.keep_fp32 import find_ids
+from ampcompare.training.precision.keep_fp32 import ids_of_kept_modules
 from ampcompare.training.precision.linear_products import BF16, LayerFormats, LinearProducts, ProductRounding
 from ampcompare.training.precision.replaced_forward import ReplacedForward
-from ampcompare.training.precision.torchao_products import TorchaoProducts, has_kernel
+from ampcompare.training.precision.torchao_products import TorchaoProducts, has_mxfp8_kernel
 
 MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,7 +45,9 @@ class FormatPlan:
     def __init__(self, arm: Arm) -> None:
         assert arm.roles is not None
         self._arm = arm
-        self._roundings = {role: ProductRounding.make(form) for role, form in arm.roles.linear_formats.items()}
+        self._roundings = {
+            role: ProductRounding.make_from_declared(form) for role, form in arm.roles.linear_formats.items()
+        }
         self._keep = str(arm.options.get("keep", LAST))
         rounding = self._roundings["fprop"]
         self.engine: TorchaoProducts | None = None
@@ -69,7 +71,7 @@ class FormatPlan:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_generators": {}, "_undecided": {}, "_known": set()}
 
-    def knows(self, model: nn.Module) -> bool:
+    def has_module_of_model(self, model: nn.Module) -> bool:
         """Return whether a module is one of an installed model."""
         return id(model) in self._known
 
@@ -83,7 +85,7 @@ class FormatPlan:
         self._known |= {id(module) for _, module in named}
         kept: set[int] = set()
         if self._keep not in (LAST, "none"):
-            kept = find_ids(self._keep.split("|"), [one for one in named if one[0]], "keep")
+            kept = ids_of_kept_modules(self._keep.split("|"), [one for one in named if one[0]], "keep")
         layers = 0
         for name, module in dict.fromkeys(model.named_modules()):
             if not isinstance(module, MULTIPLYING):
@@ -106,7 +108,7 @@ class FormatPlan:
             )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def begin(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+    def begin_call_of_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Prepare for a call of a model: find the layer that runs last, and draw random bits for its pass."""
         if self._trial is not None:
             return
@@ -117,16 +119,16 @@ class FormatPlan:
         if torch.is_grad_enabled():
             self.passes += 1
             for generator in self._generators.values():
-                generator.manual_seed(self._pass_seed)
+                generator.manual_seed(self._seed_of_pass)
 
-    def generator(self, device: torch.device) -> torch.Generator:
+    def generator_of_device(self, device: torch.device) -> torch.Generator:
         """Return the generator of a device, apart from torch's own, so that dropout draws the same numbers."""
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._pass_seed)
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed_of_pass)
         return self._generators[device]
 
     @property
-    def _pass_seed(self) -> int:
+    def _seed_of_pass(self) -> int:
         group = torch.distributed
         rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
         return step_seed(f"gemm on rank {rank}", self.seed, self.passes)
@@ -134,7 +136,7 @@ class FormatPlan:
     def _keep_last_in_bf16(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the linear layer in bf16 that runs last when a copy of the model gets these arguments."""
         layers = {one.name: one for module in model.modules() if isinstance(one := module.forward, FormatForward)}
-        found = self._last_layer_of_copy(model, args, kwargs)
+        found = self._name_of_last_layer(model, args, kwargs)
         last = found or next(reversed(layers))
         self._guess = "" if found else last
         for name, layer in layers.items():
@@ -146,7 +148,7 @@ class FormatPlan:
                 "last in bf16; add keep=none"
             )
 
-    def _last_layer_of_copy(self, model: nn.Module, args: Any, kwargs: Any) -> str:
+    def _name_of_last_layer(self, model: nn.Module, args: Any, kwargs: Any) -> str:
         """Return the name of the layer that runs last; "" if no copy can be made or run."""
         cuda = list({param.device for param in model.parameters() if param.device.type == "cuda"})
         python, numpy = random.getstate(), np.random.get_state()
@@ -154,7 +156,7 @@ class FormatPlan:
         try:
             with hide_operations(watching_modes()), torch.no_grad(), torch.random.fork_rng(cuda):
                 # Arguments too: a forward pass may change them, or draw from a generator among them.
-                memo: dict[int, Any] = {id(one): one.detach().clone() for one in tensors_in((args, kwargs))}
+                memo: dict[int, Any] = {id(one): one.detach().clone() for one in tensors_in_value((args, kwargs))}
                 twin, its_args, its_kwargs = copy.deepcopy((model, args, kwargs), memo)
                 twin(*its_args, **its_kwargs)
         except Exception:  # a model may hold what cannot be copied; its own call raises whatever else is wrong
@@ -165,7 +167,7 @@ class FormatPlan:
             np.random.set_state(numpy)
         return names[-1] if names else ""
 
-    def check_last(self) -> None:
+    def check_last_layer(self) -> None:
         """Refuse a step in which another layer ran last than was guessed, where no copy could be run."""
         guess, self._guess = self._guess, ""
         if guess and self.ran_last != guess:
@@ -174,7 +176,7 @@ class FormatPlan:
                 f"show; it took {guess}, and {self.ran_last} ran last. Add keep={self.ran_last}"
             )
 
-    def note_trial_layer(self, name: str) -> bool:
+    def note_layer_if_in_trial(self, name: str) -> bool:
         """Return whether a layer runs in a trial, and note its name there."""
         if self._trial is not None:
             self._trial.append(name)
@@ -197,7 +199,7 @@ class FormatPlan:
             more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             found += [f"{what}: {', '.join(names[:MAX_NAMED])}{more}"] if names else []
         if self.engine is not None and self.has_acted:
-            found.append(self.engine.note)
+            found.append(self.engine.multiplier_note)
         return tuple(found)
 
 
@@ -237,7 +239,7 @@ class FormatForward(ReplacedForward):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, value: Tensor) -> Tensor:
         layer = self.module
-        if self.plan.note_trial_layer(self.name) or not _multiplies_in_bf16(value, layer.weight):
+        if self.plan.note_layer_if_in_trial(self.name) or not _would_multiply_in_bf16(value, layer.weight):
             result: Tensor = self.original(value)
             return result
         self.has_acted = True
@@ -246,7 +248,7 @@ class FormatForward(ReplacedForward):
         self.plan.has_acted |= not self.is_kept
         is_compared = self.plan.passes == 1 and torch.is_grad_enabled()
         formats = LayerFormats(
-            self.name, self.plan.roundings_of(self), self.plan.generator, self.plan.engine, is_compared
+            self.name, self.plan.roundings_of(self), self.plan.generator_of_device, self.plan.engine, is_compared
         )
         flat = value.reshape(-1, layer.in_features).bfloat16()  # as autocast, which keeps this for the backward pass
         rows = LinearProducts.apply(flat, layer.weight.bfloat16(), formats)  # type: ignore[no-untyped-call]
@@ -254,7 +256,7 @@ class FormatForward(ReplacedForward):
         return result if layer.bias is None else result + layer.bias.bfloat16()
 
 
-def _multiplies_in_bf16(value: Tensor, weight: Tensor) -> bool:
+def _would_multiply_in_bf16(value: Tensor, weight: Tensor) -> bool:
     """Return whether torch would multiply in bf16 here."""
     if not value.numel() or value.dtype not in FLOATING:
         return False
@@ -276,7 +278,7 @@ class Gemm(PrecisionWrapper):
         super().__init__(make_precision(Arm.parse(over.replace("+", ",")), device=device))
         self.plan = FormatPlan(Arm.make("gemm", over=over, **options))
         engine = self.plan.engine
-        is_kernel = engine is not None and has_kernel(torch.device(device))
+        is_kernel = engine is not None and has_mxfp8_kernel(torch.device(device))
         self.emulated = "" if is_kernel else "gemm"  # products run in fp32
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
@@ -285,11 +287,11 @@ class Gemm(PrecisionWrapper):
             self.plan.seed = torch.initial_seed() % 2**31  # by now that of the run
         prepared = super()._prepare(models, optimizers)
         for model in prepared[0]:
-            model.register_forward_pre_hook(self.plan.begin, with_kwargs=True)
+            model.register_forward_pre_hook(self.plan.begin_call_of_model, with_kwargs=True)
         return prepared
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
-        self.plan.check_last()
+        self.plan.check_last_layer()
         return super().step(*optimizers)
 
     @property

@@ -22,11 +22,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.backward import run_backward
-from ampcompare.base.tensors.lists import copy_by_dtype, group_by_type
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype, group_tensors_by_type
 from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, next_scale_and_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
-from ampcompare.base.tensors.tree import cast_floating
-from ampcompare.training.parallel.replication import average_in, note_reduction_type
+from ampcompare.base.tensors.tree import cast_floating_tensors
+from ampcompare.training.parallel.replication import average_over_ranks_in, note_reduction_type
 from ampcompare.training.precision.base import (
     FixedOutcome,
     LateOutcomes,
@@ -83,13 +83,13 @@ class _CastForward(ReplacedForward):
                 value = CASTS[dtype](value)  # twice as fast as `to`, which parses its arguments at each call
             output = self.original(value)
         else:
-            output = self.original(*cast_floating(args, dtype), **cast_floating(kwargs, dtype))
+            output = self.original(*cast_floating_tensors(args, dtype), **cast_floating_tensors(kwargs, dtype))
         if output.__class__ is Tensor:
             return output if output.dtype is torch.float32 else output.float()
-        return cast_floating(output, torch.float32)
+        return cast_floating_tensors(output, torch.float32)
 
 
-def cast_state(optimizer: Optimizer) -> None:
+def cast_optimizer_state(optimizer: Optimizer) -> None:
     """Cast the state of an optimizer, if any, to the current dtypes of its parameters."""
     if optimizer.state:
         optimizer.load_state_dict(optimizer.state_dict())
@@ -99,9 +99,9 @@ class _OptimizerWeights:
     """The weights of the model as they are; what stands in their place overrides these methods."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        cast_state(optimizer)
+        cast_optimizer_state(optimizer)
 
-    def collect(self) -> None:
+    def add_up_gradients(self) -> None:
         """Add up the gradients so far, before those of another backward pass come."""
 
     def take_gradients(self) -> None:
@@ -110,15 +110,15 @@ class _OptimizerWeights:
     def give_weights(self) -> None:
         """Give the model the weights of a step."""
 
-    def drop(self) -> None:
+    def end_without_step(self) -> None:
         """End an update whose step is skipped."""
 
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+    def weight_master_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return each weight of the model in whose place the optimizer has another tensor at present, with that."""
         return []
 
 
-class _Masters(_OptimizerWeights):
+class _MasterWeights(_OptimizerWeights):
     """fp32 master weights that replace the 16-bit parameters of an optimizer, and the copies between the two.
 
     Parameters of groups that are added later get masters at the next step.
@@ -146,7 +146,7 @@ class _Masters(_OptimizerWeights):
                     optimizer.state[master] = optimizer.state.pop(param)
         self._num_groups = len(optimizer.param_groups)
 
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+    def weight_master_pairs(self) -> list[tuple[Tensor, Tensor]]:
         return list(zip(self._params, self._masters, strict=True))
 
     @torch.no_grad()
@@ -160,14 +160,14 @@ class _Masters(_OptimizerWeights):
                 narrow.append(param.grad)
                 wide.append(torch.empty_like(param.grad, dtype=torch.float32))
                 master.grad, param.grad = wide[-1], None
-        copy_by_dtype(wide, narrow)
+        copy_tensors_by_dtype(wide, narrow)
 
     @torch.no_grad()
     def give_weights(self) -> None:
-        copy_by_dtype(self._params, self._masters)
+        copy_tensors_by_dtype(self._params, self._masters)
 
 
-class Fp32Gradients(_Masters):
+class MastersWithFp32Gradients(_MasterWeights):
     """Masters whose gradients are sums in fp32: that of each micro-batch is added before the next one comes.
 
     A wrapper for several processes reduces the gradients of the last micro-batch. The sum of the earlier ones, which it
@@ -179,7 +179,7 @@ class Fp32Gradients(_Masters):
         self._reduce = reduce or torch.float32
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def add_up_gradients(self) -> None:
         for param, master in zip(self._params, self._masters, strict=True):
             if param.grad is not None:
                 grad = param.grad.float()
@@ -190,10 +190,10 @@ class Fp32Gradients(_Masters):
     def take_gradients(self) -> None:
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             collected: list[Tensor] = [master.grad for master in self._masters if master.grad is not None]
-            average_in(self._reduce, collected)
+            average_over_ranks_in(self._reduce, collected)
         if len(self._optimizer.param_groups) != self._num_groups:
             self._make_masters()
-        self.collect()
+        self.add_up_gradients()
 
 
 class Fp32CopiesPerStep(_OptimizerWeights):
@@ -221,9 +221,9 @@ class Fp32CopiesPerStep(_OptimizerWeights):
         self._compensations: list[Tensor | None] = []
         for group in optimizer.param_groups:
             for param in group["params"]:
-                _cast_entries(optimizer, param, state_dtype or param.dtype)
+                _cast_state_of_parameter(optimizer, param, state_dtype or param.dtype)
 
-    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+    def weight_master_pairs(self) -> list[tuple[Tensor, Tensor]]:
         return list(zip(self._params, self._copies, strict=True))
 
     @torch.no_grad()
@@ -244,7 +244,7 @@ class Fp32CopiesPerStep(_OptimizerWeights):
             copy.add_(compensation)
         if entries:
             self._optimizer.state[copy] = entries
-            _cast_entries(self._optimizer, copy, torch.float32)
+            _cast_state_of_parameter(self._optimizer, copy, torch.float32)
         if param.grad is not None:
             copy.grad, param.grad = param.grad.float(), None
         held[index] = copy.requires_grad_()
@@ -258,18 +258,18 @@ class Fp32CopiesPerStep(_OptimizerWeights):
         if self._stochastic is not None:
             self._stochastic.round_into(self._params, self._copies)
         else:
-            copy_by_dtype(self._params, self._copies)
+            copy_tensors_by_dtype(self._params, self._copies)
         if self._kahan:
             for number, (param, copy) in enumerate(zip(self._params, self._copies, strict=True)):
                 if copy.grad is not None:
                     self._compensations[number] = (copy.detach() - param).to(param.dtype)
-        self.drop()
+        self.end_without_step()
 
-    def drop(self) -> None:
+    def end_without_step(self) -> None:
         rows = zip(self._places, self._params, self._copies, self._compensations, strict=True)
         for (held, index), param, copy, compensation in rows:
             held[index] = param
-            _cast_entries(self._optimizer, copy, self._state_dtype or param.dtype)
+            _cast_state_of_parameter(self._optimizer, copy, self._state_dtype or param.dtype)
             entries = self._optimizer.state.pop(copy, {})
             if compensation is not None:
                 entries[COMPENSATION] = compensation
@@ -350,9 +350,9 @@ class Half(Precision):
             if self._reduce is not None:
                 note_reduction_type(model, self._reduce)
         for optimizer in optimizers:
-            self._weights[id(optimizer)] = self._weights_of(optimizer)
+            self._weights[id(optimizer)] = self._make_optimizer_weights(optimizer)
             if self.state_dtype is not None:
-                hold_state_in(optimizer, self.state_dtype)
+                hold_state_in_type(optimizer, self.state_dtype)
         self._optimizers += optimizers
         return list(models), list(optimizers)
 
@@ -362,11 +362,11 @@ class Half(Precision):
             for model in models:
                 cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
 
-    def _weights_of(self, optimizer: Optimizer) -> _OptimizerWeights:
+    def _make_optimizer_weights(self, optimizer: Optimizer) -> _OptimizerWeights:
         if self._collects:
-            return Fp32Gradients(optimizer, self._reduce)
+            return MastersWithFp32Gradients(optimizer, self._reduce)
         if self.master_weights:
-            return _Masters(optimizer)
+            return _MasterWeights(optimizer)
         if self._is_wide:
             return Fp32CopiesPerStep(
                 optimizer, state_dtype=self.state_dtype, stochastic=self._stochastic, kahan=self._kahan
@@ -376,10 +376,10 @@ class Half(Precision):
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        self.collect(optimizers)
+        self.add_up_gradients(optimizers)
         if self._scale is None:
             return nullcontext(loss)
-        on_device = self._device_scale(loss.device)
+        on_device = self._find_device_scale(loss.device)
         return nullcontext(loss * self._scale if on_device is None else on_device.scale_loss(loss))
 
     def backward(
@@ -390,49 +390,49 @@ class Half(Precision):
         else:
             run_backward(loss if self._scale is None else loss * self._scale)
 
-    def collect(self, optimizers: Sequence[Optimizer]) -> None:
+    def add_up_gradients(self, optimizers: Sequence[Optimizer]) -> None:
         """Add up the gradients of earlier micro-batches, if in fp32, before a backward pass."""
         if self._collects:
             for optimizer in optimizers:
-                self._weights[id(optimizer)].collect()
+                self._weights[id(optimizer)].add_up_gradients()
 
     def masters(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
-        return self._weights[id(optimizer)].pairs()
+        return self._weights[id(optimizer)].weight_master_pairs()
 
-    def _device_scale(self, device: torch.device) -> DeviceLossScale | None:
+    def _find_device_scale(self, device: torch.device) -> DeviceLossScale | None:
         """Return the scale that lives on `device`; None if the host has it."""
         if self._on_device is None and self.dynamic and not self._is_wide and device.type in _DEVICE_TYPES:
             assert self._scale is not None, "a dynamic scale has a value"
             if is_exact_on_device(self._scale) and all(is_step_skippable(optimizer) for optimizer in self._optimizers):
                 self._on_device = DeviceLossScale(device)
-                self._on_device.load(self._scale, self._good_steps)
+                self._on_device.load_host_values(self._scale, self._good_steps)
         return self._on_device
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
-        self._unscale_once(optimizer)
+        self._unscale_once_per_step(optimizer)
         return owned_params(optimizer)
 
-    def _unscale_once(self, optimizer: Optimizer) -> None:
+    def _unscale_once_per_step(self, optimizer: Optimizer) -> None:
         if id(optimizer) in self._flags:
             return
         self._weights[id(optimizer)].take_gradients()
         flags: list[Tensor] = []
         if self._scale is not None:
             grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
-            flags = self._unscale(grads, self._scale)
+            flags = self._divide_by_scale(grads, self._scale)
         self._flags[id(optimizer)] = flags
 
-    def _unscale(self, grads: list[Tensor], scale: float) -> list[Tensor]:
+    def _divide_by_scale(self, grads: list[Tensor], scale: float) -> list[Tensor]:
         """Divide by the scale; if it is dynamic, return scalars that are not 0 if a gradient is not finite."""
         flags = []
-        for same_type in group_by_type(grads):
+        for same_type in group_tensors_by_type(grads):
             if self.dynamic:
-                flags.append(_check_and_unscale(same_type, self._inverse_scale(scale, same_type[0])))
+                flags.append(_unscale_and_flag(same_type, self._inverse_scale_like(scale, same_type[0])))
             else:
                 torch._foreach_div_(same_type, scale)
         return flags
 
-    def _inverse_scale(self, scale: float, grad: Tensor) -> float | Tensor:
+    def _inverse_scale_like(self, scale: float, grad: Tensor) -> float | Tensor:
         """Return what gradients like `grad` are multiplied by; a scalar on their device is kept for the next steps."""
         if self._on_device is not None:
             return self._on_device.inverse
@@ -444,11 +444,11 @@ class Half(Precision):
             self._inverses[grad.device] = scale, inverse
         return inverse
 
-    def overflows(self, optimizer: Optimizer) -> bool:
+    def has_overflow(self, optimizer: Optimizer) -> bool:
         """Return whether a gradient that was unscaled is not finite, under a dynamic scale; waits for the device."""
-        return self._overflow_flags([optimizer])[0]
+        return self._read_overflow_flags([optimizer])[0]
 
-    def _overflow_flags(self, optimizers: Sequence[Optimizer]) -> list[bool]:
+    def _read_overflow_flags(self, optimizers: Sequence[Optimizer]) -> list[bool]:
         """Return for each optimizer whether one of its flags is set; all of them are read in one transfer."""
         flags = [self._flags[id(optimizer)] for optimizer in optimizers]
         flat = [flag for some in flags for flag in some]
@@ -460,15 +460,15 @@ class Half(Precision):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
-            self._unscale_once(optimizer)
+            self._unscale_once_per_step(optimizer)
         if not self.dynamic:
             for optimizer in optimizers:
                 self.apply(optimizer, good=True)
             self._outcome = applied_outcome(len(optimizers), self.loss_scales())
             return self._outcome
         if self._on_device is not None:
-            return self._step_on_device(optimizers, self._on_device)
-        applied = tuple([not overflow for overflow in self._overflow_flags(optimizers)])
+            return self._step_without_read(optimizers, self._on_device)
+        applied = tuple([not overflow for overflow in self._read_overflow_flags(optimizers)])
         for optimizer, good in zip(optimizers, applied, strict=True):
             self.apply(optimizer, good=good)
         self._update_scale(overflow=not all(applied))
@@ -480,18 +480,18 @@ class Half(Precision):
 
     def apply(self, optimizer: Optimizer, *, good: bool) -> Any:
         """Step an optimizer whose gradients are unscaled, or skip it; the scale stays. Return what its step does."""
-        self._forget([optimizer])
+        self._forget_stepped([optimizer])
         if not good:
-            self._weights[id(optimizer)].drop()
+            self._weights[id(optimizer)].end_without_step()
             return None
         result = optimizer.step()
         self._weights[id(optimizer)].give_weights()
         return result
 
-    def _step_on_device(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
+    def _step_without_read(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
-        flags = [_any_flag(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
-        self._forget(optimizers)
+        flags = [_any_flag_on_device(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
+        self._forget_stepped(optimizers)
         for optimizer, flag in zip(optimizers, flags, strict=True):
             optimizer.found_inf, optimizer.grad_scale = flag, None  # type: ignore[attr-defined]
             try:
@@ -499,15 +499,15 @@ class Half(Precision):
             finally:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
             self._weights[id(optimizer)].give_weights()  # after a skip the same weights again
-        scale.update(_any_flag(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
+        scale.update(_any_flag_on_device(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
         moved = scale.copy()
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
             return tuple([value == 0 for value in values[:-1]]), (values[-1],)
 
-        return self._outcomes.add([*flags, moved], resolve)
+        return self._outcomes.outcome_of_step([*flags, moved], resolve)
 
-    def _forget(self, optimizers: Sequence[Optimizer]) -> None:
+    def _forget_stepped(self, optimizers: Sequence[Optimizer]) -> None:
         for optimizer in optimizers:
             del self._flags[id(optimizer)]
 
@@ -521,7 +521,7 @@ class Half(Precision):
     def _read_device_scale(self) -> None:
         """Read scale and count from the device, if they live there."""
         if self._on_device is not None:
-            self._scale, self._good_steps = self._on_device.read()
+            self._scale, self._good_steps = self._on_device.read_on_host()
 
     def loss_scales(self) -> tuple[float, ...]:
         self._read_device_scale()
@@ -545,7 +545,7 @@ class Half(Precision):
             self._stochastic.seed, self._stochastic.rounds = int(state["rounding_seed"]), int(state["rounding_steps"])
 
 
-def _any_flag(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
+def _any_flag_on_device(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
     """Return a scalar on the device of `like` that is not 0 if one of these is not."""
     if not flags:
         return torch.zeros_like(like)
@@ -555,7 +555,7 @@ def _any_flag(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
     return union
 
 
-def _check_and_unscale(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
+def _unscale_and_flag(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     """Multiply gradients of one dtype and device, and return a scalar that is not 0 if one is not finite.
 
     The inverse scale is an fp32 scalar; for bfloat16 a number, or a scalar that is a power of two.
@@ -629,7 +629,7 @@ class StochasticRounding:
             self.seed, self.rounds = of_first.tolist()
 
 
-def hold_state_in(optimizer: Optimizer, dtype: torch.dtype) -> None:
+def hold_state_in_type(optimizer: Optimizer, dtype: torch.dtype) -> None:
     """Hold the state of an optimizer in a type between its steps; a step widens it to fp32, and rounds what it leaves.
 
     Args:
@@ -640,14 +640,14 @@ def hold_state_in(optimizer: Optimizer, dtype: torch.dtype) -> None:
     def cast_all_state(target: torch.dtype) -> None:
         for param in owned_params(optimizer):
             if param.is_floating_point():
-                _cast_entries(optimizer, param, target)
+                _cast_state_of_parameter(optimizer, param, target)
 
     optimizer.register_step_pre_hook(lambda *_: cast_all_state(torch.float32))
     optimizer.register_step_post_hook(lambda *_: cast_all_state(dtype))
     cast_all_state(dtype)
 
 
-def _cast_entries(optimizer: Optimizer, param: Tensor, dtype: torch.dtype) -> None:
+def _cast_state_of_parameter(optimizer: Optimizer, param: Tensor, dtype: torch.dtype) -> None:
     """Cast the state of a parameter, if any: the floating tensors of its shape, not counts of steps."""
     state: dict[str, Any] = optimizer.state.get(param, {})
     for name, value in state.items():

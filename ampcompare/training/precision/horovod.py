@@ -69,5 +69,5 @@ class Horovod(UnscaleOnce):
                     optimizer.step()
             else:
                 optimizer.step()
-        self._forget(optimizers)
+        self._note_stepped(optimizers)
         return applied_outcome(len(optimizers))

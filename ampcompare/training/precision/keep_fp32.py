@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import ConfigError, close_matches
-from ampcompare.base.tensors.tree import cast_floating, first_floating_type, map_tree, tensors_in
+from ampcompare.base.tensors.tree import (
+    cast_floating_tensors,
+    first_floating_type,
+    map_tensors_in_tree,
+    tensors_in_value,
+)
 from ampcompare.training.precision.base import NO_CONTEXT
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
@@ -47,52 +52,54 @@ def kept_in_fp32(
         yield ()
         return
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = find_ids(patterns.split("|"), named)
-    weights = _Weights([module for _, module in named if id(module) in kept])
+    kept = ids_of_kept_modules(patterns.split("|"), named)
+    weights = _WeightsBeforeCast([module for _, module in named if id(module) in kept])
     names: list[str] = []
     for model in models:
-        exact = _ExactOutputs()
-        called = list(_called_from_outside(model, kept))
+        exact = _ExactOutputsByDevice()
+        called = list(_modules_called_from_outside(model, kept))
         for name, module in called:
-            _KeptForward(module, module.forward, half_dtype, context, exact).install()
-            module.register_forward_pre_hook(_do_nothing)
+            _Fp32Forward(module, module.forward, half_dtype, context, exact).install()
+            module.register_forward_pre_hook(_hook_without_effect)
             names.append(name)
         if half_dtype is not None and called:
-            _ExactForward(model, model.forward, exact).install()
+            _ExactOutputForward(model, model.forward, exact).install()
     yield tuple(names)
-    weights.restore()
+    weights.restore_weights()
 
 
-def find_kept(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module]:
+def find_kept_modules(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module]:
     """Return the modules that `kept_in_fp32` would keep, by name, without those that run inside of another one."""
     if not patterns:
         return {}
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = find_ids(patterns.split("|"), named)
-    return {name: module for model in models for name, module in _called_from_outside(model, kept)}
+    kept = ids_of_kept_modules(patterns.split("|"), named)
+    return {name: module for model in models for name, module in _modules_called_from_outside(model, kept)}
 
 
-def autocast_off_factory(device_type: str) -> Callable[[], Any]:
+def make_autocast_off_factory(device_type: str) -> Callable[[], Any]:
     """Return what makes a context without autocast."""
     return functools.partial(torch.autocast, device_type, enabled=False)
 
 
-def casts_off_factory(amp: Any) -> Callable[[], Any]:
+def make_o1_casts_off_factory(amp: Any) -> Callable[[], Any]:
     """Return what makes a context without the casts of O1, by the module that has patched torch."""
-    return functools.partial(_casts_off, amp.__name__)
+    return functools.partial(_o1_casts_off, amp.__name__)
 
 
-def _casts_off(amp: str) -> AbstractContextManager[Any]:
+def _o1_casts_off(amp: str) -> AbstractContextManager[Any]:
     # Looked up late, by name: a model that holds a module of Python cannot be pickled.
     handle: Any = getattr(sys.modules[amp]._amp_state, "handle", None)
     return NO_CONTEXT if handle is None else handle._disable_casts()
 
 
-def _do_nothing(module: nn.Module, args: Any) -> None:
+def _hook_without_effect(module: nn.Module, args: Any) -> None:
     """Do nothing: torch's fused paths ignore `forward` of the modules inside of them, unless one has a hook."""
 
 
-def find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]], option: str = "keep_fp32") -> set[int]:
+def ids_of_kept_modules(
+    patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]], option: str = "keep_fp32"
+) -> set[int]:
     """Return the ids of the modules that patterns keep, those inside of them and those that share a weight with one.
 
     Raises:
@@ -100,26 +107,28 @@ def find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]], op
     """
     kept: set[int] = set()
     for pattern in patterns:
-        found = [module for name, module in named if _pattern_matches(pattern, name, module)]
+        found = [module for name, module in named if _does_pattern_match(pattern, name, module)]
         if not found:
             raise ConfigError(
                 f"{option}={pattern} matches no module, neither by its dotted name nor by its type; "
-                f"{_near_names_hint(pattern, named)}"
+                f"{_near_names_text(pattern, named)}"
             )
         kept.update(id(inner) for module in found for inner in module.modules())
     size = -1
     while size != len(kept):  # a module that shares a weight may hold another one that is shared
         size = len(kept)
-        held = {id(tensor) for _, module in named if id(module) in kept for tensor in own_tensors(module)}
-        kept.update(id(module) for _, module in named if any(id(tensor) in held for tensor in own_tensors(module)))
+        held = {id(tensor) for _, module in named if id(module) in kept for tensor in own_tensors_of_module(module)}
+        kept.update(
+            id(module) for _, module in named if any(id(tensor) in held for tensor in own_tensors_of_module(module))
+        )
     return kept
 
 
-def _pattern_matches(pattern: str, name: str, module: nn.Module) -> bool:
+def _does_pattern_match(pattern: str, name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
 
 
-def _near_names_hint(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
+def _near_names_text(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
     known = [*dict.fromkeys([*(name for name, _ in named), *(type(module).__name__ for _, module in named)])]
     core = pattern.strip("*.").lower()
     ends = {name: name.rpartition(".")[2].lower() for name in known}
@@ -128,21 +137,23 @@ def _near_names_hint(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> st
     return f"near are {', '.join(near[:MAX_NAMED])}" if near else f"names are {', '.join(known[:MAX_NAMED])}"
 
 
-def own_tensors(module: nn.Module) -> Iterator[Tensor]:
+def own_tensors_of_module(module: nn.Module) -> Iterator[Tensor]:
     """Yield the parameters and buffers of a module without those of the modules inside of it."""
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
 
 
-class _Weights:
+class _WeightsBeforeCast:
     """The floating parameters and buffers of modules, as they were before a cast."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        tensors = [tensor for module in modules for tensor in own_tensors(module) if tensor.is_floating_point()]
+        tensors = [
+            tensor for module in modules for tensor in own_tensors_of_module(module) if tensor.is_floating_point()
+        ]
         self._values = [(tensor, tensor.detach()) for tensor in tensors]
         self._buffers = [(module, dict(module._buffers)) for module in modules]
 
-    def restore(self) -> None:
+    def restore_weights(self) -> None:
         """Undo the cast: it gives a parameter other data, and may put another tensor in the place of a buffer."""
         for tensor, value in self._values:
             tensor.data = value
@@ -152,7 +163,7 @@ class _Weights:
             module._buffers.update(buffers)
 
 
-def _called_from_outside(model: nn.Module, kept: set[int]) -> Iterator[tuple[str, nn.Module]]:
+def _modules_called_from_outside(model: nn.Module, kept: set[int]) -> Iterator[tuple[str, nn.Module]]:
     """Yield each kept module that one that is not kept calls, once; a list of modules is not called itself."""
     seen: set[int] = set()
 
@@ -167,28 +178,28 @@ def _called_from_outside(model: nn.Module, kept: set[int]) -> Iterator[tuple[str
     yield from walk(model, "")
 
 
-class _ExactOutputs:
+class _ExactOutputsByDevice:
     """The last output of a kept module on each device before it was rounded; replicas of a model have a device each."""
 
     def __init__(self) -> None:
         self._last: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
-    def keep(self, rounded: Tensor, exact: Tensor) -> None:
+    def keep_exact_output(self, rounded: Tensor, exact: Tensor) -> None:
         self._last[rounded.device] = rounded, exact
 
-    def exchange(self, output: Any) -> Any:
+    def exchange_for_exact(self, output: Any) -> Any:
         """Return an output of the model with the exact tensor in the place of the rounded one, and forget both."""
-        exchanged = map_tree(output, self._exact)
-        for tensor in tensors_in(output):
+        exchanged = map_tensors_in_tree(output, self._exact_output_of)
+        for tensor in tensors_in_value(output):
             self._last.pop(tensor.device, None)
         return exchanged
 
-    def _exact(self, tensor: Tensor) -> Tensor:
+    def _exact_output_of(self, tensor: Tensor) -> Tensor:
         rounded, exact = self._last.get(tensor.device, (None, tensor))
         return exact if tensor is rounded else tensor
 
 
-class _KeptForward(ReplacedForward):
+class _Fp32Forward(ReplacedForward):
     """Runs a module in fp32."""
 
     def __init__(
@@ -197,7 +208,7 @@ class _KeptForward(ReplacedForward):
         original: Callable[..., Any],
         half_dtype: torch.dtype | None,
         context: Callable[[], Any] | None,
-        exact: _ExactOutputs,
+        exact: _ExactOutputsByDevice,
     ) -> None:
         super().__init__(module, original)
         self.half_dtype = half_dtype
@@ -206,22 +217,24 @@ class _KeptForward(ReplacedForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with NO_CONTEXT if self.context is None else self.context():
-            output = self.original(*cast_floating(args, torch.float32), **cast_floating(kwargs, torch.float32))
+            output = self.original(
+                *cast_floating_tensors(args, torch.float32), **cast_floating_tensors(kwargs, torch.float32)
+            )
         if self.half_dtype is None:
             return output
         dtype = first_floating_type((args, kwargs)) or self.half_dtype
-        rounded = cast_floating(output, dtype)
+        rounded = cast_floating_tensors(output, dtype)
         if isinstance(output, Tensor) and rounded is not output:
-            self.exact.keep(rounded, output)
+            self.exact.keep_exact_output(rounded, output)
         return rounded
 
 
-class _ExactForward(ReplacedForward):
+class _ExactOutputForward(ReplacedForward):
     """Runs a model, and returns what a kept module at its end has computed without rounding."""
 
-    def __init__(self, module: nn.Module, original: Callable[..., Any], exact: _ExactOutputs) -> None:
+    def __init__(self, module: nn.Module, original: Callable[..., Any], exact: _ExactOutputsByDevice) -> None:
         super().__init__(module, original)
         self.exact = exact
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.exact.exchange(self.original(*args, **kwargs))
+        return self.exact.exchange_for_exact(self.original(*args, **kwargs))

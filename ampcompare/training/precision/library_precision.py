@@ -34,9 +34,9 @@ class LibraryPrecision(UnscaleOnce):
         super().__init__()
         self.half_dtype = half_dtype_of(Arm.parse(arm))
         self.packages = dict(packages)
-        self._use_scaler(scaler)
+        self._follow_loss_scaler(scaler)
 
-    def _use_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+    def _follow_loss_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         self.scaler = scaler
         self._scale = 0.0 if scaler is None else scaler.get_scale()
         self._outcomes = LateOutcomes()
@@ -44,7 +44,7 @@ class LibraryPrecision(UnscaleOnce):
     def autocast(self) -> AbstractContextManager[None]:
         return cast_as_on_cuda(self.device_type, self.autocast_lists)
 
-    def _refuse_several(self, optimizers: Sequence[Optimizer]) -> None:
+    def _refuse_several_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Raise if several optimizers would share a backward pass and the library's scaler."""
         if len(optimizers) > 1 and self.scaler is not None:
             raise UnsupportedCombination(
@@ -57,7 +57,7 @@ class LibraryPrecision(UnscaleOnce):
     def _unscale_by_library(self, optimizer: Optimizer) -> None:
         """Let the library divide the gradients by its scale."""
 
-    def _step(self, optimizer: Optimizer) -> None:
+    def _step_by_library(self, optimizer: Optimizer) -> None:
         """Let the library step, or skip, and update its scale."""
         optimizer.step()
 
@@ -72,17 +72,17 @@ class LibraryPrecision(UnscaleOnce):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
-            self._step(optimizer)
-        self._forget(optimizers)
+            self._step_by_library(optimizer)
+        self._note_stepped(optimizers)
         if self.scaler is None:
             return applied_outcome(len(optimizers))
         scale = self.scaler._scale
         if scale is None:  # a scaler that is disabled, or has scaled nothing yet
             return FixedOutcome((True,), (self._scale,))
         # A copy does not wait; `get_scale` would wait for the step, which the library itself does not.
-        return self._outcomes.add([scale.clone()], self._resolve)
+        return self._outcomes.outcome_of_step([scale.clone()], self._outcome_from_scale)
 
-    def _resolve(self, values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
+    def _outcome_from_scale(self, values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
         # Not every library reports whether it stepped; the scale falls at an overflow and only then, until it is 0.
         before, self._scale = self._scale, values[0]
         return (self._scale >= before > 0,), (self._scale,)
@@ -96,4 +96,4 @@ class LibraryPrecision(UnscaleOnce):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.scaler is not None:
             self.scaler.load_state_dict(dict(state))
-            self._use_scaler(self.scaler)
+            self._follow_loss_scaler(self.scaler)

@@ -22,11 +22,11 @@ from ampcompare.base.formats import FORMATS, Element, Format
 from ampcompare.base.tensors.products import LinearProduct, OperationMode, hide_operations, watching_modes
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
+    are_scales_at_end,
     hadamard_matrix,
     multiply_by_hadamard,
     round_matrix,
-    round_values,
-    scale_ends,
+    round_to_grid_and_whole,
 )
 from ampcompare.training.precision.torchao_products import TorchaoProducts
 
@@ -50,7 +50,7 @@ class ProductRounding:
     tiles: bool
 
     @classmethod
-    def make(cls, declared: ProductFormat) -> ProductRounding | None:
+    def make_from_declared(cls, declared: ProductFormat) -> ProductRounding | None:
         """Return what an arm declares of a product; None for bf16."""
         if declared.format == "bf16":
             return None
@@ -66,7 +66,7 @@ class ProductRounding:
             tiles=bool(form.tiles) or "tiles" in declared.switches,
         )
 
-    def text(self, role: str) -> str:
+    def rounding_text(self, role: str) -> str:
         """Return how the operands of a product are rounded, as the roles of an arm write it."""
         words = {"sr": self.stochastic, "rht": self.transformed, "tiles": self.tiles and not self.form.tiles}
         switches = [word for word, is_on in words.items() if is_on]
@@ -74,11 +74,11 @@ class ProductRounding:
             switches.append(f"grads_as={self.gradients.name}")
         return str(ProductFormat(self.name, self.scale, tuple(switches)))
 
-    def element_of(self, role: str, *, is_left: bool) -> Element:
+    def element_of_operand(self, role: str, *, is_left: bool) -> Element:
         """Return what an operand is rounded to: gradients are left in dgrad and wgrad."""
         return self.gradients if is_left and role != "fprop" else self.form.element
 
-    def is_square(self, role: str, *, is_left: bool) -> bool:
+    def is_scaled_in_squares(self, role: str, *, is_left: bool) -> bool:
         """Return whether numbers of an operand share scales in squares: weights may."""
         return self.tiles and not is_left and role != "wgrad"
 
@@ -117,7 +117,7 @@ class LinearProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, layer: LayerFormats) -> Tensor:
-        return multiply(layer, "fprop", x, weight)
+        return multiply_by_format(layer, "fprop", x, weight)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -129,27 +129,27 @@ class LinearProducts(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        dx = multiply(ctx.layer, "dgrad", dy, weight.t()) if needs_x else None
-        dw = multiply(ctx.layer, "wgrad", dy.t(), x.t()) if needs_weight else None
+        dx = multiply_by_format(ctx.layer, "dgrad", dy, weight.t()) if needs_x else None
+        dw = multiply_by_format(ctx.layer, "wgrad", dy.t(), x.t()) if needs_weight else None
         return dx, dw, None
 
 
-def multiply(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> Tensor:
+def multiply_by_format(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> Tensor:
     """Return `left (rows, n) @ right (columns, n)'` in bf16, by the format of a role; gradients are `left`."""
     with torch.autocast(left.device.type, enabled=False):
         if modes := watching_modes():
             with hide_operations(modes):
-                result, seen = _multiply_watched(layer, role, left, right)
+                result, seen = _product_with_figures(layer, role, left, right)
             for mode in modes:
-                mode.see_linear(seen)
+                mode.see_linear_product(seen)
             return result
         if layer.engine is not None and layer.roundings[role] is not None and not layer.is_compared:
             return layer.engine.multiply(left, right)
-        with _without_modes(left, right) if layer.engine is None else nullcontext():
-            return _multiply(layer, role, left, right)[0]
+        with _without_own_modes(left, right) if layer.engine is None else nullcontext():
+            return _product_and_operands(layer, role, left, right)[0]
 
 
-def _without_modes(*operands: Tensor) -> AbstractContextManager[Any]:
+def _without_own_modes(*operands: Tensor) -> AbstractContextManager[Any]:
     """Keep operations from ampcompare's own modes, which nothing in fp32 needs and which cost as much as it."""
     modes = _get_current_dispatch_mode_stack()
     is_own = all(isinstance(mode, (EmulatedHalf, OperationMode)) for mode in modes)
@@ -167,7 +167,7 @@ class _RoundedOperand:
     whole: Tensor | float
 
 
-def _multiply(
+def _product_and_operands(
     layer: LayerFormats, role: str, left: Tensor, right: Tensor, *, keeps: bool = False
 ) -> tuple[Tensor, list[_RoundedOperand]]:
     """Return the product and its operands, which are whole where it `keeps` them; none in bf16."""
@@ -190,7 +190,7 @@ def _multiply(
     if layer.engine is not None:
         emulated, result = result, layer.engine.multiply(left, right)
         if layer.is_compared:
-            layer.engine.compare(result, emulated)
+            layer.engine.count_differing_results(result, emulated)
     return result, [a, b]
 
 
@@ -200,49 +200,52 @@ def _round_operand(
     matrix = x.float()
     if rounding.transformed:
         matrix = multiply_by_hadamard(matrix, hadamard_matrix(x.device))
-    values, whole = round_values(
+    values, whole = round_to_grid_and_whole(
         matrix,
         rounding.form,
-        rounding.element_of(role, is_left=is_left),
+        rounding.element_of_operand(role, is_left=is_left),
         rounding.scale,
-        square=rounding.is_square(role, is_left=is_left),
+        square=rounding.is_scaled_in_squares(role, is_left=is_left),
         generator=layer.generator(x.device) if rounding.stochastic and is_left and role != "fprop" else None,
     )
     return _RoundedOperand(matrix, values, whole)
 
 
-def _multiply_watched(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tuple[Tensor, LinearProduct]:
+def _product_with_figures(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tuple[Tensor, LinearProduct]:
     rounding = layer.roundings[role]
-    result, operands = _multiply(layer, role, left, right, keeps=True)
+    result, operands = _product_and_operands(layer, role, left, right, keeps=True)
     figures = is_lost = None
     if rounding is not None:
         a, b = operands
-        figures = sum_figures(
-            [_rounding_figures(a, rounding, role, is_left=True), _rounding_figures(b, rounding, role, is_left=False)]
+        figures = sum_of_figures(
+            [
+                _rounding_figures_of(a, rounding, role, is_left=True),
+                _rounding_figures_of(b, rounding, role, is_left=False),
+            ]
         )
     if role != "fprop":
         exact = left.float() @ right.float().t()
         is_lost = ~result.any() & exact.bfloat16().any()
     flops = 2 * left.shape[0] * left.shape[1] * right.shape[0]
-    name, text = ("bf16", "bf16") if rounding is None else (rounding.name, rounding.text(role))
+    name, text = ("bf16", "bf16") if rounding is None else (rounding.name, rounding.rounding_text(role))
     return result, LinearProduct(layer.name, role, name, text, flops, figures, is_lost)
 
 
-def sum_figures(figures: list[Tensor]) -> Tensor:
+def sum_of_figures(figures: list[Tensor]) -> Tensor:
     """Return the sum of the figures of several operands."""
     return torch.stack(figures).sum(0)
 
 
-def _rounding_figures(operand: _RoundedOperand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
+def _rounding_figures_of(operand: _RoundedOperand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
     """Return the figures of `LinearProduct` of one operand."""
-    matrix, element = operand.matrix, rounding.element_of(role, is_left=is_left)
-    square = rounding.is_square(role, is_left=is_left)
+    matrix, element = operand.matrix, rounding.element_of_operand(role, is_left=is_left)
+    square = rounding.is_scaled_in_squares(role, is_left=is_left)
     nearest = round_matrix(matrix, rounding.form, element, rounding.scale, square=square)
-    ends = scale_ends(nearest, rounding.form, element, rounding.scale)
+    ends = are_scales_at_end(nearest, rounding.form, element, rounding.scale)
     exact = matrix.double()
     counts = (
         torch.tensor(matrix.numel(), device=matrix.device),
-        (nearest.unrounded.abs() >= element.end).sum(),
+        (nearest.unrounded.abs() >= element.cutoff_magnitude).sum(),
         ((operand.values == 0) & (matrix != 0)).sum(),
         torch.tensor(ends.numel(), device=matrix.device),
         ends.sum(),

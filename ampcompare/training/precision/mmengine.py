@@ -37,13 +37,13 @@ class MMEngine(LibraryPrecision):
         self._models = list(models)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch.cuda.amp.GradScaler, which it makes
-            self._wrappers = {id(optimizer): self._wrapper_of_optimizer(optimizer) for optimizer in optimizers}
+            self._wrappers = {id(optimizer): self._make_optimizer_wrapper(optimizer) for optimizer in optimizers}
         if self.half_dtype is not None:
-            self._use_scaler(self._wrappers[id(optimizers[0])].loss_scaler)
-            self._refuse_several(optimizers)
+            self._follow_loss_scaler(self._wrappers[id(optimizers[0])].loss_scaler)
+            self._refuse_several_optimizers(optimizers)
         return list(models), list(optimizers)
 
-    def _wrapper_of_optimizer(self, optimizer: Optimizer) -> Any:
+    def _make_optimizer_wrapper(self, optimizer: Optimizer) -> Any:
         if self.half_dtype is None:
             return self.module.OptimWrapper(optimizer=optimizer)
         return self.module.AmpOptimWrapper(loss_scale="dynamic", dtype=self.dtype, optimizer=optimizer)
@@ -63,5 +63,5 @@ class MMEngine(LibraryPrecision):
         assert self.scaler is not None
         self.scaler.unscale_(optimizer)
 
-    def _step(self, optimizer: Optimizer) -> None:
+    def _step_by_library(self, optimizer: Optimizer) -> None:
         self._wrappers[id(optimizer)].step()

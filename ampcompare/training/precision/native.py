@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.cuda_casts import AS_IT_IS, TwoContexts, cast_as_on_cuda
+from ampcompare.base.tensors.cuda_casts import AS_IT_IS, NestedContexts, cast_as_on_cuda
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import note_reduction_type
@@ -23,8 +23,8 @@ from ampcompare.training.precision.base import (
     UnscaleOnce,
     applied_outcome,
 )
-from ampcompare.training.precision.half import Half, cast_weights, hold_state_in
-from ampcompare.training.precision.keep_fp32 import autocast_off_factory, kept_in_fp32
+from ampcompare.training.precision.half import Half, cast_weights, hold_state_in_type
+from ampcompare.training.precision.keep_fp32 import kept_in_fp32, make_autocast_off_factory
 
 
 class _ScaleTracker:
@@ -39,19 +39,19 @@ class _ScaleTracker:
         self.tracker = int(scaler._get_growth_tracker())
         self._outcomes = LateOutcomes()
 
-    def add(self, flags: list[Tensor | None]) -> StepOutcome:
+    def add_step_flags(self, flags: list[Tensor | None]) -> StepOutcome:
         """Return the outcome of a step, from a scalar for each optimizer that is not 0 after an overflow."""
         on_device = [flag for flag in flags if flag is not None]
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
             overflow_values = iter(values)
             overflows = [flag is not None and next(overflow_values) != 0 for flag in flags]
-            self._update(any(overflows))
+            self._move_scale(any(overflows))
             return tuple([not overflow for overflow in overflows]), (self.scale,)
 
-        return self._outcomes.add(on_device, resolve)
+        return self._outcomes.outcome_of_step(on_device, resolve)
 
-    def _update(self, overflow: bool) -> None:
+    def _move_scale(self, overflow: bool) -> None:
         moved, self.tracker = next_scale_and_steps(
             self.scale,
             self.tracker,
@@ -102,22 +102,22 @@ class Native(UnscaleOnce):
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        with kept_in_fp32(models, self.keep_fp32, None, autocast_off_factory(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(models, self.keep_fp32, None, make_autocast_off_factory(self.device_type)) as self.kept_fp32:
             for model in models:
                 if self._reduce is not None:
                     note_reduction_type(model, self._reduce)
         if self.state_dtype is not None:
             for optimizer in optimizers:
-                hold_state_in(optimizer, self.state_dtype)
+                hold_state_in_type(optimizer, self.state_dtype)
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return _autocast(self)
+        return _autocast_block(self)
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        return _as_on_cuda(self, nullcontext(self.scaler.scale(loss) if self._enabled else loss))
+        return _casts_as_on_cuda(self, nullcontext(self.scaler.scale(loss) if self._enabled else loss))
 
     def _unscale(self, optimizer: Optimizer) -> None:
         if self._enabled:
@@ -125,7 +125,7 @@ class Native(UnscaleOnce):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         if self._replay is None:
-            self._forget(optimizers)
+            self._note_stepped(optimizers)
             return super().step(*optimizers)
         for optimizer in optimizers:
             # One pass over the gradients: else the scaler checks them, and `step` unscales.
@@ -139,7 +139,7 @@ class Native(UnscaleOnce):
         if self._recording:
             self._recorded = flags
             return applied_outcome(len(optimizers))
-        return self._replay.add(flags)
+        return self._replay.add_step_flags(flags)
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         return None if self.state_dtype is None else "the state changes its type, and its memory, at each step"
@@ -155,7 +155,7 @@ class Native(UnscaleOnce):
     def replayed_outcome(self) -> StepOutcome:
         if self._replay is None:
             return super().replayed_outcome()
-        return self._replay.add([None if flag is None else flag.clone() for flag in self._recorded])
+        return self._replay.add_step_flags([None if flag is None else flag.clone() for flag in self._recorded])
 
     def _overflow_flag(self, optimizer: Optimizer, *, shared: bool) -> Tensor | None:
         """Return the device scalar that is not 0 if a gradient of `optimizer` overflowed, without reading it."""
@@ -197,12 +197,12 @@ class _NativeWeights(Half):
         self.device_type = torch.device(device).type
 
     def _cast_models(self, models: Sequence[nn.Module]) -> None:
-        with kept_in_fp32(models, self.keep_fp32, None, autocast_off_factory(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(models, self.keep_fp32, None, make_autocast_off_factory(self.device_type)) as self.kept_fp32:
             for model in models:
                 cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return _autocast(self)
+        return _autocast_block(self)
 
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
@@ -213,14 +213,18 @@ class _NativeWeights(Half):
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        return _as_on_cuda(self, super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale))
+        return _casts_as_on_cuda(
+            self, super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+        )
 
 
-def _autocast(precision: Native | _NativeWeights) -> AbstractContextManager[None]:
-    return _as_on_cuda(precision, torch.autocast(precision.device_type, dtype=precision.half_dtype))
+def _autocast_block(precision: Native | _NativeWeights) -> AbstractContextManager[None]:
+    return _casts_as_on_cuda(precision, torch.autocast(precision.device_type, dtype=precision.half_dtype))
 
 
-def _as_on_cuda(precision: Native | _NativeWeights, block: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+def _casts_as_on_cuda(
+    precision: Native | _NativeWeights, block: AbstractContextManager[Any]
+) -> AbstractContextManager[Any]:
     """Return a context in which casts are those of CUDA; in a backward pass, of what it computes again."""
     casts = cast_as_on_cuda(precision.device_type, precision.autocast_lists)
-    return block if casts is AS_IT_IS else TwoContexts(casts, block)
+    return block if casts is AS_IT_IS else NestedContexts(casts, block)

@@ -43,7 +43,7 @@ class RoundedMatrix:
     largest: Tensor
 
 
-def power_below(x: Tensor) -> Tensor:
+def power_of_two_below(x: Tensor) -> Tensor:
     """Return the largest power of two up to each |x| of fp32: 0 for subnormal numbers, inf for inf and NaN."""
     return (x.view(torch.int32) & EXPONENT).view(torch.float32)
 
@@ -55,10 +55,10 @@ def round_to_element(x: Tensor, element: Element, generator: torch.Generator | N
     the element becomes the upper one with the probability of its distance from the lower one, in 16 bits.
     """
     x = x.clamp(-element.largest, element.largest)
-    return _round_to_steps(x, power_below(x).clamp_(min=2.0**element.least), element, generator)
+    return _round_to_steps_above(x, power_of_two_below(x).clamp_(min=2.0**element.least), element, generator)
 
 
-def _round_to_steps(x: Tensor, power: Tensor, element: Element, generator: torch.Generator | None) -> Tensor:
+def _round_to_steps_above(x: Tensor, power: Tensor, element: Element, generator: torch.Generator | None) -> Tensor:
     """Round numbers to multiples of the steps that the element has from `power` on."""
     if generator is not None:
         words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
@@ -70,7 +70,7 @@ def _round_to_steps(x: Tensor, power: Tensor, element: Element, generator: torch
     return torch.add(x, power, alpha=factor).sub_(power, alpha=factor)
 
 
-def _fp32_factor(largest: Tensor, element: Element) -> Tensor:
+def _fp32_scale_factor(largest: Tensor, element: Element) -> Tensor:
     return (element.largest / largest.double().clamp(min=SMALLEST)).float()  # in fp64, as torchao does
 
 
@@ -85,12 +85,12 @@ def _e8m0_exponent(largest: Tensor, element: Element, scale: str) -> Tensor:
     return (bits >> 23) - element.greatest
 
 
-def _make_scales(largest: Tensor, element: Element, form: Format, scale: str) -> tuple[Tensor, Tensor, Tensor]:
+def _scales_of_tiles(largest: Tensor, element: Element, form: Format, scale: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return from the largest number of each tile the factor of its numbers, its scale, and that of the matrix."""
     one = torch.ones((), device=largest.device)
     if scale in ("fp32", "pow2"):
-        factor = _fp32_factor(largest, element)
-        factor = power_below(factor) if scale == "pow2" else factor
+        factor = _fp32_scale_factor(largest, element)
+        factor = power_of_two_below(factor) if scale == "pow2" else factor
         if form.shares == "tensor":
             return factor, one, 1 / factor.view(())
         return factor, 1 / factor, one
@@ -116,7 +116,7 @@ def _nvfp4_scales(largest: Tensor, scale: str, one: Tensor) -> tuple[Tensor, Ten
     return (1 / whole) / tile, tile, whole
 
 
-def _split_tiles(x: Tensor, rows: int, columns: int) -> Tensor:
+def _split_into_tiles(x: Tensor, rows: int, columns: int) -> Tensor:
     """Return a matrix as (row tiles, rows, column tiles, columns), filled up with zeros; 0 is the whole size."""
     rows, columns = rows or x.shape[0], columns or x.shape[1]
     down, right = -x.shape[0] % rows, -x.shape[1] % columns
@@ -152,14 +152,14 @@ def round_matrix(
     tile_rows = form.block if square else 1
     if form.shares == "tensor":
         tile_rows = 0
-    blocks = _split_tiles(x, tile_rows, form.block)
+    blocks = _split_into_tiles(x, tile_rows, form.block)
     largest = blocks.abs().amax((1, 3), keepdim=True)
-    factor, tile, whole = _make_scales(largest, element, form, scale)
+    factor, tile, whole = _scales_of_tiles(largest, element, form, scale)
     unrounded = blocks * factor
     return RoundedMatrix(round_to_element(unrounded, element, generator), tile, whole, unrounded, largest)
 
 
-def round_values(
+def round_to_grid_and_whole(
     x: Tensor,
     form: Format,
     element: Element,
@@ -194,14 +194,14 @@ def round_values(
     rounded = None
     whole: Tensor | float = 1.0
     if scale in E8M0_SCALES:
-        rounded = _round_in_binades(tiles, largest, element, scale, generator)
+        rounded = _round_by_powers_of_two(tiles, largest, element, scale, generator)
     if rounded is None:
-        factor, tile, whole = _make_scales(largest, element, form, scale)
+        factor, tile, whole = _scales_of_tiles(largest, element, form, scale)
         scaled = tiles * factor
         if scale not in FP32_SCALES:  # these leave none beyond the range by more than fp32 rounds
             scaled.clamp_(-element.largest, element.largest)
-        power = power_below(scaled).clamp_(min=2.0**element.least)
-        rounded = _round_to_steps(scaled, power, element, generator)
+        power = power_of_two_below(scaled).clamp_(min=2.0**element.least)
+        rounded = _round_to_steps_above(scaled, power, element, generator)
         if form.shares != "tensor":
             rounded.mul_(tile)
     if form.shares == "block":
@@ -223,7 +223,7 @@ def _largest_magnitude(tiles: Tensor, over: tuple[int, ...]) -> Tensor:
 _VECTORS = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32  # numbers that `amax` takes at once
 
 
-def _round_in_binades(
+def _round_by_powers_of_two(
     tiles: Tensor, largest: Tensor, element: Element, scale: str, generator: torch.Generator | None
 ) -> Tensor | None:
     """Round tiles to an element times powers of two where they are, without a division by these.
@@ -240,22 +240,22 @@ def _round_in_binades(
         return None
     if scale == "rceil":
         bits = (largest / element.largest).view(torch.int32)
-        tile = power_below(bits.add_(0x7FFFFF).view(torch.float32))
+        tile = power_of_two_below(bits.add_(0x7FFFFF).view(torch.float32))
     elif scale == "even":
         bits = largest.view(torch.int32) + (1 << (22 - element.fraction))
-        tile = power_below(bits.view(torch.float32)).mul_(2.0**-element.greatest)
+        tile = power_of_two_below(bits.view(torch.float32)).mul_(2.0**-element.greatest)
     else:
-        tile = power_below(largest).mul_(2.0**-element.greatest)
-    power = power_below(tiles)
+        tile = power_of_two_below(largest).mul_(2.0**-element.greatest)
+    power = power_of_two_below(tiles)
     torch.maximum(power, tile * 2.0**element.least, out=power)
-    rounded = _round_to_steps(tiles, power, element, generator)
+    rounded = _round_to_steps_above(tiles, power, element, generator)
     if scale != "rceil":  # which leaves none beyond the range
         limit = tile.mul_(element.largest)
         rounded.clamp_(-limit, limit)
     return rounded
 
 
-def scale_ends(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
+def are_scales_at_end(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""
     largest = rounded.largest
     if scale in E8M0_SCALES:
@@ -287,4 +287,4 @@ def multiply_by_hadamard(x: Tensor, matrix: Tensor) -> Tensor:
         down = -len(stored) % HADAMARD
         blocks: Tensor = (F.pad(stored, (0, 0, 0, down)) if down else stored).unflatten(0, (-1, HADAMARD))
         return (matrix.t() @ blocks).bfloat16().float().flatten(0, 1).t()
-    return join_tiles(_split_tiles(x, 1, HADAMARD) @ matrix).bfloat16().float()
+    return join_tiles(_split_into_tiles(x, 1, HADAMARD) @ matrix).bfloat16().float()

@@ -16,7 +16,7 @@ CAPABILITY = (10, 0)  # of the kernels; 11 and 12 were not tried
 ROWS, SUMMED = 16, 32  # multiples that the kernel takes
 
 
-def has_kernel(device: torch.device) -> bool:
+def has_mxfp8_kernel(device: torch.device) -> bool:
     """Return whether torchao multiplies MXFP8 by a kernel on a device."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == CAPABILITY[0]
 
@@ -42,7 +42,7 @@ class TorchaoProducts:
 
     def multiply(self, left: Tensor, right: Tensor) -> Tensor:
         """Return `left (rows, n) @ right (columns, n)'` of bf16 operands, in bf16."""
-        self.kernels = has_kernel(left.device)
+        self.kernels = has_mxfp8_kernel(left.device)
         preference = self._preference.AUTO if self.kernels else self._preference.EMULATED
         a, b = (
             self._tensor.to_mx(_fill_up_to_tiles(one), torch.float8_e4m3fn, SUMMED, self._scale, preference)
@@ -51,14 +51,14 @@ class TorchaoProducts:
         product: Tensor = torch.mm(a, b.t())
         return product[: len(left), : len(right)].bfloat16()
 
-    def compare(self, product: Tensor, emulated: Tensor) -> None:
+    def count_differing_results(self, product: Tensor, emulated: Tensor) -> None:
         """Count results that are not those of the emulation."""
         is_other = (product != emulated) & ~(product.isnan() & emulated.isnan())
         self._compared.append(is_other.sum())
         self._count += product.numel()
 
     @property
-    def note(self) -> str:
+    def multiplier_note(self) -> str:
         """What multiplied, and how much of it differs, in words; it waits for the device."""
         how = "its kernel" if self.kernels else "its emulation"
         different = int(sum(int(one) for one in self._compared))

@@ -134,10 +134,10 @@ def test_self_attention(separate: bool, bias: bool, mask: str | None) -> None:
         return stacked.view(2, 3, 4, *stacked.shape[1:]).transpose(0, 1).reshape(stacked.shape)
 
     with torch.no_grad():
-        twin.in_proj_weight.copy_(by_part(ours._stack_projections("weight")))
+        twin.in_proj_weight.copy_(by_part(ours._stack_qkv_projections("weight")))
         twin.out_proj.weight.copy_(ours.out_proj_weight)
         if bias:
-            twin.in_proj_bias.copy_(by_part(ours._stack_projections("bias")))
+            twin.in_proj_bias.copy_(by_part(ours._stack_qkv_projections("bias")))
             twin.out_proj.bias.copy_(ours.out_proj_bias)
     values = torch.randn(5, 3, 8)
     hidden = torch.zeros(3, 5, dtype=torch.bool)

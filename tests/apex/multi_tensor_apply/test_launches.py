@@ -80,7 +80,7 @@ def test_larc_launches(launches: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             param.grad = torch.empty_like(param)
         larc = LARC(torch.optim.SGD(params, lr=0.1))
         with launches._Ledger(launches.LIMITS[4096]) as ledger, torch.no_grad():
-            larc.adapt(larc.param_groups[0], 1e-4)
+            larc.adapt_group_gradients(larc.param_groups[0], 1e-4)
         assert ledger.counts.waits == 0
         # The norms are chunked on a CPU only.
         count = ledger.counts.total - ledger.counts.launches["_foreach_norm"]

@@ -17,7 +17,7 @@ from ampcompare.base.environment import gpus
 from ampcompare.base.environment.apex import find_installed_apex
 from ampcompare.base.environment.gpus import why_no_accelerator
 from ampcompare.base.environment.oldest import require_python
-from ampcompare.base.environment.packages import distributions_of, entry_points, installed_version
+from ampcompare.base.environment.packages import distributions_of_modules, entry_points, installed_version
 
 OLDEST = "base/environment/oldest.py"
 # Those that pyenv keeps here.
@@ -109,7 +109,7 @@ def test_what_the_machine_or_the_build_rules_out(monkeypatch: pytest.MonkeyPatch
         ({"xpu": "2025"}, ""),
         (None, ""),
     ):
-        monkeypatch.setattr(gpus, "torch_build", lambda build=build: build)
+        monkeypatch.setattr(gpus, "platform_versions_of_torch", lambda build=build: build)
         assert why_no_accelerator("xpu") == why
 
 
@@ -139,8 +139,8 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `importlib.metadata` maps them; also from a list of names, and to a module that is compiled."""
     known = importlib.metadata.packages_distributions()
-    assert distributions_of(["yaml", "numpy"]) == {*known["yaml"], *known["numpy"]}
-    assert distributions_of(known) == {one for names in known.values() for one in names}
+    assert distributions_of_modules(["yaml", "numpy"]) == {*known["yaml"], *known["numpy"]}
+    assert distributions_of_modules(known) == {one for names in known.values() for one in names}
     for name, file, text in (
         ("a", "RECORD", "fast.cpython-311-x86_64-linux-gnu.so,,\n"),
         ("b", "top_level.txt", "fast\n"),
@@ -149,7 +149,7 @@ def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, mo
         (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (tmp_path / f"{name}-1.dist-info" / file).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    assert distributions_of(["fast", "fas"]) == {"a", "b"}
+    assert distributions_of_modules(["fast", "fas"]) == {"a", "b"}
 
 
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:

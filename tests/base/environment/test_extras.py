@@ -11,7 +11,13 @@ import pytest
 import setuptools
 
 from ampcompare.base.environment import extras
-from ampcompare.base.environment.extras import MODULES, SOME_NEED, missing_package_error, require_stats, require_torch
+from ampcompare.base.environment.extras import (
+    MODULES,
+    SOME_NEED,
+    missing_package_error,
+    require_statistics_packages,
+    require_torch,
+)
 from ampcompare.base.errors import AmpCompareError, ExtraMissing
 from ampcompare.base.version import OLDEST_TORCH
 
@@ -55,17 +61,17 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each package, the extra that brings it, and the command that installs it."""
     absent = {"torch", "scipy"}
     monkeypatch.setattr(extras, "_is_importable", lambda name: name not in absent)
-    monkeypatch.setattr(extras, "torch_on_path", str)
+    monkeypatch.setattr(extras, "version_of_torch_on_path", str)
     with pytest.raises(ExtraMissing, match=r"extra torch, of which torch and scipy are not installed: ") as caught:
         require_torch()
     assert str(caught.value).endswith("pip install 'ampcompare[torch]'")
     with pytest.raises(ExtraMissing, match=r"extra torch, of which torch is not installed"):
         require_torch(engine_alone=True)
     with pytest.raises(ExtraMissing, match=r"extra stats, of which scipy is not installed: pip install 'ampcompare\[s"):
-        require_stats()
+        require_statistics_packages()
     absent.clear()
     require_torch()
-    require_stats()
+    require_statistics_packages()
 
 
 def test_a_folder_without_a_package_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

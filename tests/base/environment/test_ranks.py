@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.environment.ranks import DistributedEnv, rank_of, read_distributed_env
+from ampcompare.base.environment.ranks import DistributedEnv, rank_of_process, read_distributed_env
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.experiment.launch.dispatch import make_launcher
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
-from ampcompare.experiment.launch.worker.rank import local_device, open_store, process_group
+from ampcompare.experiment.launch.worker.rank import initialized_process_group, local_device, open_rank_store
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.process_group import choose_backend
+from ampcompare.training.process_group import choose_group_backend
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
@@ -32,15 +32,15 @@ def test_nobody_has_started_several() -> None:
     """Without variables, and in a batch script of Slurm, a process is alone."""
     assert read_distributed_env({}) is None
     assert read_distributed_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
-    assert rank_of({}) == 0
+    assert rank_of_process({}) == 0
 
 
 def test_torchrun() -> None:
     """torchrun's variables are read, with the restarts and the number of machines."""
     world = read_distributed_env(TORCHRUN)
     assert world == DistributedEnv(3, 4, 1, 2, "env://", 2, "torchrun")
-    assert world.nodes == 2
-    assert rank_of(TORCHRUN) == 3
+    assert world.node_count == 2
+    assert rank_of_process(TORCHRUN) == 3
 
 
 def test_srun() -> None:
@@ -50,7 +50,7 @@ def test_srun() -> None:
     assert read_distributed_env({**SRUN, "SLURM_PROCID": "0"}).url == world.url  # type: ignore[union-attr]
     assert read_distributed_env({**SRUN, "SLURM_STEP_NUM_NODES": "1"}).url == "tcp://127.0.0.1:20529"  # type: ignore[union-attr]
     assert read_distributed_env({**SRUN, "SLURM_SRUN_COMM_PORT": "7"}).url == "tcp://gpu03:20536"  # type: ignore[union-attr]
-    assert rank_of(SRUN) == 5
+    assert rank_of_process(SRUN) == 5
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_devices_and_backends() -> None:
     """On CPUs all ranks use the CPU and gloo; one GPU for several of them is refused."""
     world = DistributedEnv(1, 2, 1, 2, "env://", 0, "torchrun")
     assert local_device("cpu", world) == "cpu"
-    assert choose_backend("auto", "cpu") == choose_backend("gloo", "cpu") == "gloo"
+    assert choose_group_backend("auto", "cpu") == choose_group_backend("gloo", "cpu") == "gloo"
     with pytest.raises(ConfigError, match="cuda:0 is one GPU for 2 processes"):
         local_device("cuda:0", world)
 
@@ -122,11 +122,11 @@ def test_a_rank_takes_its_gpu_before_it_meets_the_others(asked: list[tuple[str, 
     """Collectives of objects use the current device, which would be the first GPU in every rank."""
     gpu = torch.device("cuda", 1)
     world = DistributedEnv(1, 2, 1, 2, f"file://{tmp_path / 'store'}", 0, "x")
-    store = open_store(world)
-    with process_group(world, store, "nccl", "cuda:1", 60.0):
+    store = open_rank_store(world)
+    with initialized_process_group(world, store, "nccl", "cuda:1", 60.0):
         assert asked == [("set_device", gpu), ("nccl", gpu)]
     asked.clear()
-    with process_group(world, store, "gloo", "cpu", 60.0):
+    with initialized_process_group(world, store, "gloo", "cpu", 60.0):
         assert asked == [("gloo", None)]
 
 
@@ -153,14 +153,14 @@ def test_one_process_talks_as_several_would(
 def test_mpi_is_refused_where_torch_lacks_it() -> None:
     """`--dist-backend mpi` needs a torch that was built with it."""
     with pytest.raises(EnvironmentUnfit, match="this torch is built without mpi; use --dist-backend gloo"):
-        choose_backend("mpi", "cpu")
+        choose_group_backend("mpi", "cpu")
 
 
 @pytest.mark.parametrize("url", ["somewhere", "tcp://no-port", "http://a:1"])
 def test_a_rendezvous_that_cannot_be_read(url: str) -> None:
     """A URL of another kind is an error that shows it."""
     with pytest.raises(LaunchError, match=f"could not connect at {url}: "):
-        open_store(DistributedEnv(0, 1, 0, 1, url, 0, "x"))
+        open_rank_store(DistributedEnv(0, 1, 0, 1, url, 0, "x"))
 
 
 OPEN_MPI = {
@@ -182,7 +182,7 @@ def test_mpirun() -> None:
     assert world.url.startswith("tcp://127.0.0.1:")
     assert read_distributed_env({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).url == world.url  # type: ignore[union-attr]
     assert other.url != world.url
-    assert rank_of(OPEN_MPI) == 3
+    assert rank_of_process(OPEN_MPI) == 3
 
 
 def test_mpich_names_no_job() -> None:
@@ -205,4 +205,4 @@ def test_mpirun_over_machines_needs_an_address() -> None:
         read_distributed_env(spread)
     world = read_distributed_env({**spread, "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, url="env://")
     assert world is not None
-    assert (world.url, world.nodes) == ("env://", 2)
+    assert (world.url, world.node_count) == ("env://", 2)

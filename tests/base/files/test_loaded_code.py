@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import UsedInputsRecorder, changed_code, digest_of, read_loaded_code
+from ampcompare.base.files.loaded_code import UsedInputsRecorder, changed_code_files, digest_of_file, read_loaded_code
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_modules_and_the_files_that_they_name_count(project: Path, cell: Path) -
     watch = UsedInputsRecorder(cell, project)
     importlib.import_module("nets.deep.block")
     _import(project / "by_path.py")
-    watch.end()
+    watch.record_used_inputs()
     expected = ["by_path.py", "nets/deep/block.py", "read.py", "settings.yaml", "started.py"]
     assert list(read_loaded_code(cell).files) == expected
 
@@ -69,7 +69,7 @@ def test_settings_of_the_cell_name_files_too(project: Path, cell: Path, tmp_path
     (project / "a.txt").write_text("1")
     (tmp_path / "far.npy").write_text("1")
     (cell / "config.json").write_text(json.dumps({"arguments": ["--data=a.txt", str(tmp_path / "far.npy"), "b.txt"]}))
-    UsedInputsRecorder(cell, project).end()
+    UsedInputsRecorder(cell, project).record_used_inputs()
     assert list(read_loaded_code(cell).files) == ["../far.npy", "a.txt"]
 
 
@@ -83,7 +83,7 @@ def test_installed_packages_python_and_the_cell_do_not_count(project: Path, cell
     watch = UsedInputsRecorder(cell, project)
     _import(installed / "library.py")
     _import(cell / "made.py")
-    watch.end()
+    watch.record_used_inputs()
     assert read_loaded_code(cell).files == {}
 
 
@@ -100,7 +100,7 @@ def test_the_end_adds_modules_that_are_there_and_versions(
     monkeypatch.syspath_prepend(installed)
     watch = UsedInputsRecorder(cell, project)
     importlib.import_module("fast")
-    watch.end()
+    watch.record_used_inputs()
     found = read_loaded_code(cell)
     assert list(found.files) == ["late.py"]
     assert (found.packages["numpy"], found.packages["quick"]) == (np.__version__, "3")
@@ -118,17 +118,17 @@ def test_changed_gone_and_shadowed_files_are_found(
     watch = UsedInputsRecorder(cell, project)
     importlib.import_module("helper")
     importlib.import_module("nets.deep.block")
-    watch.end()
+    watch.record_used_inputs()
     files = read_loaded_code(cell).files
     assert list(files) == ["helper.py", "nets/deep/block.py"]
-    assert changed_code(files, project) == {}
+    assert changed_code_files(files, project) == {}
     copy = tmp_path / "copy"
     (project).rename(copy)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.startswith(str(tmp_path))])
-    assert changed_code(files, copy) == {}
+    assert changed_code_files(files, copy) == {}
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "new"))
     (copy / "nets" / "deep" / "block.py").unlink()
-    assert changed_code(files, copy) == {"helper.py": "changed", "nets/deep/block.py": "gone"}
+    assert changed_code_files(files, copy) == {"helper.py": "changed", "nets/deep/block.py": "gone"}
 
 
 def test_a_module_that_changes_meanwhile_equals_no_form(project: Path, cell: Path) -> None:
@@ -140,10 +140,10 @@ def test_a_module_that_changes_meanwhile_equals_no_form(project: Path, cell: Pat
     time.sleep(0.02)
     watches.append(UsedInputsRecorder(cell, project))
     for watch in watches:
-        watch.end()
+        watch.record_used_inputs()
     files = read_loaded_code(cell).files
-    assert files["late.py"] == f"changed while it ran|{digest_of('late.py')}"
-    assert changed_code(files, project) == {"late.py": "changed"}
+    assert files["late.py"] == f"changed while it ran|{digest_of_file('late.py')}"
+    assert changed_code_files(files, project) == {"late.py": "changed"}
 
 
 def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path: Path) -> None:
@@ -171,12 +171,12 @@ def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path:
     importlib.import_module("late")
     time.sleep(0.02)
     (project / "result.txt").write_text("written by the run")
-    watch.end()
+    watch.record_used_inputs()
     files = read_loaded_code(cell).files
     near = {"data.npy", "size", "out/plan.json", "out/x", "set/b/1", "set/m.py", "late.py"}
     assert set(files) == {*near, "../sets/far/deep/points.bin"}
     np.save("data.npy", np.ones(3))
-    assert changed_code(files, project) == {"data.npy": "changed"}
+    assert changed_code_files(files, project) == {"data.npy": "changed"}
 
 
 def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path, digests = tmp_path / "large", set()
     for content in (b"a" * 999, b"b" + b"a" * 998, b"a" * 998 + b"b", b"a" * 1000):
         path.write_bytes(content)
-        digests.add(digest_of(path))
+        digests.add(digest_of_file(path))
     assert len(digests) == 4
 
 
@@ -201,12 +201,12 @@ def test_variables_that_the_code_asks_for_count(project: Path, cell: Path, monke
     )
     watch = UsedInputsRecorder(cell, project)
     _import(project / "asks.py")
-    watch.end()
+    watch.record_used_inputs()
     files = read_loaded_code(cell).files
     assert set(files) == {"$ONE", "$TWO", "$UNSET", "$THREE", "asks.py"}
     assert files["$UNSET"] == files["$THREE"] == "unset"
     assert "1e-3" not in (cell / "loaded.jsonl").read_text()
-    assert changed_code(files, project) == {}
+    assert changed_code_files(files, project) == {}
     monkeypatch.setenv("TWO", "2")
     monkeypatch.setenv("UNSET", "")
-    assert changed_code(files, project) == {"$TWO": "changed", "$UNSET": "changed"}
+    assert changed_code_files(files, project) == {"$TWO": "changed", "$UNSET": "changed"}

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, check_plain_data, parse_json, parse_yaml, read_text
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 needs_fifo = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 
@@ -121,4 +121,4 @@ def test_arguments_of_a_model(value: Any, fault: str) -> None:
     with pytest.raises(FileFault, match=fault):
         check_plain_data({"x": value})
     with pytest.raises(ConfigError, match=f"recipe.model.args: .*{fault}"):
-        validate(RunConfig, {"recipe": {"model": {"args": {"x": value}}}})
+        build_validated_model(RunConfig, {"recipe": {"model": {"args": {"x": value}}}})

@@ -12,12 +12,12 @@ import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "O_ASYNC"), reason="only POSIX has it")
 BUSY = """
-from ampcompare.base.processes.child import ended_by_hangup
-with ended_by_hangup(0):
+from ampcompare.base.processes.child import process_ended_at_hangup
+with process_ended_at_hangup(0):
     pass
 print("ready", flush=True)
 print(input(), flush=True)
-with ended_by_hangup(0):
+with process_ended_at_hangup(0):
     print("busy", flush=True)
     sum(range(10**18))  # no other Python code runs meanwhile
 """

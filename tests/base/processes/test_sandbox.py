@@ -159,8 +159,9 @@ def test_a_process_that_removes_the_temporary_folder_of_another_one_writes_nothi
 VANISHED = """
 import os, sys
 from ampcompare.base.processes import overlay
-mount_points = overlay._mount_points
-overlay._mount_points = lambda: mount_points() | {os.path.join(os.getcwd(), "gone"): "overlay", "/gone/merged": "ext4"}
+mount_points = overlay._file_system_kinds_by_mount_point
+gone = {os.path.join(os.getcwd(), "gone"): "overlay", "/gone/merged": "ext4"}
+overlay._file_system_kinds_by_mount_point = lambda: mount_points() | gone
 overlay.enter_sandbox_if_asked()
 open("checkpoint.pt", "w").write("x")
 """
@@ -181,7 +182,7 @@ def test_a_file_system_that_does_not_answer_allows_no_overlays(tmp_path: Path, m
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)
     monkeypatch.setattr(module, "module_command", lambda name: ["sleep", "60"])
     begun = time.monotonic()
-    assert not module._try_sandbox(str(tmp_path))
+    assert not module._is_sandbox_possible(str(tmp_path))
     assert time.monotonic() - begun < 30
 
 
@@ -214,8 +215,8 @@ def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(tm
             "open('latest', 'w').write('x')"
         )
         assert run(sandbox, code) == 0
-        assert sandbox.at(str(project / "data/input.csv")) != str(project / "data/input.csv")
-        assert sandbox.at("data") == "data"
+        assert sandbox.place_of_path(str(project / "data/input.csv")) != str(project / "data/input.csv")
+        assert sandbox.place_of_path("data") == "data"
     assert [(Path(one.path).name, one.how) for one in sandbox.written] == [("checkpoint.pt", "changed")]
     assert [(project / name).stat().st_mode & 0o777 for name in (".git", ".venv", "far")] == [0o755, 0o755, 0o755]
     assert (project / "checkpoint.pt").read_text() == "the user's"

@@ -58,13 +58,13 @@ def test_forks_end_as_their_functions_do(
 ) -> None:
     """One after another: words, folder, environment, a session of its own; and an exit by an exception."""
     monkeypatch.chdir(tmp_path)
-    fork = server.start("functions:tell", ["a", "b"], environment={**environment, "GIVEN": "1"})
+    fork = server.start_fork("functions:tell", ["a", "b"], environment={**environment, "GIVEN": "1"})
     assert fork.stdout is not None
     with fork.stdout:
         assert fork.wait() == 7
         assert fork.stdout.read().decode() == f"['a', 'b'] ['functions', 'a', 'b'] {tmp_path} 1 True \n"
     with (tmp_path / "log").open("wb") as log:
-        assert server.start("functions:leave", ["c"], output=log.fileno(), load=["none"]).wait() == 1
+        assert server.start_fork("functions:leave", ["c"], output=log.fileno(), load=["none"]).wait() == 1
     assert (tmp_path / "log").read_text() == "a line\nno data\n"
     assert server.fork is None
 
@@ -72,17 +72,17 @@ def test_forks_end_as_their_functions_do(
 def test_a_signal_reaches_a_fork(server: ProcessServer, tmp_path: Path) -> None:
     """As soon as it is known, whatever the server does with such a signal."""
     with (tmp_path / "log").open("wb") as log:
-        fork = server.start("functions:wait", [], output=log.fileno())
+        fork = server.start_fork("functions:wait", [], output=log.fileno())
     os.kill(server.pid, signal.SIGTERM)
     fork.send_signal(signal.SIGTERM)
     assert fork.wait() == -signal.SIGTERM
-    assert server.runs
+    assert server.is_running
 
 
 def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path) -> None:
     """It counts as killed, and is, once it is asked for."""
     with (tmp_path / "log").open("wb") as log:
-        fork = server.start("functions:wait", [], output=log.fileno())
+        fork = server.start_fork("functions:wait", [], output=log.fileno())
     psutil.Process(server.pid).kill()
     assert fork.wait() == -signal.SIGKILL
     assert fork.is_alive()
@@ -90,13 +90,13 @@ def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path) ->
     fork.kill()
     assert psutil.wait_procs([process], timeout=20)[1] == []
     with pytest.raises(ServerLost):
-        server.start("functions:tell", [])
+        server.start_fork("functions:tell", [])
 
 
 def test_a_server_that_says_much_is_not_held_up(server: ProcessServer, tmp_path: Path) -> None:
     """More than a pipe takes; nobody reads it."""
     with (tmp_path / "log").open("wb") as log:
-        assert server.start("functions:tell", [], output=log.fileno(), load=["functions:load_loudly"]).wait() == 7
+        assert server.start_fork("functions:tell", [], output=log.fileno(), load=["functions:load_loudly"]).wait() == 7
 
 
 def test_a_server_that_cannot_load(environment: dict[str, str], forking: types.SimpleNamespace) -> None:

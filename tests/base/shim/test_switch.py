@@ -12,7 +12,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, ExtraMissing
 from ampcompare.base.shim import switch
-from ampcompare.base.shim.switch import MODULE, STARTS, shim_status, switch_off, switch_on
+from ampcompare.base.shim.switch import MODULE, STARTS, shim_status, switch_shim_off, switch_shim_on
 
 ROOT = Path(__file__).resolve().parents[3]
 NEW = ("apex/__init__.py", "apex/normalization/__init__.py", "apex/contrib/__init__.py", "apex/optimizers/__init__.py")
@@ -61,30 +61,30 @@ def test_off_restores_each_kind_to_the_byte(packages: Path, kind: str) -> None:
     before = _tree(packages)
     if adds is None:
         with pytest.raises(EnvironmentUnfit, match="not NVIDIA's"):
-            switch_on(folder=packages)
+            switch_shim_on(folder=packages)
         assert _tree(packages) == before
         return
-    status = switch_on(folder=packages)
+    status = switch_shim_on(folder=packages)
     assert (status.on, status.adds) == (bool(adds), adds)
     added = {name: text for name, text in _tree(packages).items() if before.get(name) != text}
     assert set(added) == ({STARTS, MODULE} if adds else set())
-    assert switch_on(["mmcv"], packages).answered == (("mmcv",) if adds else ())
-    assert not switch_off(packages).on
+    assert switch_shim_on(["mmcv"], packages).answered == (("mmcv",) if adds else ())
+    assert not switch_shim_off(packages).on
     assert _tree(packages) == before
-    assert not switch_off(packages).on
+    assert not switch_shim_off(packages).on
 
 
 def test_what_cannot_be_switched_on(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no-module"):
-        switch_on(["no-module"], packages)
+        switch_shim_on(["no-module"], packages)
     monkeypatch.setattr(switch, "write_atomically", lambda path, text: (_ for _ in ()).throw(EnvironmentUnfit("full")))
     with pytest.raises(EnvironmentUnfit):
-        switch_on(folder=packages)
+        switch_shim_on(folder=packages)
     monkeypatch.setattr(
         switch, "require_torch", lambda **_: (_ for _ in ()).throw(ExtraMissing("install ampcompare[torch]"))
     )
     with pytest.raises(ExtraMissing):
-        switch_on(folder=packages)
+        switch_shim_on(folder=packages)
     assert not _tree(packages)
     assert not shim_status(packages).on
 

@@ -22,10 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from ampcompare.base.tensors.cuda_casts import (
     NAMED_DIMENSIONS,
     SPARE,
-    Cast,
+    CastKind,
+    cast_of_operation,
     cuda_casts,
-    find_cast,
-    is_casting,
+    is_casting_as_on_cuda,
     operations_cast_on,
 )
 from ampcompare.training.precision.cpu_half import EmulatedHalf
@@ -35,11 +35,11 @@ VERSION = torch.__version__.partition("+")[0]
 RECORDED = Path(__file__).parent / "autocast_on_cuda" / f"{VERSION}.json.gz"
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 LISTS = {
-    "AT_FORALL_LOWER_PRECISION_FP": Cast.LOWER,
-    "AT_FORALL_FP32": Cast.FP32,
-    "AT_FORALL_FP32_SET_OPT_DTYPE": Cast.FP32,
-    "AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE": Cast.FP32,
-    "AT_FORALL_PROMOTE": Cast.WIDEST,
+    "AT_FORALL_LOWER_PRECISION_FP": CastKind.LOWER,
+    "AT_FORALL_FP32": CastKind.FP32,
+    "AT_FORALL_FP32_SET_OPT_DTYPE": CastKind.FP32,
+    "AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE": CastKind.FP32,
+    "AT_FORALL_PROMOTE": CastKind.WIDEST,
 }
 NO_DRIVER = "the recording needs a driver for it"
 NO_LAPACK = "a tensor without memory shows a type, and no LAPACK, that of CUDA neither, has 16 bits"
@@ -90,8 +90,8 @@ def test_each_cast_is_that_of_torchs_lists() -> None:
     known = {name: cast for name, cast in listed.items() if name in operations_cast_on("CUDA")}
     known = {name: cast for name, cast in known.items() if not name.endswith(NAMED_DIMENSIONS)}
     assert len(known) > 100
-    assert {name: find_cast(name) for name in known} == known
-    assert find_cast("aten::binary_cross_entropy") is Cast.REFUSED
+    assert {name: cast_of_operation(name) for name in known} == known
+    assert cast_of_operation("aten::binary_cross_entropy") is CastKind.REFUSED
     # torch 2.14 registers linalg_matrix_sqrth next to its lists.
     others = ("aten::cudnn", "aten::_cudnn", "aten::binary_cross_entropy", "aten::linalg_matrix_sqrth")
     unlisted = {name for name in operations_cast_on("CUDA") - set(listed) if name.startswith("aten::")}
@@ -100,12 +100,12 @@ def test_each_cast_is_that_of_torchs_lists() -> None:
 
 @pytest.mark.parametrize(
     ("name", "cast"),
-    [("sum.dim_IntList", Cast.FP32), ("mm", Cast.LOWER), ("addcmul", Cast.WIDEST), ("tanh", Cast.NONE)],
+    [("sum.dim_IntList", CastKind.FP32), ("mm", CastKind.LOWER), ("addcmul", CastKind.WIDEST), ("tanh", CastKind.NONE)],
 )
-def test_a_cast_that_is_asked_for_while_a_compiler_traces_is_the_same(name: str, cast: Cast) -> None:
+def test_a_cast_that_is_asked_for_while_a_compiler_traces_is_the_same(name: str, cast: CastKind) -> None:
     """An operation is asked about once, at its first call, which may be in a graph that is traced."""
     with FakeTensorMode(), FunctionalTensorMode():
-        assert find_cast(f"aten::{name}") is cast
+        assert cast_of_operation(f"aten::{name}") is cast
 
 
 @needs_recording
@@ -344,7 +344,7 @@ def test_torch_is_unchanged_outside() -> None:
 
     look()
     with cuda_casts(), torch.autocast("cpu", dtype=torch.float16):
-        assert is_casting()
+        assert is_casting_as_on_cuda()
         assert half(3).exp().dtype is torch.float32
         thread = threading.Thread(target=look)
         thread.start()
@@ -354,7 +354,7 @@ def test_torch_is_unchanged_outside() -> None:
     look()
     assert types == 3 * [torch.float16, torch.float32]
     assert torch.set_autocast_enabled is setter
-    assert not is_casting()
+    assert not is_casting_as_on_cuda()
     assert torch._C._dispatch_tls_is_dispatch_key_excluded(getattr(torch._C.DispatchKey, SPARE))
 
 
@@ -401,4 +401,4 @@ def test_a_script_that_opens_autocast_in_every_thread(monkeypatch: pytest.Monkey
         raise AssertionError("a thread of threading was started")
 
     monkeypatch.setattr(threading.Thread, "run", refuse)
-    assert find_cast("aten::softmax.int") is Cast.FP32
+    assert cast_of_operation("aten::softmax.int") is CastKind.FP32

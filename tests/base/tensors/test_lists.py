@@ -13,12 +13,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex.fp16_utils import FP16_Optimizer, master_params_to_model_params, network_to_half, prep_param_lists
 from ampcompare.apex.multi_tensor_apply import optimizer_math
-from ampcompare.apex.multi_tensor_apply.arithmetic import axpby, scale, to_fp32, write_back
-from ampcompare.base.tensors.lists import copies_on_host, copy_by_dtype
+from ampcompare.apex.multi_tensor_apply.arithmetic import (
+    add_scaled_into,
+    as_fp32_tensors,
+    copy_into_targets,
+    scale_into,
+)
+from ampcompare.base.tensors.lists import copies_on_host, copy_tensors_by_dtype
 from ampcompare.base.tensors.skippable_step import has_global_step_hooks
-from ampcompare.base.tensors.tree import cast_floating, first_difference, first_floating_type, map_tree, tensors_in
+from ampcompare.base.tensors.tree import (
+    cast_floating_tensors,
+    first_difference_text,
+    first_floating_type,
+    map_tensors_in_tree,
+    tensors_in_value,
+)
 from ampcompare.training.ledger import StepLook
-from ampcompare.training.policies import weights_finite
+from ampcompare.training.policies import are_weights_finite
 from ampcompare.training.precision.base import make_precision
 
 HALF, BFLOAT, FLOAT = torch.float16, torch.bfloat16, torch.float32
@@ -64,7 +75,9 @@ def _adam() -> None:
     copies = tensors(*MIXED)
     params = tensors(*WIDE)
     rest = (tensors(*WIDE), tensors(*MIXED))
-    optimizer_math.adam(tensors(*MIXED), params, *rest, bias_correction=True, weight_decay=0.0, copies=copies, **hyper)
+    optimizer_math.make_adam_step(
+        tensors(*MIXED), params, *rest, bias_correction=True, weight_decay=0.0, copies=copies, **hyper
+    )
     assert all(torch.equal(copy, param.to(copy.dtype)) for copy, param in zip(copies, params, strict=True))
 
 
@@ -72,14 +85,14 @@ def _sgd() -> None:
     hyper: dict[str, Any] = {"momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
     copies = tensors(*MIXED)
     args = (tensors(*MIXED), tensors(*MIXED), tensors(*WIDE))
-    optimizer_math.sgd(*args, lr=0.1, first_run=True, wd_after_momentum=False, copies=copies, **hyper)
+    optimizer_math.make_sgd_step(*args, lr=0.1, first_run=True, wd_after_momentum=False, copies=copies, **hyper)
 
 
 def _lamb() -> None:
     hyper: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "step": 1, "bias_correction": True}
     hyper |= {"weight_decay": 0.1, "grad_averaging": True, "adam_w": True, "use_nvlamb": False}
     args = (tensors(*MIXED), tensors(*WIDE), tensors(*WIDE), tensors(*WIDE))
-    optimizer_math.lamb(*args, divisor=torch.ones(()), copies=tensors(*MIXED), **hyper)
+    optimizer_math.make_lamb_step(*args, divisor=torch.ones(()), copies=tensors(*MIXED), **hyper)
 
 
 def _fp16_optimizer() -> None:
@@ -118,11 +131,11 @@ USERS: dict[str, Callable[[], Any]] = {
     "adam": _adam,
     "sgd": _sgd,
     "lamb": _lamb,
-    "write_back": lambda: write_back(tensors(*MIXED), tensors(*WIDE)),
-    "to_fp32": lambda: to_fp32(tensors(*MIXED)),
-    "scale": lambda: scale(tensors(*MIXED), tensors(*reversed(MIXED)), 0.5),
-    "axpby": lambda: axpby(tensors(*MIXED), tensors(*WIDE), tensors(*MIXED), 2.0, 3.0),
-    "weights_finite": lambda: weights_finite([nn.Linear(2, 2), nn.Linear(2, 2).half()]),
+    "write_back": lambda: copy_into_targets(tensors(*MIXED), tensors(*WIDE)),
+    "to_fp32": lambda: as_fp32_tensors(tensors(*MIXED)),
+    "scale": lambda: scale_into(tensors(*MIXED), tensors(*reversed(MIXED)), 0.5),
+    "axpby": lambda: add_scaled_into(tensors(*MIXED), tensors(*WIDE), tensors(*MIXED), 2.0, 3.0),
+    "weights_finite": lambda: are_weights_finite([nn.Linear(2, 2), nn.Linear(2, 2).half()]),
     "ledger": _looked_at_step,
     "half:bn_fp32,loss_scale=8": _static_scale("half:bn_fp32,loss_scale=8"),
     "half:bn_fp32,dynamic": _static_scale("half:bn_fp32,dynamic"),
@@ -144,16 +157,16 @@ def test_each_call_gets_one_dtype(name: str) -> None:
 def test_values_are_rounded_into_their_targets(sources: tuple[torch.dtype, ...]) -> None:
     """Each target gets its own source, rounded once, whatever the dtypes and the strides."""
     targets, values = tensors(*MIXED), [tensor.t().contiguous().t() / 3 for tensor in tensors(*sources)]
-    copy_by_dtype(targets, values)
+    copy_tensors_by_dtype(targets, values)
     assert all(torch.equal(target, value.to(target.dtype)) for target, value in zip(targets, values, strict=True))
-    copy_by_dtype([], [])
+    copy_tensors_by_dtype([], [])
 
 
 def test_a_model_with_an_empty_parameter_can_be_finite() -> None:
     """A parameter without elements has no largest one, and is no reason to fail."""
     model = nn.Linear(2, 2)
     model.empty = nn.Parameter(torch.empty(0))
-    assert weights_finite([model])
+    assert are_weights_finite([model])
 
 
 def test_one_transfer_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,21 +201,21 @@ class Batch:
     "value", [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])]
 )
 def test_tensors_come_in_order(value: Any) -> None:
-    assert [id(tensor) for tensor in tensors_in(value)] == [id(A), id(B)]
+    assert [id(tensor) for tensor in tensors_in_value(value)] == [id(A), id(B)]
 
 
 def test_containers_keep_their_types() -> None:
     """Only tensors change; named tuples, lists and other values stay what they are."""
-    changed = map_tree(Pair([A], {"b": B, "c": "text"}), lambda tensor: tensor + 1)
+    changed = map_tensors_in_tree(Pair([A], {"b": B, "c": "text"}), lambda tensor: tensor + 1)
     assert isinstance(changed, Pair)
-    batch = map_tree(Batch(A, [B]), lambda tensor: tensor + 1)
+    batch = map_tensors_in_tree(Batch(A, [B]), lambda tensor: tensor + 1)
     assert isinstance(batch, Batch)
     assert (batch.left.item(), batch.right[0].tolist(), batch.rest) == (2, [2, 2], "text")
     assert (changed.left[0].item(), changed.right["b"].tolist(), changed.right["c"]) == (2, [2, 2], "text")
 
 
 def test_only_floating_tensors_are_cast() -> None:
-    half = cast_floating([B, A], torch.float16)
+    half = cast_floating_tensors([B, A], torch.float16)
     assert [tensor.dtype for tensor in half] == [torch.int64, torch.float16]
     assert first_floating_type(half) is torch.float16
     assert first_floating_type([B, "text"]) is None
@@ -236,11 +249,13 @@ ONE: dict[str, Any] = {"model": {"weight": torch.tensor([1.0, 0.0])}, "steps": [
 )
 def test_the_first_difference_is_named(other: dict[str, Any], said: str) -> None:
     """Values, kinds, lengths and single bits of a tensor, by their place."""
-    assert first_difference(ONE, other) == said
+    assert first_difference_text(ONE, other) == said
 
 
 def test_nan_equals_nan_and_what_is_set_apart_is_not_looked_at() -> None:
     """A NaN is a result like any other; keys set apart may differ or be missing at any depth."""
     nan = torch.tensor([math.nan])
-    assert first_difference({"a": math.nan, "b": nan}, {"a": math.nan, "b": nan.clone()}) == ""
-    assert first_difference({"x": [{"seconds": 1}]}, {"x": [{"seconds": 2}], "seconds": 3}, apart=("seconds",)) == ""
+    assert first_difference_text({"a": math.nan, "b": nan}, {"a": math.nan, "b": nan.clone()}) == ""
+    assert (
+        first_difference_text({"x": [{"seconds": 1}]}, {"x": [{"seconds": 2}], "seconds": 3}, apart=("seconds",)) == ""
+    )

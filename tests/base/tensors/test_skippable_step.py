@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.tensors import skippable_step
-from ampcompare.base.tensors.skippable_step import is_step_skippable, skip_on_device
+from ampcompare.base.tensors.skippable_step import is_step_skippable, make_step_skippable
 from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from tests.covering import covering
 
@@ -66,7 +66,7 @@ class Training:
         optimizers = [make(share) for share in shares]
         if on_device:
             for optimizer in optimizers:
-                skip_on_device(optimizer)
+                make_step_skippable(optimizer)
         self.precision: Precision = make_precision(arm)
         (self.model,), self.optimizers = self.precision.prepare([model], optimizers)
         if arm.startswith("apex"):
@@ -173,7 +173,7 @@ def test_on_a_gpu(arm: str, name: str) -> None:
         x = X.cuda()
         optimizer = OPTIMIZERS[name](model.parameters())
         if on_device:
-            skip_on_device(optimizer)
+            make_step_skippable(optimizer)
         precision = make_precision(arm, device="cuda:0")
         (model,), (optimizer,) = precision.prepare([model], [optimizer])  # type: ignore[assignment]
         outcomes = []
@@ -244,7 +244,7 @@ def test_gradients_that_grad_scaler_leaves_scaled_are_unscaled_as_by_its_own_pas
         model = net()
         optimizer = OPTIMIZERS["adam"](model.parameters())
         if on_device:
-            skip_on_device(optimizer)
+            make_step_skippable(optimizer)
         scaler = torch.amp.GradScaler("cpu", init_scale=1000.3, growth_interval=2, growth_factor=1.7)
         seen = []
         for index in range(8):
@@ -285,10 +285,10 @@ def test_only_known_optimizers() -> None:
     """An optimizer whose state is not known is refused by name, and a second call changes nothing."""
     params = [nn.Parameter(torch.ones(2))]
     with pytest.raises(TypeError, match="cannot skip a step of RMSprop on the device: only SGD, Adam, AdamW"):
-        skip_on_device(torch.optim.RMSprop(params))
+        make_step_skippable(torch.optim.RMSprop(params))
     optimizer = SGD(params, lr=0.1)
-    skip_on_device(optimizer)
+    make_step_skippable(optimizer)
     step = optimizer.step
-    skip_on_device(optimizer)
+    make_step_skippable(optimizer)
     assert optimizer.step == step
     assert skippable_step.is_step_skippable(optimizer)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.tensors.tf32 import Tf32, set_tf32
+from ampcompare.base.tensors.tf32 import Tf32Switches, set_tf32
 from ampcompare.training.precision.base import make_precision
 
 BACKENDS: Any = torch.backends
@@ -16,10 +16,10 @@ NEW = pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
     """Put torch's own switches back."""
-    before = Tf32.read()
+    before = Tf32Switches.read()
     yield
     BACKENDS.fp32_precision = "none"
-    before.apply()
+    before.set_switches()
 
 
 SETTINGS: dict[str, Callable[[], None]] = {
@@ -37,13 +37,13 @@ SETTINGS: dict[str, Callable[[], None]] = {
 def test_switches_of_either_kind_are_read_set_and_put_back(name: str) -> None:
     """Whatever a script has set, an arm of fp32 is made, sets what it declares, and puts back what it found."""
     SETTINGS[name]()
-    before = Tf32.read()
+    before = Tf32Switches.read()
 
     make_precision("fp32", device="cpu")
-    with Tf32("tf32", "ieee", "ieee").while_set():
-        assert Tf32.read() == Tf32("tf32", "ieee", "ieee")
+    with Tf32Switches("tf32", "ieee", "ieee").switches_set_in_block():
+        assert Tf32Switches.read() == Tf32Switches("tf32", "ieee", "ieee")
 
-    assert Tf32.read() == before
+    assert Tf32Switches.read() == before
 
 
 @NEW

@@ -8,7 +8,7 @@ import torch
 
 from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoints.convert.convert import convert_file, convert_state
-from ampcompare.checkpoints.convert.scalers import apex_state_from_grad_scalers, grad_scalers_from_apex
+from ampcompare.checkpoints.convert.scalers import apex_state_from_grad_scalers, grad_scaler_states_from_apex
 from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint
 from tests.checkpoints.convert.small_scripts import (
     APEX,
@@ -137,7 +137,7 @@ def test_several_scalers_and_a_static_one() -> None:
         "loss_scaler0": {"loss_scale": 64.0, "unskipped": 1999},
         "loss_scaler1": {"loss_scale": 128.0, "unskipped": 7777},
     }
-    first, second = grad_scalers_from_apex(states, level="O1", static=None, lost=lost, changed=[])
+    first, second = grad_scaler_states_from_apex(states, level="O1", static=None, lost=lost, changed=[])
     assert (first["_growth_tracker"], first["growth_interval"]) == (1999, 2000)
     assert (second["_growth_tracker"], second["growth_interval"]) == (0, 2**31 - 1)
     assert [line.partition(":")[0] for line in lost] == ["whether the scale is static", "2 loss scalers"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoints.convert.convert import convert_file, convert_state
-from ampcompare.checkpoints.convert.detect import find_contents
+from ampcompare.checkpoints.convert.detect import contents_by_kind
 from ampcompare.checkpoints.inspect import inspect_file
 
 GRADSCALER = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 5}
@@ -94,7 +94,7 @@ def test_fp32_copies_become_the_weights(layout: str, tmp_path: Path) -> None:
     for to in ("native", "apex") if found.scales else ("native",):
         result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", to)  # type: ignore[arg-type]
         weights: dict[str, Tensor] = {}
-        for held in find_contents(result.state).models.values():
+        for held in contents_by_kind(result.state).models.values():
             weights |= held
         for name, value in case.full.items():
             assert weights[name].dtype is torch.float32
@@ -163,7 +163,7 @@ def test_what_rounds_by_chance_is_no_copy() -> None:
         "average": {name: value.float() + 0.25 for name, value in net.items()},
         "criterion": {"class_weights": torch.ones(4), "gamma": 2.0, "alpha": 0.5},
     }
-    parts = find_contents(state)
+    parts = contents_by_kind(state)
     assert parts.masters == [{}]
     result = convert_state(state, "native")
     assert all(torch.equal(result.state["net"][name], value.float()) for name, value in net.items())
@@ -197,7 +197,7 @@ def test_scales_of_other_programs(state: dict[str, Any], place: str, scale: floa
                tmp_path / "a.pt")  # fmt: skip
     (found,) = inspect_file(tmp_path / "a.pt").scales
     assert (found["place"], found["scale"], found["clean_steps"]) == (place, scale, clean)
-    parts = find_contents(convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native").state)
+    parts = contents_by_kind(convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native").state)
     (scaler,) = parts.scalers.values()
     assert (scaler["scale"], scaler["_growth_tracker"]) == (scale, clean)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from ampcompare.apex.optimizers import FusedAdagrad, FusedAdam, FusedLAMB, FusedNovoGrad, FusedSGD
 from ampcompare.checkpoints.convert.convert import convert_file, convert_state
-from ampcompare.checkpoints.convert.fp32_weights import Conversion
+from ampcompare.checkpoints.convert.fp32_weights import ConvertedCheckpoint
 from tests.checkpoints.convert.small_scripts import APEX, SCALER, build, loss_of
 
 BEFORE, AFTER = 4, 5
@@ -38,7 +38,7 @@ class Script:
         self.optimizer.load_state_dict(saved["optimizer"])
 
 
-def convert_between(tmp_path: Path, first: Script, second: Script, to: Any) -> tuple[list[float], Conversion]:
+def convert_between(tmp_path: Path, first: Script, second: Script, to: Any) -> tuple[list[float], ConvertedCheckpoint]:
     """Train, convert, and continue in the second script; return its losses."""
     first.train(0, BEFORE)
     precision = {"amp": APEX} if to == "native" else {"scaler": SCALER}

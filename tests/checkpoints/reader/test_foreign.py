@@ -76,7 +76,7 @@ def test_what_scripts_save_is_read_without_running_anything(
     saved = everything()
     torch.save(saved, path, _use_new_zipfile_serialization=as_archive, pickle_protocol=protocol)
     contents = open_checkpoint(path)
-    found, left_out, changed = contents.plain()
+    found, left_out, changed = contents.plain_contents()
     assert (contents.format, contents.calls, left_out) == (format, [], [])
     for name, tensor in saved["model"].items():
         assert found["model"][name].dtype is tensor.dtype
@@ -104,7 +104,7 @@ def test_objects_are_named_by_place_and_left_out(tmp_path: Path, as_archive: boo
     holder = {"epoch": 3, "net": [net], "hook": os.getcwd, "opt": collections.Counter("aab")}
     torch.save(holder, path, _use_new_zipfile_serialization=as_archive)
     contents = open_checkpoint(path)
-    found, left_out, changed = contents.plain()
+    found, left_out, changed = contents.plain_contents()
     assert changed == ["net.0: torch.nn.modules.linear.Linear as its state dict"]
     assert left_out == [f"hook: {os.getcwd.__module__}.getcwd"]
     assert contents.calls == ["torch.nn.modules.linear.Linear"]
@@ -168,8 +168,8 @@ def test_subclasses_of_list_and_dict_are_placeholders(tmp_path: Path) -> None:
     for protocol in (2, 5):
         torch.save({"hub": hub, "row": row}, tmp_path / "a.pt", pickle_protocol=protocol)
         contents = open_checkpoint(tmp_path / "a.pt")
-        assert [place.partition(":")[0] for place in contents.plain()[1]] == ["hub", "row"]
-        assert contents.plain()[0] == {"hub": None, "row": None}
+        assert [place.partition(":")[0] for place in contents.plain_contents()[1]] == ["hub", "row"]
+        assert contents.plain_contents()[0] == {"hub": None, "row": None}
 
 
 @pytest.mark.parametrize("as_archive", [True, False])
@@ -198,11 +198,11 @@ def test_what_holds_itself_and_what_explodes(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(pickle.dumps({"loop": loop, "laughs": laughs}))
     contents = open_checkpoint(path)
-    found, left_out, _ = contents.plain()
+    found, left_out, _ = contents.plain_contents()
     assert (found["loop"], left_out) == ([1, None], ["loop.1: what it lies in, once more"])
     path.write_bytes(b"\x80\x02" + b")" + b"\x85" * 100_000 + b".")
     with pytest.raises(CheckpointError, match="nested deeper"):
-        open_checkpoint(path).plain()
+        open_checkpoint(path).plain_contents()
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_archives_of_other_kinds_are_refused(tmp_path: Path) -> None:
                 archive.writestr(name, data)
         return path
 
-    assert torch.equal(open_checkpoint(rewritten({})).plain()[0]["a"], torch.ones(2))
+    assert torch.equal(open_checkpoint(rewritten({})).plain_contents()[0]["a"], torch.ones(2))
     with pytest.raises(CheckpointError, match="TorchScript"):
         open_checkpoint(rewritten({"a/constants.pkl": b""}))
     with pytest.raises(CheckpointError, match="is compressed"):
@@ -265,7 +265,7 @@ def test_safetensors_and_ours(tmp_path: Path, make_state: Any) -> None:
     save_file({"weight": torch.ones(2)}, path)
     contents = open_checkpoint(path)
     assert contents.format == "safetensors"
-    assert torch.equal(contents.plain()[0]["weight"], torch.ones(2))
+    assert torch.equal(contents.plain_contents()[0]["weight"], torch.ones(2))
     write_checkpoint(path, make_state())
     contents = open_checkpoint(path)
     assert contents.comment.startswith(b"ampcompare checkpoint 1")

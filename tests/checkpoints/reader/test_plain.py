@@ -97,7 +97,7 @@ def same(one: Any, other: Any) -> bool:
 
 def written(value: Any, path: Path, **options: Any) -> Any:
     torch.save(value, path, **options)
-    return open_checkpoint(path).plain()
+    return open_checkpoint(path).plain_contents()
 
 
 def loaded(value: Any) -> Any:
@@ -185,7 +185,7 @@ def test_quantized_and_8_bit_tensors_are_read(tmp_path: Path, as_archive: bool) 
     }  # fmt: skip
     torch.save({"model": {"w": torch.ones(2, 2), **held, **float8}}, tmp_path / "a.pt",
                _use_new_zipfile_serialization=as_archive)  # fmt: skip
-    value, left_out, changed = open_checkpoint(tmp_path / "a.pt").plain()
+    value, left_out, changed = open_checkpoint(tmp_path / "a.pt").plain_contents()
     assert (left_out, changed) == ([], [])
     for name, tensor in held.items():
         assert torch.equal(value["model"][name].int_repr(), tensor.int_repr())
@@ -223,4 +223,4 @@ def test_an_archive_without_checksums_is_intact(tmp_path: Path) -> None:
         torch.save({"model": {"w": torch.arange(5.0)}}, path)
     finally:
         torch.serialization.set_crc32_options(True)
-    assert torch.equal(open_checkpoint(path).plain().value["model"]["w"], torch.arange(5.0))
+    assert torch.equal(open_checkpoint(path).plain_contents().value["model"]["w"], torch.arange(5.0))

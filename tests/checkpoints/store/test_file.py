@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.checkpoints.store.file import read_checkpoint, verify_file, write_checkpoint, write_weights
+from ampcompare.checkpoints.store.file import read_checkpoint, verify_checksum_of_file, write_checkpoint, write_weights
 from ampcompare.checkpoints.store.layout import SCHEMA, flat_weights_for_safetensors, state_in_apex_layout
 
 Make = Callable[..., dict[str, Any]]
@@ -78,10 +78,10 @@ def test_every_flipped_bit_and_every_cut_is_seen(tmp_path: Path, make_state: Mak
     for at in [*range(0, len(good), 397), *range(len(good) - 60, len(good), 3)]:
         path.write_bytes(good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :])
         with pytest.raises(CheckpointError):
-            verify_file(path)
+            verify_checksum_of_file(path)
         path.write_bytes(good[:at])
         with pytest.raises(CheckpointError):
-            verify_file(path)
+            verify_checksum_of_file(path)
 
 
 def test_objects_are_refused_before_writing(tmp_path: Path, make_state: Make) -> None:

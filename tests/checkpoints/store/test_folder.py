@@ -13,7 +13,7 @@ from ampcompare.checkpoints.store import folder as folder_module
 from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint
 from ampcompare.checkpoints.store.folder import CheckpointFolder
 from ampcompare.settings.config import SavingConfig
-from ampcompare.training.checkpoint.saver import Position, Saver
+from ampcompare.training.checkpoint.saver import CheckpointSaver, RunPosition
 
 Make = Callable[..., dict[str, Any]]
 
@@ -115,12 +115,12 @@ def test_saving_in_the_background(tmp_path: Path, make_state: Make, monkeypatch:
     monkeypatch.setattr(folder_module, "write_checkpoint", write)
     state = make_state(1)
     first, second = (tmp_path / f"step-0000000{step}.pt" for step in (1, 2))
-    with Saver(tmp_path, SavingConfig(in_background=True)) as saver:
-        saver.save(Position(step=1), lambda: state)
+    with CheckpointSaver(tmp_path, SavingConfig(in_background=True)) as saver:
+        saver.save_run(RunPosition(step=1), lambda: state)
         assert began.wait(20)
         assert not first.exists()
         state["model"]["weight"].fill_(9)
         go.set()
-        saver.save(Position(step=2), lambda: state)
+        saver.save_run(RunPosition(step=2), lambda: state)
         assert value_of(read_checkpoint(first)) == 1
     assert value_of(read_checkpoint(second)) == 9

@@ -15,13 +15,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ampcompare
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.profiling.measure import build_profile, known_peak, measure_loop, measured_peak
-from ampcompare.diagnosis.profiling.step_profiler import Steps
+from ampcompare.diagnosis.profiling.measure import (
+    find_peak_in_table,
+    measured_peak_of_device,
+    profile_from_measured,
+    profile_steps_of_loop,
+)
+from ampcompare.diagnosis.profiling.step_profiler import StepCounts
 from ampcompare.results.records.profile import ArmProfile
 from tests.diagnosis.loops import loop_of, sgd
 
 CPU = torch.device("cpu")
-FEW = Steps(warmup=1, timed=2, profiled=1)
+FEW = StepCounts(warmup=1, timed=2, profiled=1)
 Loop = Callable[[Any], None]
 
 
@@ -38,9 +43,9 @@ def loop(precision: Any, *, model: Callable[[], nn.Module] = _net, **options: An
     loop_of(model, loss_of, optimizer=torch.optim.Adam, **options)(precision)
 
 
-def _profile(arm: str, train: Loop = loop, steps: Steps = FEW) -> ArmProfile:
-    profiler, *_ = measure_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
-    return build_profile(arm, profiler.measured, half_dtype="bf16" if "bf16" in arm else "")
+def _profile(arm: str, train: Loop = loop, steps: StepCounts = FEW) -> ArmProfile:
+    profiler, *_ = profile_steps_of_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
+    return profile_from_measured(arm, profiler.measured, half_dtype="bf16" if "bf16" in arm else "")
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +199,7 @@ def test_torch_is_left_as_it_was() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        measure_loop(fails, ampcompare.Arm.parse("fp32"), FEW, CPU)
+        profile_steps_of_loop(fails, ampcompare.Arm.parse("fp32"), FEW, CPU)
     assert torch.autograd.backward is backward
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not _global_optimizer_pre_hooks
@@ -221,23 +226,23 @@ def test_a_loop_that_ends_early_is_refused() -> None:
 )
 def test_a_device_has_the_peak_of_its_data_sheet(device: str, dtype: str, tflops: float, gigabytes: float) -> None:
     """The most exact name counts, and "L4" is not found in "L40S"."""
-    peak = known_peak(device, dtype)
+    peak = find_peak_in_table(device, dtype)
     assert (peak.flops, peak.bytes) == pytest.approx((1e12 * tflops, 1e9 * gigabytes))
     assert "datasheet" in peak.source
 
 
 def test_what_is_not_in_the_table_is_unknown() -> None:
     """Neither a type that a device lacks nor a device of another name, nor a part of one, has a peak."""
-    assert known_peak("Tesla T4", "bf16") is None
-    assert known_peak("NVIDIA A10G", "bf16") is None
+    assert find_peak_in_table("Tesla T4", "bf16") is None
+    assert find_peak_in_table("NVIDIA A10G", "bf16") is None
     for name in ("H100 NVL", "H200 NVL", "A100-SXM4-80GB MIG 1g.10gb", "GeForce RTX 4090 Laptop GPU"):
-        assert known_peak(f"NVIDIA {name}", "fp16") is None
-    assert known_peak("NVIDIA GeForce GTX 1080", "fp32") is None
+        assert find_peak_in_table(f"NVIDIA {name}", "fp16") is None
+    assert find_peak_in_table("NVIDIA GeForce GTX 1080", "fp32") is None
 
 
 def test_a_peak_is_measured() -> None:
     """A CPU without an entry has the speed of a product, and says so."""
-    peak = measured_peak(CPU, "fp32")
+    peak = measured_peak_of_device(CPU, "fp32")
     assert peak.flops is not None
     assert peak.flops > 1e8
     assert peak.source.startswith("measured here: fp32 products")

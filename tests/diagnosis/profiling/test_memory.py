@@ -24,14 +24,14 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     marks = PhaseMarks()
     ledger = MemoryLedger(marks, torch.device("cpu"))  # stands for a GPU: it holds tensors of this machine
     model = torch.nn.Linear(64, 64, bias=False)
-    marks.name_new_models([model])
+    marks.name_modules_of_new_models([model])
     ledger.begin()
     ledger.begin_step()
     base = time.time_ns()
     marks.phase = "forward"
     kept = torch.ones(1000)
-    ledger.see(torch.ops.aten.ones.default, (), {}, kept)
-    ledger._pack(kept)
+    ledger.see_operation(torch.ops.aten.ones.default, (), {}, kept)
+    ledger._mark_saved_tensor(kept)
     ledger.end()
     later = (time.time_ns() - base) / 1000 + 100
     address = kept.data_ptr()
@@ -49,7 +49,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     trace = {"traceEvents": events, "baseTimeNanoseconds": base}
     weights = 4 * 64 * 64
     measured = weights + 4096 + 2**22
-    memory = ledger.memory_of(blocks_at_peak(trace, GPU), measured, 2**25)
+    memory = ledger.memory_at_peak(blocks_at_peak(trace, GPU), measured, 2**25)
     assert {(held.kind, held.dtype, held.bytes) for held in memory.held} == {
         ("weights", "fp32", weights),
         ("activations", "fp32", 4000),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.diagnosis.profiling.reasons import find_reasons, headline_of, profiles_with_reasons
+from ampcompare.diagnosis.profiling.reasons import add_reasons_to_profiles, headline_of_profiles, reasons_of_profile
 from ampcompare.results.records.profile import (
     ArmProfile,
     HeldMemory,
@@ -83,7 +83,7 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("kind", "parts", "facts", "words"), CASES)
 def test_a_cause_is_named_alone(kind: str, parts: dict[str, float], facts: dict[str, Any], words: str) -> None:
-    (reason,) = find_reasons(_arm(**parts).model_copy(update=facts), _arm("fp32"))
+    (reason,) = reasons_of_profile(_arm(**parts).model_copy(update=facts), _arm("fp32"))
     assert reason.kind == kind
     assert words in reason.text
 
@@ -95,14 +95,14 @@ def test_a_change_that_saves_nothing_is_no_reason() -> None:
         TimedChange(change="--optimizer-implementation fused", before_seconds=1, seconds=0.99),
     ]
     arm = _arm(optimizer_pointwise=0.3).model_copy(update={"trials": trials})
-    assert find_reasons(arm, _arm("fp32")) == []
+    assert reasons_of_profile(arm, _arm("fp32")) == []
 
 
 def test_the_headline_says_why() -> None:
     """An arm that is not faster has its first reason in its sentence."""
     slow = _arm(forward_host=0.61)
     fast = _arm("half:bf16").model_copy(update={"seconds": 0.5})
-    sentences = headline_of(profiles_with_reasons([_arm("fp32"), slow, fast]))
+    sentences = headline_of_profiles(add_reasons_to_profiles([_arm("fp32"), slow, fast]))
     assert sentences[1].startswith(
         "native:bf16 is not faster than fp32 (1.00x the step time, memory 1.00x): in 61 % of"
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP, Account, merged_trace, read_trace
+from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP, TraceTotals, account_of_trace, merged_trace
 
 
 def _event(name: str, start: float, duration: float, category: str = "cpu_op", **args: Any) -> dict[str, Any]:
@@ -36,13 +36,13 @@ CPU = [
 ]
 
 
-def _parts(account: Account) -> dict[tuple[str, str], int]:
+def _parts(account: TraceTotals) -> dict[tuple[str, str], int]:
     return {key: round(seconds * 1e6) for key, seconds in account.parts.items() if round(seconds * 1e6)}
 
 
 def test_a_step_on_a_cpu_is_the_sum_of_its_parts() -> None:
     """Every microsecond belongs to the innermost operation, or to the host, and to one phase."""
-    account = read_trace(CPU)
+    account = account_of_trace(CPU)
     assert account.steps == 1
     assert _parts(account) == {
         ("data", "host"): 100,
@@ -59,7 +59,7 @@ def test_a_step_on_a_cpu_is_the_sum_of_its_parts() -> None:
 
 def test_a_layer_has_its_backward_pass() -> None:
     """The sequence number of autograd leads from a backward operation to the module of its forward pass."""
-    account = read_trace(CPU)
+    account = account_of_trace(CPU)
     assert account.layers["head"] * 1e6 == pytest.approx(100 + 160 + 40 + 50 + 150)
     assert account.fp32_layers["head"] * 1e6 == pytest.approx(40)
 
@@ -75,13 +75,13 @@ def test_a_product_that_is_emulated_is_told_from_its_emulation() -> None:
         _event("aten::mm", 40, 30, **_typed("float")),
         _event("aten::_to_copy", 75, 15, **_typed("float")),
     ]
-    assert _parts(read_trace(events)) == {("forward", "emulation"): 70, ("forward", "product"): 30}
+    assert _parts(account_of_trace(events)) == {("forward", "emulation"): 70, ("forward", "product"): 30}
 
 
 def test_a_range_that_outlives_what_it_began_in_keeps_its_length() -> None:
     """A range opened inside the event of a dispatch mode is not cut off at the end of that event."""
     events = [_event("PythonDispatchMode", 0, 10), _range(STEP, 5, 100), _event("aten::mm", 20, 50, **_typed("float"))]
-    account = read_trace(events)
+    account = account_of_trace(events)
     assert account.seconds * 1e6 == pytest.approx(100)
     assert _parts(account) == {("other", "host"): 50, ("other", "product"): 50}
 
@@ -95,7 +95,7 @@ def test_communication_of_gloo_counts_where_the_host_waits_for_it() -> None:
         {**_event("gloo:all_reduce", 40, 50), "tid": 9},
     ]
     found = {("backward", "product"): 60, ("backward", "communication"): 30, ("backward", "host"): 10}
-    assert _parts(read_trace(events)) == found
+    assert _parts(account_of_trace(events)) == found
 
 
 GPU = [
@@ -120,7 +120,7 @@ GPU = [
 
 def test_a_step_on_a_gpu_is_kernels_gaps_and_waits() -> None:
     """Kernels count for the phase that launched them, gaps for the phase of the host, collectives where exposed."""
-    account = read_trace(GPU)
+    account = account_of_trace(GPU)
     assert account.is_gpu
     assert sum(account.parts.values()) == pytest.approx(account.seconds) == pytest.approx(500e-6)
     parts = _parts(account)

@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.diagnosis.profiling.profile_recipe import run_trials, variants_to_time
+from ampcompare.diagnosis.profiling.profile_recipe import time_variants, variants_worth_timing
 from ampcompare.results.records.profile import ArmProfile, StepPart
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
-CONFIG = validate(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64, "optimizer": {"name": "sgd", "lr": 0.1}}})
+CONFIG = build_validated_model(
+    RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64, "optimizer": {"name": "sgd", "lr": 0.1}}}
+)
 
 
 def _found(phase: Any, kind: Any, optimizer: str = "SGD (for-loop)") -> ArmProfile:
@@ -35,15 +37,15 @@ def _found(phase: Any, kind: Any, optimizer: str = "SGD (for-loop)") -> ArmProfi
     ],
 )
 def test_what_takes_time_suggests_changes(found: ArmProfile, changes: list[str]) -> None:
-    assert [variant.change for variant in variants_to_time(CONFIG, found)] == changes
+    assert [variant.change for variant in variants_worth_timing(CONFIG, found)] == changes
 
 
 @pytest.mark.parametrize(("steps", "seconds"), [((2.4, 2.8), 0.6), ((3.2, 4.4), 1.0), ((4.8, 5.6), 1.2)])
 def test_a_gain_is_one_in_each_round(steps: tuple[float, float], seconds: float) -> None:
     """The time is that of the same work, equal where rounds overlap."""
     larger = iter(steps)
-    variants = variants_to_time(CONFIG, _found("forward", "host"))
-    (trial,) = run_trials(CONFIG, variants, lambda tried: 1.0 if tried == CONFIG else next(larger))
+    variants = variants_worth_timing(CONFIG, _found("forward", "host"))
+    (trial,) = time_variants(CONFIG, variants, lambda tried: 1.0 if tried == CONFIG else next(larger))
     assert (trial.change, trial.before_seconds, trial.seconds) == ("--batch-size 256", 1.0, pytest.approx(seconds))
 
 
@@ -57,7 +59,7 @@ def test_what_a_training_lacks_gives_no_trial() -> None:
             raise ConfigError("no such batch")
         return 1.0
 
-    trials = run_trials(CONFIG, variants_to_time(CONFIG, _found("optimizer", "pointwise")), measure)
+    trials = time_variants(CONFIG, variants_worth_timing(CONFIG, _found("optimizer", "pointwise")), measure)
     assert [(one.change, one.failure) for one in trials] == [
         ("--optimizer-implementation foreach", ""),
         ("--batch-size 256", "no such batch"),

@@ -44,7 +44,7 @@ from ampcompare.training.session import Session  # noqa: E402
 
 assert "cuda" in device_skip._DEVICE_TYPES
 device_skip._DEVICE_TYPES = frozenset({"cpu"})  # flags stay on what stands for a GPU
-shared_scales._round_in_binades = lambda *_: None  # as away from the CPU, where it would read
+shared_scales._round_by_powers_of_two = lambda *_: None  # as away from the CPU, where it would read
 
 
 class Ledger(TorchDispatchMode):
@@ -107,8 +107,8 @@ def _in_phase(owner: Any, name: str, phase: str) -> None:
 
 
 _in_phase(build_loop, "update", "step")  # where a loop is given it
-_in_phase(Session, "_evaluate", "evaluation")
-_in_phase(training_loop.Loop, "_drain", "drain")
+_in_phase(Session, "_evaluate_trained_weights", "evaluation")
+_in_phase(training_loop.Loop, "_drain_steps", "drain")
 _in_phase(ModelEma, "update", "average")
 
 

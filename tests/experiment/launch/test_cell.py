@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.compare import emit_cells
+from ampcompare.experiment.compare import write_cell_commands
 from ampcompare.experiment.launch.cell import command_of_cell
-from ampcompare.experiment.launch.cell_files import announce_cell
+from ampcompare.experiment.launch.cell_files import write_cell_inputs
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_options import CompareOptions
 from ampcompare.results.records.run import RunRecord, read_record
@@ -36,7 +36,7 @@ def run(folder: Path, code: int = 0) -> RunRecord:
 def test_a_command_that_is_started_again(make_config: MakeConfig, tmp_path: Path) -> None:
     """One that was stopped exits as such; the same again resumes from the newest checkpoint, and then does nothing."""
     config = make_config(drain_every=1, saving={"stop_at_step": 2})
-    announce_cell(config, tmp_path)
+    write_cell_inputs(config, tmp_path)
     record = run(tmp_path, code=143)
     assert record.status == "interrupted"
     record = run(tmp_path)
@@ -60,7 +60,7 @@ def test_a_command_that_is_killed(
         "launched:waits_at_the_third_step", args={"file": str(go)}, recipe={"batch_size": 8}, **options
     )
     for name in ("killed", "whole"):
-        announce_cell(config, tmp_path / name)
+        write_cell_inputs(config, tmp_path / name)
     with subprocess.Popen(command_of_cell(tmp_path / "killed")) as process:
         assert wait_until(lambda: (tmp_path / "killed/checkpoints/step-00000002.pt").exists(), 120)
         process.send_signal(signal.SIGKILL)
@@ -76,12 +76,12 @@ def test_the_commands_of_a_comparison(tmp_path: Path, monkeypatch: pytest.Monkey
     """Each cell without a record has a line for a shell, whose folder the same comparison reads."""
     monkeypatch.chdir(tmp_path)
     options = CompareOptions(["fp32", "bf16"], seeds="0", output_dir="out dir", **TINY)
-    assert emit_cells(options, tmp_path / "cells.sh") == 2
+    assert write_cell_commands(options, tmp_path / "cells.sh") == 2
     lines = (tmp_path / "cells.sh").read_text().splitlines()
     folders = {shlex.split(line)[-1] for line in lines}
     assert folders == {str(path) for path in (tmp_path / "out dir" / "cells").iterdir()}
     assert all(shlex.split(line)[:3] == ["cd", str(tmp_path), "&&"] for line in lines)
-    plan = RunDirectory(tmp_path / "out dir").plan()
+    plan = RunDirectory(tmp_path / "out dir").read_plan()
     assert plan is not None
     assert set(plan.cells.values()) == {os.path.basename(folder) for folder in folders}
 
@@ -90,8 +90,10 @@ def test_what_no_command_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The number of seeds of "auto", and secrets, are not known when the commands are written."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="--seeds auto decides by the first cells"):
-        emit_cells(CompareOptions(seeds="auto", **TINY), tmp_path / "cells.sh")
+        write_cell_commands(CompareOptions(seeds="auto", **TINY), tmp_path / "cells.sh")
     (tmp_path / "train.py").touch()
     with pytest.raises(ConfigError, match="secret among the arguments"):
-        emit_cells(CompareOptions(["fp32"], seeds="0", script=["train.py", "--token", "abcd"]), tmp_path / "cells.sh")
+        write_cell_commands(
+            CompareOptions(["fp32"], seeds="0", script=["train.py", "--token", "abcd"]), tmp_path / "cells.sh"
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

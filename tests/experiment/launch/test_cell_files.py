@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ampcompare.experiment.launch.cell_files import (
-    archive_previous,
-    files_of_other_cells,
-    watch_earlier_files,
+    archive_previous_run,
+    make_finder_of_earlier_files_read,
+    make_finder_of_other_cells_files_read,
 )
 from ampcompare.settings.config import RunConfig
 
@@ -15,12 +15,12 @@ def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> 
     (tmp_path / "record.json").write_text("old record")
     (tmp_path / "steps.jsonl").write_text("old steps")
 
-    archive_previous(tmp_path)
+    archive_previous_run(tmp_path)
 
     assert not (tmp_path / "record.json").exists()
     assert (tmp_path / "record.previous.json").read_text() == "old record"
     assert (tmp_path / "steps.previous.jsonl").read_text() == "old steps"
-    archive_previous(tmp_path)
+    archive_previous_run(tmp_path)
     assert (tmp_path / "record.previous.json").read_text() == "old record"
 
 
@@ -29,7 +29,7 @@ def test_files_of_an_earlier_attempt_that_are_read_are_named(tmp_path: Path) -> 
     (tmp_path / "out").mkdir()
     for name in ("out/ck.pt", "out/log.txt", "idle.txt", "steps.jsonl", "script.rank0.jsonl", "config.json", "log.txt"):
         (tmp_path / name).write_text("x")
-    read = watch_earlier_files(tmp_path)
+    read = make_finder_of_earlier_files_read(tmp_path)
     assert read() == []
     for name in ("out/ck.pt", "steps.jsonl"):
         (tmp_path / name).read_text()
@@ -47,7 +47,7 @@ def test_files_that_another_cell_has_left_in_a_shared_folder_are_named(tmp_path:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("the user's")
     for expected in ([], [str(tmp_path / "shared/best.pt")]):
-        other_files = files_of_other_cells(config)
+        other_files = make_finder_of_other_cells_files_read(config)
         for name in ("shared/best.pt", ".cache/index"):
             with (tmp_path / name).open("a") as file:
                 file.write("of a cell")

@@ -11,7 +11,7 @@ from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.records.run import RunRecord, RunSummary, read_record
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import validate
+from ampcompare.settings.validation import build_validated_model
 
 
 class Diverging(Launcher):
@@ -69,4 +69,4 @@ def test_an_arm_that_holds_stays(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_asked(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        validate(RunConfig, values)
+        build_validated_model(RunConfig, values)

@@ -157,7 +157,7 @@ def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, forked_python: Any
 
 @pytest.mark.usefixtures("forked_servers")
 @pytest.mark.parametrize("moment", ["starting", "training"])
-@pytest.mark.parametrize("act", ["close", "terminate"])
+@pytest.mark.parametrize("act", ["close", "ask_cell_to_stop"])
 def test_another_thread_stops_a_cell(
     make_config: MakeConfig, tmp_path: Path, forked_python: Any, moment: str, act: str
 ) -> None:
@@ -188,7 +188,7 @@ def test_another_thread_stops_a_cell(
         if act == "close":
             launcher.close()
         else:
-            assert launcher.terminate()
+            assert launcher.ask_cell_to_stop()
         thread.join(30)
         assert ended == [LauncherClosed if act == "close" else "interrupted"]
     assert not forked_python.descendants() - before

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.cell_files import remove_leftovers
+from ampcompare.experiment.launch.cell_files import remove_temporary_files
 from ampcompare.experiment.launch.worker import cell
 from ampcompare.experiment.launch.worker.cell import LineFile, record_of_failure
 from ampcompare.results.records.run import StepRecord
@@ -39,7 +39,7 @@ def test_leftovers_go(tmp_path: Path, dead: int, place: str, name: str) -> None:
         (left / "store").write_text("")
     else:
         left.write_text("half a f")
-    remove_leftovers(tmp_path)
+    remove_temporary_files(tmp_path)
     assert not left.exists()
 
 
@@ -58,12 +58,12 @@ def test_what_is_in_use_stays(tmp_path: Path, dead: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     (tmp_path / f".rendezvous.{os.getpid()}.x").mkdir()
-    remove_leftovers(tmp_path)
+    remove_temporary_files(tmp_path)
     assert [path for path in kept if not path.exists()] == []
     assert (tmp_path / f".rendezvous.{os.getpid()}.x").exists()
     old = time.time() - 7200
     os.utime(kept[1], (old, old))
-    remove_leftovers(tmp_path)
+    remove_temporary_files(tmp_path)
     assert not kept[1].exists()
 
 
@@ -93,7 +93,9 @@ def test_a_full_disk_elsewhere(make_config: MakeConfig, number: int) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_ends_a_cell(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell whose steps cannot be written is a record with the exit code of an unfit environment."""
-    monkeypatch.setattr(cell, "_prepare_files", lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full"))
+    monkeypatch.setattr(
+        cell, "_keep_files_up_to_resume_point", lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full")
+    )
     record = cell.run_cell(make_config(), tmp_path)
     assert record.environment["exit_code"] == 4, record.error
     assert "No space left on device; free some space" in (record.error or "")

@@ -7,7 +7,7 @@ import pytest
 
 import ampcompare
 from ampcompare.base.environment.variables import PLACE
-from ampcompare.experiment.launch.contract import failed_record
+from ampcompare.experiment.launch.contract import record_of_failed_cell
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import Place, record_with_place
@@ -52,14 +52,14 @@ def test_no_cell_starts_after_the_pool_was_terminated(tmp_path: Path) -> None:
     """A thread between two cells when SIGTERM comes gets an interrupted record, and no process starts."""
     launcher = Pretend()
     pool = LauncherPool([launcher, launcher])
-    pool.terminate()
+    pool.ask_cell_to_stop()
     assert pool.launch(RunConfig(), tmp_path).status == "interrupted"
     assert not launcher.asked
 
 
 def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names cores and the number of cells even where the command was killed; elsewhere it is as it was."""
-    record = failed_record(RunConfig(), "it ended")
+    record = record_of_failed_cell(RunConfig(), "it ended")
     for name, value in Place(cores=(3,), cells=2).environment.items():
         monkeypatch.setenv(name, value)
     placed = record_with_place(record)

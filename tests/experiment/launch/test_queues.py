@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch import slurm
@@ -72,7 +72,7 @@ class Cells:
     def record(self, number: int) -> RunRecord:
         config = self.plan.cells[number - 1]
         record = make_record(config.arm, config.recipe.seed)
-        here = {**record.environment, **fingerprint()}
+        here = {**record.environment, **environment_fingerprint()}
         return record.model_copy(update={"config": config, "cell": config.digest(), "environment": here})
 
     def ends(self, number: int) -> None:
@@ -113,7 +113,7 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     for number in range(1, 5):  # of an earlier call of the command
         cells.path(number).mkdir(parents=True)
         (cells.path(number) / "job.json").write_text(json.dumps({"job": f"7_{number - 1}"}))
-    monkeypatch.setattr(slurm, "active_jobs", lambda: set(jobs))
+    monkeypatch.setattr(slurm, "active_job_ids", lambda: set(jobs))
     monkeypatch.setattr(slurm, "_slurm_state_of_job", lambda job: "NODE_FAIL")
     _turns(
         monkeypatch,
@@ -144,10 +144,10 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     def submit(self: SlurmLauncher, new: Sequence[tuple[RunConfig, Path]]) -> None:
         submitted.extend(config for config, _ in new)
         for _, folder in new:
-            self._jobs[folder] = slurm._Job("8", "")
+            self._jobs[folder] = slurm._SlurmJob("8", "")
         cells.ends(2)
 
-    monkeypatch.setattr(SlurmLauncher, "_submit", submit)
+    monkeypatch.setattr(SlurmLauncher, "_submit_cells", submit)
     assert set(cells.run(SlurmLauncher()).values()) == {"completed"}
     assert submitted == [cells.plan.cells[1]]
 
@@ -189,10 +189,10 @@ def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert slurm._job_place() == "job 71 on n[1-2]"
+    assert slurm._job_place_text() == "job 71 on n[1-2]"
     for name, value in (("SLURM_ARRAY_JOB_ID", "70"), ("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_JOB_GPUS", "2,3")):
         monkeypatch.setenv(name, value)
-    assert slurm._job_place() == "job 70_3 on n[1-2], GPU 2,3"
+    assert slurm._job_place_text() == "job 70_3 on n[1-2], GPU 2,3"
 
 
 class RayError(Exception):
@@ -325,7 +325,7 @@ def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Pa
 
     def stop() -> None:
         ray.tasks[str(cells.path(4))].answer = {"record.json": json_with_checksum(cells.record(4)).encode()}
-        assert launcher.terminate()
+        assert launcher.ask_cell_to_stop()
 
     ray.turns = [stop]
     with pytest.raises(Ended, match="asked to stop"), launcher:

@@ -17,7 +17,7 @@ from ampcompare.base.errors import (
 )
 from ampcompare.experiment.launch import slurm as module
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.contract import failed_record
+from ampcompare.experiment.launch.contract import record_of_failed_cell
 from ampcompare.experiment.launch.slurm import SlurmLauncher, parse_slurm_options
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
@@ -95,7 +95,7 @@ def test_a_job_without_a_record(programs: Programs, tmp_path: Path, answer: str 
 def test_a_cell_that_has_saved(programs: Programs, tmp_path: Path) -> None:
     """A cell that was asked to stop and saved is a row that says so and how to resume; other failures are unchanged."""
     programs(sbatch="", srun="", squeue="", scontrol="JobState=PREEMPTED")
-    told = failed_record(RunConfig(), "asked to stop after 3 updates, and saved")
+    told = record_of_failed_cell(RunConfig(), "asked to stop after 3 updates, and saved")
     write_record(told.model_copy(update={"status": "interrupted"}), tmp_path / "cell")
     record = _ended(tmp_path)
     assert record.status == "failed"
@@ -103,7 +103,7 @@ def test_a_cell_that_has_saved(programs: Programs, tmp_path: Path) -> None:
     assert record.error.endswith(
         "; the cell was asked to stop after 3 updates, and saved; --resume auto resumes from there"
     )
-    write_record(failed_record(RunConfig(), "ValueError: bad data"), tmp_path / "cell")
+    write_record(record_of_failed_cell(RunConfig(), "ValueError: bad data"), tmp_path / "cell")
     assert _ended(tmp_path).error == "ValueError: bad data"
 
 
@@ -112,7 +112,7 @@ def _ended(tmp_path: Path) -> Any:
     pytest.importorskip("submitit", reason="needs the extra slurm")
     folder = tmp_path / "cell"
     launcher = SlurmLauncher()
-    launcher._jobs[folder.resolve()] = module._Job("7", "/logs/7.out")
+    launcher._jobs[folder.resolve()] = module._SlurmJob("7", "/logs/7.out")
     return launcher.launch(RunConfig(launcher="slurm"), folder)
 
 
@@ -130,8 +130,8 @@ def test_what_is_submitted(programs: Programs, tmp_path: Path) -> None:
     programs(sbatch="Submitted batch job 31", srun="", squeue="30")
     launcher = SlurmLauncher(parse_slurm_options(["partition=gpu", "exclusive"]))
     config = RunConfig(processes=4, launcher="slurm", workers=2)
-    launcher.submit_ahead([(config, tmp_path / "cell")])
-    launcher.submit_ahead([(config, tmp_path / "cell")])
+    launcher.submit_cells_ahead([(config, tmp_path / "cell")])
+    launcher.submit_cells_ahead([(config, tmp_path / "cell")])
     saved = json.loads((tmp_path / "cell" / "job.json").read_text())
     assert saved == {"job": "31", "log": str(tmp_path / "cell" / "slurm" / "31_0_log.out")}
     (path,) = (tmp_path / "cell" / "slurm").glob("*_submission.sh")
@@ -159,7 +159,7 @@ def test_a_job_that_is_still_there(programs: Programs, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "job.json").write_text(json.dumps(noted))
     launcher = SlurmLauncher()
-    launcher.submit_ahead([(config, tmp_path / name) for name in "abc"])
+    launcher.submit_cells_ahead([(config, tmp_path / name) for name in "abc"])
     jobs = [json.loads((tmp_path / name / "job.json").read_text())["job"] for name in "abc"]
     assert jobs == ["29", "30_1", "31"]
 
@@ -171,7 +171,7 @@ def test_cells_of_an_array(programs: Programs, tmp_path: Path) -> None:
     launcher = SlurmLauncher(running=2)
     cells = [(RunConfig(launcher="slurm"), tmp_path / str(number)) for number in range(3)]
     wide = RunConfig(launcher="slurm", processes=3, workers=1)
-    launcher.submit_ahead([*cells, (wide, tmp_path / "wide")])
+    launcher.submit_cells_ahead([*cells, (wide, tmp_path / "wide")])
     texts = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("**/*_submission.sh")}
     assert "#SBATCH --array=0-2%2\n" in texts[tmp_path.name]
     assert "#SBATCH --array" not in texts["wide"]

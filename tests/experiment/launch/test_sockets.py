@@ -13,7 +13,7 @@ from ampcompare.experiment.launch.cell_files import private_folder
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.start_ranks import RanksRequest, _torchrun_arguments
-from ampcompare.experiment.launch.worker.rank import open_store
+from ampcompare.experiment.launch.worker.rank import open_rank_store
 from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]
@@ -52,7 +52,7 @@ def test_a_run_listens_at_the_loopback_only(
                     seen.setdefault(log_of(process), []).extend(listening(process))
                 modes = {path.stat().st_mode & 0o777 for path in tmp_path.glob(".rendezvous.*")}
                 assert modes == {0o700}
-                started.terminate()
+                started.ask_cell_to_stop()
 
         started.launch(make_config(processes=2, recipe={"batch_size": 8, "epochs": 100_000}), tmp_path, look)
     assert seen.pop("launcher.log") == []
@@ -67,7 +67,7 @@ def test_a_store_at_a_port_listens_where_it_was_asked_to() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    store = open_store(DistributedEnv(0, 1, 0, 1, f"tcp://127.0.0.1:{port}", 0, "environment"))
+    store = open_rank_store(DistributedEnv(0, 1, 0, 1, f"tcp://127.0.0.1:{port}", 0, "environment"))
     store.set("key", "value")
     assert [address for address, number in listening(psutil.Process()) if number == port] == ["127.0.0.1"]
 

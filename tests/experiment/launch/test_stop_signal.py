@@ -8,7 +8,7 @@ import pytest
 from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.experiment import run_plan as run
-from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, StoppableProcess, failed_record
+from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, StoppableProcess, record_of_failed_cell
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.launch.stop_signal import hold_stop_signals, request_stop_at_signals
 from ampcompare.results.records.comparison import Comparison
@@ -22,7 +22,7 @@ class Fails(Launcher):
     """A cell that was ended from outside, next to which nothing runs."""
 
     def launch(self, config: RunConfig, *rest: object) -> RunRecord:
-        return failed_record(config, "the process of the cell ended with exit code 1: KeyboardInterrupt")
+        return record_of_failed_cell(config, "the process of the cell ended with exit code 1: KeyboardInterrupt")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -65,7 +65,7 @@ def test_a_cell_that_had_ended_is_not_followed_by_another(tmp_path: Path) -> Non
     """A signal to a cell that was about to end anyway holds for the command: no cell starts after it."""
 
     class EndsAnyway(DispatchingLauncher):
-        def terminate(self) -> bool:
+        def ask_cell_to_stop(self) -> bool:
             return True
 
     launcher = EndsAnyway()
@@ -98,7 +98,7 @@ def test_nothing_starts_after_the_end() -> None:
     assert held.start(lambda: "first") == "first"
     held.end_process()
     held.start(lambda: "second")
-    held.check()
+    held.raise_if_closed()
     held.close()
     held.close()
     assert ended == ["first", "second"]

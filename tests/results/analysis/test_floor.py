@@ -9,7 +9,7 @@ from ampcompare.base.errors import UnusableInput
 from ampcompare.results.analysis.floor import (
     Envelope,
     is_envelope,
-    judge_rows,
+    judge_step_rows,
     make_envelope,
     read_envelope,
     read_step_rows,
@@ -36,12 +36,12 @@ def envelope() -> Envelope:
 
 
 def test_the_training_itself_is_identical(envelope: Envelope) -> None:
-    found = judge_rows(_rows(0.0), envelope)
+    found = judge_step_rows(_rows(0.0), envelope)
     assert (found.answer, found.exit_code) == ("identical", 0)
 
 
 def test_other_twins_are_within_the_floor(envelope: Envelope) -> None:
-    answers = [judge_rows(_rows(1e-7, 1.1, seed), envelope).answer for seed in range(10, 50)]
+    answers = [judge_step_rows(_rows(1e-7, 1.1, seed), envelope).answer for seed in range(10, 50)]
     assert answers.count("within the floor") == 40
 
 
@@ -50,30 +50,30 @@ def test_a_fault_is_found_at_its_first_step(first: int, envelope: Envelope) -> N
     rows = _rows(1e-7, 1.1, 9)
     for row in rows[first:]:
         row["loss"] = (row["loss"] or 0.0) * 1.001
-    found = judge_rows(rows, envelope)
+    found = judge_step_rows(rows, envelope)
     assert (found.answer, found.step, found.quantity, found.exit_code) == ("outside of the floor", first, "loss", 1)
 
 
 def test_a_gradient_alone_is_found(envelope: Envelope) -> None:
     rows = [{**row, "grad_norm": 1.01 * (row["grad_norm"] or 0.0)} for row in _rows(0.0)]
-    assert judge_rows(rows, envelope).quantity == "grad_norm"
+    assert judge_step_rows(rows, envelope).quantity == "grad_norm"
 
 
 def test_a_loss_that_is_not_finite_is_outside(envelope: Envelope) -> None:
     rows = _rows(1e-7, 1.1, 9)
     rows[20]["loss"] = float("nan")
-    assert judge_rows(rows, envelope).step == 20
+    assert judge_step_rows(rows, envelope).step == 20
 
 
 def test_twins_that_part_tell_nothing() -> None:
     apart = make_envelope(_rows(0.0), {"twin": _rows(0.5, 1.0, 1)})
-    found = judge_rows(_rows(0.01, 1.0, 2), apart)
+    found = judge_step_rows(_rows(0.01, 1.0, 2), apart)
     assert (found.answer, found.exit_code) == ("cannot tell", 2)
 
 
 def test_other_numbers_of_steps_tell_nothing(envelope: Envelope) -> None:
-    assert judge_rows(_rows(1e-7, 1.1, 9)[:20], envelope).answer == "cannot tell"
-    assert judge_rows([], envelope).answer == "cannot tell"
+    assert judge_step_rows(_rows(1e-7, 1.1, 9)[:20], envelope).answer == "cannot tell"
+    assert judge_step_rows([], envelope).answer == "cannot tell"
 
 
 def test_files(envelope: Envelope, tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.gates import VerdictGate, check_gates, parse_gate
+from ampcompare.base.formatting import printable_line
+from ampcompare.results.analysis.gates import VerdictGate, gate_outcomes, parse_gate
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.verdict import Verdict, fields_of_verdict_words
@@ -52,16 +52,16 @@ def test_bad_gates_are_refused(text: str) -> None:
 )
 def test_a_limit_is_not_kept(gate: str, half: dict[str, Any], words: str) -> None:
     """An arm past a limit fails with what was seen, and an arm within it does not."""
-    assert _failed(check_gates([parse_gate(gate)], _comparison(half))) == [("half", words)]
-    assert _failed(check_gates([parse_gate(gate)], _comparison({}))) == []
+    assert _failed(gate_outcomes([parse_gate(gate)], _comparison(half))) == [("half", words)]
+    assert _failed(gate_outcomes([parse_gate(gate)], _comparison({}))) == []
 
 
 def test_against_a_baseline_every_arm_is_checked() -> None:
     """With a baseline each arm, the reference too, is held against itself, over the seeds that both have."""
     old = _comparison({"top1": 0.6}, seeds=2)
     new = _comparison({"top1": 0.55}, seeds=3)
-    assert _failed(check_gates([parse_gate("accuracy<-0.5")], new)) == []
-    assert _failed(check_gates([parse_gate("accuracy<-0.5")], new, old)) == [
+    assert _failed(gate_outcomes([parse_gate("accuracy<-0.5")], new)) == []
+    assert _failed(gate_outcomes([parse_gate("accuracy<-0.5")], new, old)) == [
         ("half", "accuracy -5.00 points, and accuracy<-0.5 fails")
     ]
 
@@ -70,17 +70,17 @@ def test_a_baseline_of_other_arms_is_no_baseline() -> None:
     """An arm that the baseline lacks is left out with a note; a baseline with none of the arms is an error."""
     new = _comparison({})
     old = make_comparison([make_record("fp32", 0)], arms=["fp32"])
-    checks = check_gates([parse_gate("accuracy<-0.5")], new, old)
+    checks = gate_outcomes([parse_gate("accuracy<-0.5")], new, old)
     assert [check.skipped for check in checks] == ["", "the baseline has no such arm"]
     other = summarize([make_record("apex:O1", 0)], arms=["apex:O1"], reference="apex:O1")
     with pytest.raises(ConfigError, match="none of these arms"):
-        check_gates([parse_gate("accuracy<-0.5")], new, other)
+        gate_outcomes([parse_gate("accuracy<-0.5")], new, other)
 
 
 def test_an_invalid_time_fails_no_gate() -> None:
     """A time that means nothing is left out with its reason, for invalid is not slower."""
     comparison = _comparison({"seconds": 9.0, "warmup_steps": 95})
-    (check,) = check_gates([parse_gate("time>1.10x")], comparison)
+    (check,) = gate_outcomes([parse_gate("time>1.10x")], comparison)
     assert (check.failure, check.skipped) == ("", "invalid measurement (5 timed steps, 30 needed)")
 
 
@@ -98,7 +98,7 @@ def test_junit_has_a_case_per_arm_and_gate() -> None:
         ("ampcompare.half", "memory>1x", ["skipped"]),
     ]
     assert suite[1][0].get("message") == "failed: no  <b>&"
-    assert suite.findtext("system-out") == "\n".join(map(printable, comparison.headline))
+    assert suite.findtext("system-out") == "\n".join(map(printable_line, comparison.headline))
 
 
 VERDICTS = [
@@ -128,7 +128,7 @@ def test_a_verdict_can_be_asked_for(measure: str, words: str, failing: set[str])
     row = comparison.arms[1].model_copy(update={"time" if measure == "time" else "quality": verdict})
     comparison = comparison.model_copy(update={"arms": [comparison.arms[0], row]})
     gates = [parse_gate(f"{measure}:{word}") for word in ("better", "equivalent", "non-inferior", "worse")]
-    checks = check_gates(gates, comparison)
+    checks = gate_outcomes(gates, comparison)
     assert {check.gate.partition(":")[2] for check in checks if check.failure} == failing
     assert all(check.arm == "half" for check in checks)
     unknown = verdict.kind in ("", "not comparable", "no verdict", "invalid")
@@ -148,7 +148,7 @@ def test_verdicts_against_a_baseline() -> None:
     """With a baseline a verdict is reached for every arm, the reference too, against its own runs of that time."""
     old, new = _comparison({}), _comparison({"top1": 0.4, "seconds": 0.005})
     gates = [parse_gate(text) for text in ("accuracy:non-inferior", "accuracy:worse", "time:better")]
-    checks = {(check.arm, check.gate): check.failure for check in check_gates(gates, new, old)}
+    checks = {(check.arm, check.gate): check.failure for check in gate_outcomes(gates, new, old)}
     assert checks["fp32", "accuracy:non-inferior"] == checks["fp32", "accuracy:worse"] == ""
     assert checks["half", "accuracy:non-inferior"].startswith("accuracy worse")
     assert checks["half", "accuracy:worse"].startswith("accuracy worse")
@@ -166,7 +166,7 @@ def test_the_margin_of_a_baseline_is_that_of_its_reference() -> None:
         )
         for half in (0.5, 0.497)
     ]
-    failed = dict(_failed(check_gates([parse_gate("accuracy:non-inferior")], sides[1], sides[0])))
+    failed = dict(_failed(gate_outcomes([parse_gate("accuracy:non-inferior")], sides[1], sides[0])))
     assert failed["half"].startswith("accuracy worse")
 
 
@@ -184,7 +184,7 @@ def test_one_seed_of_another_recipe_is_seen() -> None:
     for seed in range(4):
         config = new.records[seed].config
         longer = config.model_copy(update={"recipe": config.recipe.model_copy(update={"epochs": 50})})
-        for check in check_gates([parse_gate("accuracy<-9")], _changed(new, {seed}, config=longer), old):
+        for check in gate_outcomes([parse_gate("accuracy<-9")], _changed(new, {seed}, config=longer), old):
             assert "not comparable (epochs" in check.failure
 
 
@@ -194,7 +194,7 @@ def test_one_seed_of_another_gpu_is_seen() -> None:
     new = _changed(_comparison({}, seeds=4), set(range(4)), environment=h100)
     for seed in range(4):
         mixed = _changed(new, {seed}, environment=v100)
-        for check in check_gates([parse_gate("time>1.01x"), parse_gate("memory>5%")], mixed, new):
+        for check in gate_outcomes([parse_gate("time>1.01x"), parse_gate("memory>5%")], mixed, new):
             assert check.skipped == "not comparable (device name V100, not H100)"
             assert check.failure == ""
 
@@ -204,6 +204,6 @@ def test_a_baseline_may_be_of_another_torch() -> None:
     old = _changed(_comparison({}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.12"})
     new = _changed(_comparison({"top1": 0.4}), {0, 1, 2}, environment={"device": "cpu", "torch": "2.13"})
     gates = [parse_gate(text) for text in ("accuracy<-0.5", "accuracy:worse", "time>1.1x", "memory>5%")]
-    failed = _failed(check_gates(gates, new, old))
+    failed = _failed(gate_outcomes(gates, new, old))
     assert [arm for arm, _ in failed] == ["half", "half"]
     assert failed[0][1] == "accuracy -10.00 points, and accuracy<-0.5 fails"

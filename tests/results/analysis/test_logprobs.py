@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import UnusableInput
-from ampcompare.results.analysis.logprobs import distance_of, judge_logprobs, read_logprobs
+from ampcompare.results.analysis.logprobs import distance_of_logprobs, judge_logprobs, read_logprobs
 
 NUMBER = 2000
 
@@ -61,7 +61,7 @@ def test_without_a_twin_nothing_is_told(files: Any) -> None:
 
 
 def test_distances_are_those_of_the_definition() -> None:
-    found = distance_of([-1.0, -1.0], [-1.0, -1.0 + math.log(2)])
+    found = distance_of_logprobs([-1.0, -1.0], [-1.0, -1.0 + math.log(2)])
     assert found.outside == 0.5
     assert found.mean_kl == pytest.approx((2 - 1 - math.log(2)) / 2)
     assert found.largest == pytest.approx(math.log(2))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.gates import check_gates, parse_gate
+from ampcompare.results.analysis.gates import gate_outcomes, parse_gate
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -50,7 +50,7 @@ def test_pairs_in_which_nobody_learned_show_nothing() -> None:
     comparison = _compared(records)
     assert str(_half(comparison).quality) == "learned nothing in 4 of 5 pairs (the weights did not move)"
     assert any(line.startswith("No arm is recommended") for line in comparison.reading)
-    (check,) = check_gates([parse_gate("accuracy:non-inferior")], comparison)
+    (check,) = gate_outcomes([parse_gate("accuracy:non-inferior")], comparison)
     assert check.failure
 
 
@@ -102,9 +102,9 @@ def test_fewer_updates_are_no_merit_of_a_precision(
     assert row.loss.kind == row.quality.kind
     assert any(headline in line for line in comparison.headline), comparison.headline
     assert any(line.startswith("Use half") for line in comparison.headline) is verdict.startswith("better")
-    (check,) = check_gates([parse_gate("accuracy:worse")], comparison)
+    (check,) = gate_outcomes([parse_gate("accuracy:worse")], comparison)
     assert bool(check.failure) is verdict.startswith("worse")
-    (check,) = check_gates([parse_gate("accuracy:non-inferior")], comparison)
+    (check,) = gate_outcomes([parse_gate("accuracy:non-inferior")], comparison)
     assert bool(check.failure) is verdict.startswith(("worse", "not comparable"))
 
 
@@ -169,7 +169,7 @@ def test_survivors_give_no_recommendation(arm: str, status: str, prefer: str) ->
     comparison = _compared(_lost(arm, status), prefer=prefer)
     assert str(_half(comparison).quality) == "conditional on 3 of 5 seeds (equivalent (±0.5))"
     assert any(line.startswith(f"No arm is recommended for {prefer}") for line in comparison.reading)
-    for check in check_gates([parse_gate("accuracy<-5"), parse_gate("accuracy:non-inferior")], comparison):
+    for check in gate_outcomes([parse_gate("accuracy<-5"), parse_gate("accuracy:non-inferior")], comparison):
         assert "conditional on" in check.failure
         assert "3 of 5" in check.failure
 
@@ -183,9 +183,9 @@ def test_a_limit_is_not_passed_by_the_survivors_of_the_reference() -> None:
     """Where the reference, or the baseline, lost seeds by divergence the difference of all seeds is not known."""
     records, lost = _records(), _lost("fp32", "diverged")
     gates = [parse_gate("accuracy<-0.5")]
-    (check,) = check_gates(gates, _compared(lost))
+    (check,) = gate_outcomes(gates, _compared(lost))
     assert "conditional on 3 of 5 seeds" in check.failure
-    checks = {check.arm: check for check in check_gates(gates, _compared(records), _compared(lost))}
+    checks = {check.arm: check for check in gate_outcomes(gates, _compared(records), _compared(lost))}
     assert "conditional on 3 of 5 seeds" in checks["fp32"].failure
     assert not checks["half"].failure
 
@@ -198,15 +198,15 @@ def test_a_baseline_of_the_same_runs_shows_nothing() -> None:
     """A comparison that reused the runs of its baseline is not called unchanged."""
     gates = [parse_gate("accuracy:worse"), parse_gate("time>1.1x"), parse_gate("diverged>0")]
     now, before = ([_started(record, day) for record in _records()] for day in (21, 22))
-    same = check_gates(gates, _compared(now), _compared(now))
+    same = gate_outcomes(gates, _compared(now), _compared(now))
     assert ["these same runs" in check.failure for check in same] == [True, True, False] * 2
-    assert not any(check.failure for check in check_gates(gates, _compared(now), _compared(before)))
+    assert not any(check.failure for check in gate_outcomes(gates, _compared(now), _compared(before)))
 
 
 def test_a_baseline_is_no_second_chance() -> None:
     """A look that may spend nothing gives no verdict against a baseline either."""
     spent = _compared(_records()).model_copy(update={"error_rate": 0.0})
-    checks = check_gates([parse_gate("accuracy:non-inferior")], spent, _compared(_records()))
+    checks = gate_outcomes([parse_gate("accuracy:non-inferior")], spent, _compared(_records()))
     assert all("inconclusive (not tested)" in check.failure for check in checks)
 
 

@@ -75,7 +75,7 @@ def test_what_has_no_answer() -> None:
     missing = {"module": "a", "kind": "Linear", "call": 0, "top": "Net", "why": "RuntimeError: no fp64"}
     found = judge_replay("x", BASE, _side(_row("Net"), missing, _row("a.b")))
     assert (found.answer, dict(found.unjudged)) == ("noise", {"a": "RuntimeError: no fp64"})
-    assert "a is not judged: RuntimeError: no fp64" in Terminal(100).write(replay_document([found]))
+    assert "a is not judged: RuntimeError: no fp64" in Terminal(100).document_text(replay_document([found]))
     for base, changed in (({"fault": "it failed"}, BASE), (BASE, {"fault": "it failed"}), (BASE, _side(missing))):
         assert judge_replay("x", base, changed).exit_code == 3
 
@@ -117,7 +117,7 @@ def test_less_exact_modules_explain_loss_and_gradients_of_their_size() -> None:
 
 def test_the_report_has_a_sentence_a_table_and_a_picture() -> None:
     found = judge_replay("tf32=on", BASE, _side(_row("Net"), _row("a"), _row("a.b", _entry(error=1e-3))))
-    text = Terminal(100).write(replay_document([found]))
+    text = Terminal(100).document_text(replay_document([found]))
     assert text.startswith("tf32=on: less exact: a.b (Linear); judged were 3 modules\n")
     assert "a.b, forward (output 0)" in text
     assert [line.count("#") > 3 for line in text.splitlines() if line.startswith("a.b  ")] == [True]

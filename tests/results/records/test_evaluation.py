@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import RecordError
 from ampcompare.results.records.comparison import ArmSummary, Comparison
-from ampcompare.results.records.evaluation import EpochResult, pack_right, unpack_samples
+from ampcompare.results.records.evaluation import EpochResult, pack_right_samples, unpack_samples
 from ampcompare.results.records.run import RunSummary
 
 TIMES = {"train_seconds": 1.0, "eval_seconds": 0.1}
@@ -57,7 +57,7 @@ def test_a_judged_table_of_an_older_report() -> None:
 
 def result(correct: Any, **changes: Any) -> EpochResult:
     """An evaluation of ten classes with these images correct."""
-    images = pack_right(correct, np.arange(len(correct)) % 10).model_copy(update=changes)
+    images = pack_right_samples(correct, np.arange(len(correct)) % 10).model_copy(update=changes)
     return EpochResult(
         epoch=0, samples=len(correct), top1_correct=int(correct.sum()), top5_correct=len(correct), loss=1.0,
         train_seconds=1.0, eval_seconds=1.0, per_sample=images,
@@ -80,9 +80,9 @@ def test_the_hash_of_labels_knows_their_order() -> None:
     """Equal labels have equal hashes in any integer type; another order has another."""
     correct = np.ones(6, dtype=bool)
     labels = np.array([3, 1, 2, 2, 0, 1], dtype=np.int32)
-    there = pack_right(correct, labels).labels_sha256
-    assert there == pack_right(correct, labels.astype(np.int64)).labels_sha256
-    assert there != pack_right(correct, labels[::-1]).labels_sha256
+    there = pack_right_samples(correct, labels).labels_sha256
+    assert there == pack_right_samples(correct, labels.astype(np.int64)).labels_sha256
+    assert there != pack_right_samples(correct, labels[::-1]).labels_sha256
 
 
 @pytest.mark.parametrize(

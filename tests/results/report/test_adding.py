@@ -20,8 +20,10 @@ from ampcompare.results.report.terminal import Terminal
 class Arms(Reporter):
     """The names of the arms."""
 
-    def write(self, document: Document) -> str:
-        (table,) = next(section for section in document.sections_in("arms") if section.name == "measurements").blocks
+    def document_text(self, document: Document) -> str:
+        (table,) = next(
+            section for section in document.sections_in_format("arms") if section.name == "measurements"
+        ).blocks
         assert isinstance(table, Table)
         return "\n".join(first for first, *_ in table.texts) + "\n"
 
@@ -35,14 +37,14 @@ def test_a_new_column_is_in_every_format(
     monkeypatch.setitem(COLUMNS, "seed and a quarter", column)
 
     for name, form in FORMATS.items():
-        if name == "json" or form.missing:  # JSON holds records and summaries, not columns
+        if name == "json" or form.missing_packages:  # JSON holds records and summaries, not columns
             continue
-        reporter = Terminal(details=True) if name == "table" else form.reporter()
+        reporter = Terminal(details=True) if name == "table" else form.make_reporter()
         text = reporter.render(comparison)
         assert "seed and a quarter" in text, name
         assert ("1.250" in text) == (name != "csv"), name
 
-    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].reporter().render(comparison))))
+    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].make_reporter().render(comparison))))
     assert [line["seed and a quarter"] for line in lines] == [str(int(line["seed"]) + 0.25) for line in lines]
 
 

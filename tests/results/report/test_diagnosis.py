@@ -69,7 +69,7 @@ def test_the_text_begins_with_the_verdict(diagnosis: Diagnosis) -> None:
 
 def test_the_page_draws_the_map(diagnosis: Diagnosis) -> None:
     """A row per module; nothing is loaded."""
-    page = FORMATS["html"].reporter().render(diagnosis)
+    page = FORMATS["html"].make_reporter().render(diagnosis)
     for part in ("Map of modules and steps", "1 not finite"):
         assert part in page
     assert page.count("step 0: ") >= len(diagnosis.map)

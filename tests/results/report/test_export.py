@@ -61,7 +61,7 @@ def test_arms_have_the_same_tags(tmp_path: Path) -> None:
     plain, scaled = make_record("fp32", 3, top1=0.4), make_record("apex:O2", 3, top1=0.5)
     _lay(tmp_path / "run", plain, [_step(number, scale=None) for number in range(4)])
     _lay(tmp_path / "run", scaled, [_step(n, scale=2.0 ** (16 - n), applied=n != 1) for n in range(4)])
-    EventFiles(tmp_path / "tb", pytest.fail).write(_compared([plain, scaled]), tmp_path / "run")
+    EventFiles(tmp_path / "tb", pytest.fail).export_records(_compared([plain, scaled]), tmp_path / "run")
     runs = {path.parent.relative_to(tmp_path / "tb").as_posix() for path in (tmp_path / "tb").rglob("*tfevents*")}
     assert runs == {"fp32/seed=3", "apex-O2/seed=3"}
     for run in runs:
@@ -82,15 +82,15 @@ def test_a_cell_that_ran_again_replaces_its_file(tmp_path: Path) -> None:
     record = make_record("fp32")
     events, folder = EventFiles(tmp_path / "tb", pytest.fail), tmp_path / "tb" / "fp32" / "seed=0"
     _lay(tmp_path / "run", record, [_step(0, scale=None)])
-    events.write(_compared([record]), tmp_path / "run")
+    events.export_records(_compared([record]), tmp_path / "run")
     (before,) = folder.iterdir()
     stamp = before.stat().st_mtime_ns
-    events.write(_compared([record]), tmp_path / "run")
+    events.export_records(_compared([record]), tmp_path / "run")
     assert [path.stat().st_mtime_ns for path in folder.iterdir()] == [stamp]
     own = folder / "events.out.tfevents.1.mine"
     own.write_bytes(b"")
     _lay(tmp_path / "run", record, [_step(0, scale=None), _step(1, scale=None)], ended=1_700_000_500.0)
-    events.write(_compared([record]), tmp_path / "run")
+    events.export_records(_compared([record]), tmp_path / "run")
     assert before not in set(folder.iterdir())
     assert own.exists()
     assert len(list(folder.iterdir())) == 2
@@ -104,7 +104,7 @@ def test_a_run_that_failed_or_diverged_has_its_steps(tmp_path: Path) -> None:
     failed, never = make_record("half", status="failed", error="x"), make_record("fp32", status="failed", error="x")
     path = _lay(tmp_path / "run", failed, [_step(0, scale=None), _step(1, scale=None, loss=math.nan)])
     path.write_text(path.read_text() + '{"step": 2, "ep')
-    EventFiles(tmp_path / "tb", pytest.fail).write(_compared([never, failed]), tmp_path / "run")
+    EventFiles(tmp_path / "tb", pytest.fail).export_records(_compared([never, failed]), tmp_path / "run")
     assert [path.name for path in (tmp_path / "tb").iterdir()] == ["half"]
     values = _values(tmp_path / "tb" / "half" / "seed=0", "train/loss")
     assert values[0] == (0, 2.0)
@@ -121,7 +121,7 @@ def test_unreadable_steps_are_a_note(tmp_path: Path) -> None:
     notes: list[str] = []
     events = EventFiles(tmp_path / "tb", notes.append)
     for _ in range(2):
-        events.write(_compared([good, bad]), tmp_path / "run")
+        events.export_records(_compared([good, bad]), tmp_path / "run")
     assert len(notes) == 1
     assert "no event file for half, seed 0: " in notes[0]
     assert [path.name for path in (tmp_path / "tb").iterdir()] == ["fp32"]
@@ -182,7 +182,7 @@ def test_wandb_gets_settings_curves_and_summary(
     monkeypatch.delenv("WANDB_MODE", raising=False)
     notes: list[str] = []
     exporter = WandbRuns(tmp_path / "out", notes.append, "mine")
-    exporter.write(compared, tmp_path / "run")
+    exporter.export_records(compared, tmp_path / "run")
     first, second = runs
     assert (first.given["name"], first.given["group"], first.given["mode"]) == ("apex:O2, seed 3", "run", "offline")
     assert first.given["config"]["recipe"]["seed"] == 3
@@ -191,7 +191,7 @@ def test_wandb_gets_settings_curves_and_summary(
     assert first.points[3][1] == {"eval/top1": 0.5, "eval/top5": 1.0, "eval/loss": 1.0}
     assert (first.summary["metric_final"], first.summary["status"], first.exit_code) == (0.5, "completed", 0)
     assert (second.points, second.exit_code, second.given["notes"]) == ([], 1, "no memory")
-    exporter.write(compared, tmp_path / "run")
+    exporter.export_records(compared, tmp_path / "run")
     assert len(runs) == 2
     assert notes == ["apex:O2, seed 3 is there already", "fp32, seed 3 is there already"]
 
@@ -281,7 +281,7 @@ def test_mlflow_gets_parameters_metrics_and_times(
     stand_in_for_mlflow(monkeypatch)
     notes: list[str] = []
     exporter = MlflowRuns(tmp_path / "out", notes.append, "mine")
-    exporter.write(compared, tmp_path / "run")
+    exporter.export_records(compared, tmp_path / "run")
     client = Client.latest
     begin = 1767323045000
     assert client.uri == (tmp_path / "out").as_uri()
@@ -293,7 +293,7 @@ def test_mlflow_gets_parameters_metrics_and_times(
     assert Metric("summary/metric_final", 0.5, begin, 2) in client.metrics
     assert Param("recipe.seed", "3") in client.params
     assert client.ends == [("FINISHED", begin + 1500), ("FAILED", 0)]
-    exporter.write(compared, tmp_path / "run")
+    exporter.export_records(compared, tmp_path / "run")
     assert len(client.created) == 2
     assert notes[0] == "apex:O2, seed 3 is there already"
     assert exporter.destination == ""
@@ -310,11 +310,11 @@ def test_an_export_that_breaks_off_leaves_no_half_run(
     exporter = MlflowRuns(tmp_path / "out", pytest.fail, "mine")
     monkeypatch.setattr(Client, "log_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        exporter.write(compared, tmp_path / "run")
+        exporter.export_records(compared, tmp_path / "run")
     assert Client.latest.created == []
     monkeypatch.undo()
     stand_in_for_mlflow(monkeypatch)
-    exporter.write(compared, tmp_path / "run")
+    exporter.export_records(compared, tmp_path / "run")
     assert len(exporter._client.created) == 2  # type: ignore[attr-defined]
 
 

@@ -87,7 +87,7 @@ def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, m
     """An error rate of 0 is not that of a test: without a look there is none, and the legend says so."""
     comparison = make_comparison(["fp32", "half"])
     shown = [
-        " ".join(FORMATS[name].reporter().render(comparison.model_copy(update={"error_rate": rate})).split())
+        " ".join(FORMATS[name].make_reporter().render(comparison.model_copy(update={"error_rate": rate})).split())
         for rate in (0.04, 0.0)
     ]
     assert re.search(r"error rate 4 \\?% over all arms", shown[0])
@@ -120,7 +120,7 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     values = dict(zip(heads, table_of_columns(columns_with_values(shown), shown).texts[0], strict=True))
     assert heads.index("data (ms)") == heads.index("step (ms)") + 1
     assert values["data (ms)"] == "6.00"
-    (line,) = _csv(FORMATS["csv"].reporter().render(comparison.model_copy(update={"records": [waiting]})))
+    (line,) = _csv(FORMATS["csv"].make_reporter().render(comparison.model_copy(update={"records": [waiting]})))
     assert (line["data_seconds_median"], line["device_bytes"]) == ("0.006", str(3 * 2**20))
     quick = waiting.model_copy(update={"summary": waits.model_copy(update={"data_seconds_median": 0.004})})
     assert "data (ms)" not in columns_with_values(comparison.model_copy(update={"records": [quick]}))
@@ -133,11 +133,13 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
         world_size=2, nodes=1, global_batch_size=32, backend="gloo", wrapper="x.DDP", launcher="spawn",
         allreduce_share=0.25,
     )  # fmt: skip
-    (line,) = _csv(FORMATS["csv"].reporter().render(comparison.model_copy(update={"records": [_with(first, facts)]})))
+    (line,) = _csv(
+        FORMATS["csv"].make_reporter().render(comparison.model_copy(update={"records": [_with(first, facts)]}))
+    )
     assert (line["world_size"], line["allreduce_share"], line["step_seconds_slowest"]) == ("2", "0.25", "")
     row = row.model_copy(update={"allreduce_share": 0.125})
     together = comparison.model_copy(update={"arms": [row, comparison.arms[1]]})
-    for reporter in (Terminal(details=True), FORMATS["md"].reporter(), FORMATS["latex"].reporter()):
+    for reporter in (Terminal(details=True), FORMATS["md"].make_reporter(), FORMATS["latex"].make_reporter()):
         text = reporter.render(together)
         assert "12.50" in text, reporter
         assert "first batch" not in text
@@ -150,7 +152,7 @@ def _with(record: RunRecord, facts: ProcessFacts) -> RunRecord:
 def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparison) -> None:
     """Each record is a line whose numbers read back exactly."""
     comparison = make_comparison(["fp32", "half"])
-    rows = _csv(FORMATS["csv"].reporter().render(comparison))
+    rows = _csv(FORMATS["csv"].make_reporter().render(comparison))
     assert [(row["arm"], int(row["seed"])) for row in rows] == [
         (record.arm, record.config.recipe.seed) for record in comparison.records
     ]
@@ -172,7 +174,7 @@ def test_a_script_has_no_learning_rate_of_ours(make_comparison: MakeComparison) 
     rows = [row.model_copy(update={"lr": math.nan}) for row in comparison.arms]
     comparison = comparison.model_copy(update={"records": records, "arms": rows})
     assert "lr" not in columns_with_values(comparison)
-    assert {row["lr"] for row in _csv(FORMATS["csv"].reporter().render(comparison))} == {""}
+    assert {row["lr"] for row in _csv(FORMATS["csv"].make_reporter().render(comparison))} == {""}
 
 
 @pytest.mark.parametrize("form", LINES)
@@ -183,7 +185,7 @@ def test_non_finite_numbers_are_shown(make_comparison: MakeComparison, form: str
     summary = record.summary.model_copy(update={"final_loss_scale": math.inf, "loss_final": math.nan})
     rows = [row.model_copy(update={"final_loss_scale": math.inf}) for row in base.arms]
     changed = base.model_copy(update={"records": [record.model_copy(update={"summary": summary})], "arms": rows})
-    text = FORMATS[form].reporter().render(changed)
+    text = FORMATS[form].make_reporter().render(changed)
     assert "inf" in text
     assert form not in ("csv", "json") or "nan" in text
     if form == "json":
@@ -200,9 +202,9 @@ def test_json_reads_back_the_same(make_comparison: MakeComparison, tmp_path: Pat
     again = read_comparison(tmp_path / "report.json")
     assert again == comparison
     for form in LINES:
-        assert FORMATS[form].reporter().render(again) == FORMATS[form].reporter().render(comparison)
+        assert FORMATS[form].make_reporter().render(again) == FORMATS[form].make_reporter().render(comparison)
     assert {"report.csv", "report.json", "report.md"} <= {path.name for path in tmp_path.iterdir()}
-    assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"].reporter().render(comparison)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"].make_reporter().render(comparison)
 
 
 HOSTILE = {
@@ -250,7 +252,7 @@ def _hostile_record(record: RunRecord, text: str) -> RunRecord:
 def test_nothing_in_markdown_comes_alive(make_comparison: MakeComparison) -> None:
     """A viewer strikes nothing out and makes no link of a bare address in a tag."""
     tag = "~~old~~ https://example.com www.example.com me@example.com"
-    text = FORMATS["md"].reporter().render(make_comparison(["fp32"], 1).model_copy(update={"tag": tag}))
+    text = FORMATS["md"].make_reporter().render(make_comparison(["fp32"], 1).model_copy(update={"tag": tag}))
     title = text.splitlines()[0]
     assert title == r"# Comparison: \~\~old\~\~ https\://example.com www\.example.com me\@example.com"
 
@@ -259,7 +261,7 @@ def test_nothing_in_markdown_comes_alive(make_comparison: MakeComparison) -> Non
 @pytest.mark.parametrize("form", LINES)
 def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
     """Names and errors of a record come out as plain text: nothing steers a terminal, breaks a table or is run."""
-    text = FORMATS[form].reporter().render(hostile)
+    text = FORMATS[form].make_reporter().render(hostile)
     text.encode("utf-8")
     assert text.replace("\n", "").isprintable()
     if form == "table":

@@ -14,7 +14,7 @@ import pytest
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.evaluation import EpochResult, pack_values
+from ampcompare.results.records.evaluation import EpochResult, pack_sample_values
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.results.report.base import FORMATS
@@ -40,7 +40,7 @@ def _record(arm: str, seed: int, values: dict[str, float], metrics: Sequence[Met
     spread = draws.normal(0, 0.1, SAMPLES)
     kept = None
     if metric.over_samples == "mean":
-        kept = pack_values(values[metric.name] + spread - spread.mean(), np.arange(SAMPLES))
+        kept = pack_sample_values(values[metric.name] + spread - spread.mean(), np.arange(SAMPLES))
     counts = {one.name: round(values[one.name] * SAMPLES) for one in metrics if one.over_samples == "share"}
     values = {**values, **{name: count / SAMPLES for name, count in counts.items()}}
     results = [
@@ -125,9 +125,9 @@ def test_no_report_speaks_of_images_classified() -> None:
     """Every format names the metric of the task, and none top-1."""
     comparison = SCENES["bits-per-byte"]()
     for name, form in FORMATS.items():
-        text = form.reporter().render(comparison)
+        text = form.make_reporter().render(comparison)
         assert "bits per byte" in text
         assert name == "json" or "top-1" not in text.lower()
     assert "bits per byte equivalent" in str(comparison)
     assert str(comparison.records[0]).endswith("completed, bits per byte 2.1000")
-    assert Comparison.model_validate_json(FORMATS["json"].reporter().render(comparison)).arms == comparison.arms
+    assert Comparison.model_validate_json(FORMATS["json"].make_reporter().render(comparison)).arms == comparison.arms

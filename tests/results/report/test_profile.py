@@ -68,7 +68,7 @@ PARTS = (
 def test_the_text_begins_with_the_sentences(profile: Profile) -> None:
     """Sentences, reasons with their evidence, and a column for each arm that has a profile, in Markdown too."""
     text = Terminal(200).render(profile)
-    markdown = FORMATS["md"].reporter().render(profile)
+    markdown = FORMATS["md"].make_reporter().render(profile)
     assert text.startswith(profile.headline[0])
     assert "# Profile" in markdown
     for part in (*PARTS, "at a.py:3", "33 % of the peak of memory is workspace"):
@@ -79,7 +79,7 @@ def test_the_text_begins_with_the_sentences(profile: Profile) -> None:
 
 def test_the_page_draws_bars(profile: Profile) -> None:
     """A part is a rectangle with its text; nothing is loaded."""
-    page = FORMATS["html"].reporter().render(profile)
+    page = FORMATS["html"].make_reporter().render(profile)
     assert "native:bf16, casts: 8.000 ms, 40 %" in page
     assert "Peak of memory" in page
     assert "https://" not in page
@@ -90,14 +90,14 @@ def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
     """A compiled model has neither memory nor FLOPs, and a name with a tag stays text."""
     bare = ArmProfile(arm="<b>", seconds=0.1, parts=[StepPart(phase="forward", kind="host", seconds=0.1)])
     shown = profile.model_copy(update={"arms": [bare], "headline": ["<b> takes 100 ms a step"]})
-    page = FORMATS["html"].reporter().render(shown)
+    page = FORMATS["html"].make_reporter().render(shown)
     assert "<b> takes" not in page
 
 
 def test_the_page_begins_with_the_answer(profile: Profile) -> None:
     """What the reference takes comes behind it; a step alone is the answer where there is no other arm."""
     assert profile_document(profile).title == profile.headline[1]
-    page = FORMATS["html"].reporter().render(profile)
+    page = FORMATS["html"].make_reporter().render(profile)
     assert page.index("<h1>") < page.index("of the peak of memory is workspace")
     alone = profile.model_copy(update={"headline": profile.headline[:1], "arms": profile.arms[:1]})
     assert profile_document(alone).title == profile.headline[0]

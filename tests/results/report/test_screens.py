@@ -146,7 +146,7 @@ def test_every_width_fits(scene: str) -> None:
     comparison = SCENES[scene]()
     document = document_of(comparison)
     for width in (60, 66, 72, 90, 110, 140, 200):
-        text = Terminal(width).write(document)
+        text = Terminal(width).document_text(document)
         assert max(map(len, text.splitlines())) <= width or width < 66
         heads = " ".join(text.split("\n\n")[1].partition("---")[0].split())
         hidden = " ".join(text.split()).partition("Not shown at this width:")[2]

@@ -33,7 +33,7 @@ def test_what_differs_is_a_row_for_each_fact() -> None:
     assert rows["apex"] == ["-", "0.1"]
     assert rows["apex_kernels"] == ["-", "amp_C"]
     assert "device" not in rows  # which both have alike
-    text = Terminal(200, details=True).write(comparison_document(comparison))
+    text = Terminal(200, details=True).document_text(comparison_document(comparison))
     assert "1.13.1" in text
     assert "nvidia 0.1" in text
 

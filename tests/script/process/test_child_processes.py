@@ -42,10 +42,10 @@ def test_a_rank_runs_under_the_arm(
     started: list[list[str]], words: list[str], before: list[str], after: list[str]
 ) -> None:
     """Its command gets `exec` with the options, and a record of its own; `torchrun` gives a tuple."""
-    child_processes.pass_on_to_ranks(SETTINGS)
+    child_processes.run_ranks_under_settings(SETTINGS)
     subprocess.Popen((PYTHON, *words), env={"LOCAL_RANK": "1"})
     assert started == [[PYTHON, *before, *EXEC, *OPTIONS, "/cell/script.started1.jsonl", *after]]
-    assert child_processes.num_started() == 1
+    assert child_processes.num_started_processes() == 1
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,16 @@ def test_other_commands_stay_as_they_are(
 ) -> None:
     """A program that is no rank, or no script of Python, is the script's own business."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    child_processes.pass_on_to_ranks(SETTINGS)
+    child_processes.run_ranks_under_settings(SETTINGS)
     subprocess.Popen(command, env=environment)
     assert started == [command]
-    assert child_processes.num_started() == 0
+    assert child_processes.num_started_processes() == 0
 
 
 def test_ranks_of_a_legacy_script_have_its_options(started: list[list[str]]) -> None:
     """What `exec` was asked for reaches each rank: of a twin, all have the same weights."""
-    child_processes.pass_on_to_ranks(ExecSettings(opt_level="O2", twin=True, compat_torch=True, guards="strict"))
+    child_processes.run_ranks_under_settings(
+        ExecSettings(opt_level="O2", twin=True, compat_torch=True, guards="strict")
+    )
     subprocess.Popen([PYTHON, Path("train.py")], env={"LOCAL_RANK": "0"})
     assert started == [[PYTHON, *EXEC, "--opt-level", "O2", "--twin", "--compat-torch", "--strict-guards", "train.py"]]

@@ -348,6 +348,6 @@ def test_the_api_before_initialize(arm: list[str], write, legacy, tmp_path: Path
 def test_a_secret_in_the_name_of_a_metric_is_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_TOKEN", "Xq7vT2mPz9Lk4WdR")
     recorder = Recorder(str(tmp_path / "steps.jsonl"), {"format": "x"})
-    recorder.add({"kind": "metric", "name": "loss/Xq7vT2mPz9Lk4WdR", "value": 0.5, "source": "wandb.log"})
-    recorder.add({"kind": "step", "optimizer": 0, "step": 0, "applied": True, "seconds": None})
+    recorder.add_row({"kind": "metric", "name": "loss/Xq7vT2mPz9Lk4WdR", "value": 0.5, "source": "wandb.log"})
+    recorder.add_row({"kind": "step", "optimizer": 0, "step": 0, "applied": True, "seconds": None})
     assert rows_of(tmp_path / "steps.jsonl")[1]["name"] == "loss/$SERVICE_TOKEN"

@@ -37,7 +37,7 @@ def record(tmp_path: Path) -> Path:
 
 
 def _report(record: Path, form: str) -> str:
-    return FORMATS[form].reporter().write(record_document(record))
+    return FORMATS[form].make_reporter().document_text(record_document(record))
 
 
 def test_sums(record: Path) -> None:
@@ -105,7 +105,7 @@ def test_skipped_steps_of_a_fused_optimizer(behind: Any, arm: str) -> None:
     torch.manual_seed(0)
     recorder, events = Recorder(None, {}), Subscriptions(Layer.RECORD)
     recorded: list[dict[str, Any]] = []
-    recorder.after_row(recorded.append)
+    recorder.call_after_each_row(recorded.append)
     rows = Rows(recorder)
     behind(arm, rows)
     record_grad_scalers(rows, events)
@@ -127,7 +127,7 @@ def test_a_step_without_the_scaler_of_its_loss_is_a_step(behind: Any, arm: str) 
     """The script scales the loss by its GradScaler and steps the optimizer by itself; one around another is one."""
     recorder, events = Recorder(None, {}), Subscriptions(Layer.RECORD)
     recorded: list[dict[str, Any]] = []
-    recorder.after_row(recorded.append)
+    recorder.call_after_each_row(recorded.append)
     rows = Rows(recorder)
     behind(arm, rows)
     record_grad_scalers(rows, events)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
-from ampcompare.script.replay.one_step import Done, Keeper, Replay, Watch, read_capsule
+from ampcompare.script.replay.one_step import Replay, StepFollower, StepJudged, StepKeeper, read_capsule
 
 TRANSFORMER = """
 import torch
@@ -243,10 +243,10 @@ def watched(script: str, watch: Any) -> Any:
     watch.install()
     try:
         exec(compile(script, "train.py", "exec"), {"__name__": "__main__"})
-    except Done:
+    except StepJudged:
         pass
     finally:
-        Watch.remove(watch)
+        StepFollower.stop_following(watch)
     return watch
 
 
@@ -255,7 +255,7 @@ class Sides:
 
     def __init__(self, script: str, path: Path, step: int) -> None:
         self.script = script
-        self.keeper = watched(script, Keeper(str(path), step))
+        self.keeper = watched(script, StepKeeper(str(path), step))
         assert not self.keeper.fault
         self.capsule = read_capsule(str(path))
         self.base = watched(script, Replay(self.capsule, None))

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
 from ampcompare.script.replay.arm import ReplayedArm
-from ampcompare.script.replay.one_step import Refusal, Replay
+from ampcompare.script.replay.one_step import Replay, StepRefused
 from tests.script.behind import Behind
 from tests.script.replay.steps import Sides, watched
 
@@ -80,5 +80,5 @@ def test_a_script_that_scales_its_loss_is_refused(sides: Sides, behind: Behind) 
     script = script.replace("loss.backward()", "scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)")
     script = script.replace("optimizer.step()", "scaler.step(optimizer)\n    scaler.update()")
     change = Replay(sides.capsule, sides.base.answers, arm=ReplayedArm(behind("native:fp16")))
-    with pytest.raises(Refusal, match="the script scales its loss by itself, by a GradScaler"):
+    with pytest.raises(StepRefused, match="the script scales its loss by itself, by a GradScaler"):
         watched(script, change)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcompare.script.replay import one_step
-from ampcompare.script.replay.one_step import Keeper
+from ampcompare.script.replay.one_step import StepKeeper
 from tests.script.replay.steps import (
     CONVOLUTIONS,
     MISTAKES,
@@ -107,7 +107,7 @@ def test_another_generator_is_noise(sides: dict[str, Sides], monkeypatch: pytest
 
 def test_a_step_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ampcompare.script.replay.one_step.MAX_BYTES", 10_000)
-    keeper = watched(CONVOLUTIONS, Keeper(str(tmp_path / "capsule.pt"), 1))
+    keeper = watched(CONVOLUTIONS, StepKeeper(str(tmp_path / "capsule.pt"), 1))
     assert "step 1 needs 0 MB of weights, optimizer state and batch, more than 0 MB" in keeper.fault
     assert not list(tmp_path.iterdir())
 

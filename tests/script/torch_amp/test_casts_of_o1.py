@@ -288,7 +288,7 @@ def test_it_trains_as_with_apex_by_hand(
     ours: list[Tensor] = []
     situation(ByHand(amp, level), expected)
     amp._amp_state.close()
-    monkeypatch.setattr(plain_script, "_names_mixed_precision", lambda: False)  # as a file without that word
+    monkeypatch.setattr(plain_script, "_is_mixed_precision_named", lambda: False)  # as a file without that word
     behind(f"{level},loss_scale=128")
     situation(Plain(), ours)
     assert [tuple(one.shape) for one in ours] == [tuple(one.shape) for one in expected]
@@ -347,7 +347,7 @@ def test_blocks_of_the_script_end_the_casts_around_them(
     behind: Any, monkeypatch: pytest.MonkeyPatch, names_it: bool
 ) -> None:
     """They begin with the optimizer or with a first forward pass; once the script has a block, it alone casts."""
-    monkeypatch.setattr(plain_script, "_names_mixed_precision", lambda: names_it)
+    monkeypatch.setattr(plain_script, "_is_mixed_precision_named", lambda: names_it)
     behind("O4")
     model = network()
     optimizer = sgd(model)
@@ -401,7 +401,7 @@ def test_advice_where_code_of_torch_mixes_types_names_the_module(behind: Any) ->
         try:
             F.cross_entropy(model(x), y).backward()
         except RuntimeError as error:
-            explained = stand_in.explain(error)
+            explained = stand_in.find_refusal_of_error(error)
             assert explained is not None
             raise explained from error
         optimizer.step()

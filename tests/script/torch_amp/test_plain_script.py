@@ -746,7 +746,7 @@ def test_a_loss_that_reaches_no_weight_is_one_step(behind: Any, arm: str, tmp_pa
     """As of a batch without targets: it has a gradient of its own, and the optimizer none."""
     recorder = recording.Recorder(tmp_path / "script.jsonl", {})
     recorded: list[dict[str, Any]] = []
-    recorder.after_row(recorded.append)
+    recorder.call_after_each_row(recorded.append)
     rows = recording.Rows(recorder)
     behind(arm, rows)
     record_steps(rows, amp=False)

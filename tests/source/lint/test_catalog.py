@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.guards import GUARDS
 from ampcompare.source.lint.catalog import BY_NAME, CODES, GROUPS, MISTAKES
-from ampcompare.source.lint.report import level_of
+from ampcompare.source.lint.report import level_of_code
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "lint" / "codes.md").read_text(encoding="utf-8")
@@ -60,11 +60,11 @@ def test_each_mistake_has_its_section(site: str) -> None:
         assert name == mistake.name
         assert not [
             part
-            for part in (mistake.mistake, mistake.matters, mistake.remedy, mistake.example, mistake.harmless)
+            for part in (mistake.mistake, mistake.matters, mistake.remedy, mistake.example, mistake.harmless_code)
             if part.strip() not in text
         ], code
         assert ("`--fix`" in text) == mistake.fixable, code
-        assert f"({level_of(code)})" in text, code
+        assert f"({level_of_code(code)})" in text, code
 
 
 def test_the_list_is_that_of_the_catalog(hook: ModuleType) -> None:

@@ -27,10 +27,10 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
     mistake = CODES[code]
     selection, every = Selection(select=(code,)), Selection(select=("AMP",))
     marked = [number for number, line in enumerate(mistake.example.split("\n"), start=1) if line.endswith(f"# {code}")]
-    findings = check_text(mistake.example, selection.reports)
+    findings = check_text(mistake.example, selection.reports_code)
     assert [finding.line for finding in findings] == marked
     assert marked
-    assert {finding.code for finding in check_text(mistake.harmless)} <= {"AMP301"} - {code}
+    assert {finding.code for finding in check_text(mistake.harmless_code)} <= {"AMP301"} - {code}
 
     text, left, fixed = fix_text(mistake.example, findings, selection)
 
@@ -38,8 +38,8 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
     assert (text != mistake.example) == mistake.fixable
     assert fixed + len(left) == len(findings)
     if fixed:
-        before = {finding.code for finding in check_text(mistake.example, every.reports)}
-        assert {finding.code for finding in check_text(text, every.reports)} <= before
+        before = {finding.code for finding in check_text(mistake.example, every.reports_code)}
+        assert {finding.code for finding in check_text(text, every.reports_code)} <= before
         assert fix_text(text, left, selection)[0] == text
 
 

@@ -329,8 +329,8 @@ def test_two_networks_are_unscaled_once() -> None:
     text = "import torch\n" + dedent(script)
     selection = Selection(select=("AMP2",))
 
-    fixed, left, _ = fix_text(text, check_text(text, selection.reports), selection)
+    fixed, left, _ = fix_text(text, check_text(text, selection.reports_code), selection)
 
     assert codes_of(script) == ["AMP201", "AMP201"]
     assert fixed.count("scaler.unscale_(optimizer)") == 1
-    assert left == check_text(fixed, selection.reports) == []
+    assert left == check_text(fixed, selection.reports_code) == []

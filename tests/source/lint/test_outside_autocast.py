@@ -19,7 +19,7 @@ def _fix(body: str, enter: str = 'with torch.autocast("cuda"):') -> str:
         f"        {line}\n" for line in body.split("\n")
     )
     selection = Selection(select=("AMP230",))
-    found = check_text(text, selection.reports)
+    found = check_text(text, selection.reports_code)
     assert found
     fixed, left, _ = fix_text(text, found, selection)
     assert (fixed == text) == bool(left)

@@ -4,15 +4,15 @@ import json
 from pathlib import Path
 
 from ampcompare.source.document import Place
-from ampcompare.source.lint.report import FORMATS, Located, Report, Unread
+from ampcompare.source.lint.report import FORMATS, LocatedFinding, Report, UnreadFile
 
 REPORT = Report(
     findings=[
-        Located(Path("a b/train.py"), Place(3, 5), "AMP201", "clipped: 100 % wrong", True),
-        Located(Path("a b/train.py"), Place(9, 1), "AMP302", "deprecated", False),
-        Located(Path("book.ipynb"), Place(2, 1, cell=4), "AMP201", "clipped", False),
+        LocatedFinding(Path("a b/train.py"), Place(3, 5), "AMP201", "clipped: 100 % wrong", True),
+        LocatedFinding(Path("a b/train.py"), Place(9, 1), "AMP302", "deprecated", False),
+        LocatedFinding(Path("book.ipynb"), Place(2, 1, cell=4), "AMP201", "clipped", False),
     ],
-    unread=[Unread(Path("old.py"), "not Python 3", 7)],
+    unread=[UnreadFile(Path("old.py"), "not Python 3", 7)],
     files=5,
 )
 
@@ -55,7 +55,7 @@ def test_github() -> None:
     assert lines[1].startswith("::warning file=a b/train.py,line=9,col=1,title=AMP302 ")
     assert lines[2].startswith("::error file=book.ipynb,title=AMP201 clip-scaled::cell 4: clipped;")
     assert lines[3] == "::error file=old.py,line=7::not Python 3"
-    odd = Report([Located(Path("a,b:c.py"), Place(1, 1), "AMP201", "x", False)])
+    odd = Report([LocatedFinding(Path("a,b:c.py"), Place(1, 1), "AMP201", "x", False)])
     assert rendered("github", odd).startswith("::error file=a%2Cb%3Ac.py,line=1,")
 
 
@@ -80,7 +80,7 @@ def test_sarif() -> None:
 
 def test_sarif_knows_a_finding_again_that_has_moved_and_tells_equal_ones_apart() -> None:
     def fingerprints(*lines: int) -> list[str]:
-        found = [Located(Path("train.py"), Place(line, 1), "AMP201", "clipped", False) for line in lines]
+        found = [LocatedFinding(Path("train.py"), Place(line, 1), "AMP201", "clipped", False) for line in lines]
         (run,) = json.loads(rendered("sarif", Report(found)))["runs"]
         return [each["partialFingerprints"]["codeAndMessage/v1"] for each in run["results"]]
 

@@ -30,8 +30,8 @@ def test_prefixes(select: tuple[str, ...], ignore: tuple[str, ...], reported: li
     """The longer prefix decides."""
     selection = Selection(select, ignore)
 
-    assert all(map(selection.reports, reported))
-    assert not any(map(selection.reports, silent))
+    assert all(map(selection.reports_code, reported))
+    assert not any(map(selection.reports_code, silent))
 
 
 def write(folder: Path, text: str) -> None:

@@ -235,7 +235,7 @@ def reasons() -> dict[str, list[str]]:
 def _sentences(tree: ast.Module) -> Iterator[ast.expr]:
     """Yield what a module says as a reason: as an error, or as the result of a function that is named so."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Unsure":
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "UnsureRewrite":
             yield from node.args[1:]
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("_why"):
             yield from (

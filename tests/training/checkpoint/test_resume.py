@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.base.tensors.tree import first_difference
+from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
 from ampcompare.checkpoints.inspect import inspect_file
 from ampcompare.checkpoints.store.file import write_checkpoint
@@ -21,12 +21,12 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble
+from ampcompare.training.assemble import assemble_run
 from ampcompare.training.checkpoint.flattened import is_flattened
-from ampcompare.training.checkpoint.resume import find_checkpoint, validate_resume
-from ampcompare.training.checkpoint.saver import Saver
+from ampcompare.training.checkpoint.resume import find_checkpoint, state_to_resume_from
+from ampcompare.training.checkpoint.saver import CheckpointSaver
 from ampcompare.training.precision.base import make_precision, owned_params
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.stop_request import StopRequest
@@ -106,10 +106,10 @@ class Played:
         if resume:
             found = find_checkpoint("auto", folder)
             assert found is not None
-            state, resumption = validate_resume(found, settings, 1)
+            state, resumption = state_to_resume_from(found, settings, 1)
         precision = make_precision(settings.arm)
         task = make_task(settings.recipe)
-        assembly = assemble(settings.recipe, task, precision, CPU, state=state)
+        assembly = assemble_run(settings.recipe, task, precision, CPU, state=state)
         assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
         self.zeroed = [[param.grad is not None for param in owned_params(each)] for each in assembly.optimizers]
         if precision.key == "amp":  # a scale that changes while the run goes on
@@ -119,14 +119,14 @@ class Played:
                     # In fp16 it overflows, in bf16 it grows.
                     scaler._loss_scale = 2.0**8 if precision.half_dtype is torch.bfloat16 else 2.0**24
         self.notes: list[str] = []
-        with Saver(folder, settings.saving, self.notes.append) as saver:
+        with CheckpointSaver(folder, settings.saving, self.notes.append) as saver:
             self.session = Session(settings, assembly, saver=saver, stop=StopRequest(stop))
             self.tally = RunMetrics(settings.warmup_steps, settings.recipe.batch_size)
             self.session.stateful["tally"] = self.tally
             if state is not None and resumption is not None:
                 self.session.load_state_dict(state, resumption)
             self.steps: list[StepRecord] = []
-            _, context = cpu_half(settings.cpu_half, precision.half_dtype, CPU)
+            _, context = choose_cpu_half(settings.cpu_half, precision.half_dtype, CPU)
             with context:
                 for event in self.session.events():
                     if isinstance(event, EpochResult):
@@ -161,7 +161,7 @@ def unbroken_and_rest(settings: RunConfig, folder: Path, step: int = 3) -> tuple
     assert [resumption.step for resumption in second.session.resumed] == [step]
     assert len(second.steps) == len(unbroken.steps) - step > 0
     assert repr(untimed(second.steps)) == repr(untimed(unbroken.steps[step:]))
-    assert first_difference(unbroken.end, second.end, apart=APART) == ""
+    assert first_difference_text(unbroken.end, second.end, apart=APART) == ""
     return unbroken, second
 
 
@@ -181,13 +181,13 @@ def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
     recipe = {"early_stop": 1, "epochs": 4, "optimizer": {"lr": 1e-30}}
     options = {"on_nan": on_nan, "rollback_every": 1, "max_skipped": 3, "recipe": recipe}
     unbroken = Played(config(**options), tmp_path / "a")
-    assert (len(unbroken.tally.epochs), unbroken.session.end_reason is not None) == (2, True)
+    assert (len(unbroken.tally.epochs), unbroken.session.why_ended_early is not None) == (2, True)
     for stop in (5, 7):
         first = Played(config(**options), tmp_path / f"{stop}", stop=stop)
         second = Played(config(**options), tmp_path / f"{stop}", resume=True)
         assert repr(untimed(first.steps + second.steps)) == repr(untimed(unbroken.steps))
-        assert second.session.end_reason == unbroken.session.end_reason
-        assert first_difference(unbroken.end, second.end, apart=APART) == ""
+        assert second.session.why_ended_early == unbroken.session.why_ended_early
+        assert first_difference_text(unbroken.end, second.end, apart=APART) == ""
 
 
 @pytest.fixture
@@ -341,10 +341,10 @@ def test_saving_changes_no_number(tmp_path: Path) -> None:
     for saving in ({"every_steps": 1}, {"every_steps": 1, "in_background": True}):
         saved = Played(config("apex:O2,engine=compat", recipe=SHORT, saving=saving), tmp_path / "b")
         assert repr(untimed(saved.steps)) == repr(untimed(plain.steps))
-        assert first_difference(plain.end, saved.end, apart=APART) == ""
+        assert first_difference_text(plain.end, saved.end, apart=APART) == ""
         found = find_checkpoint("auto", tmp_path / "b")
         assert found is not None
-        assert first_difference(plain.end, found.state, apart=(*APART, "schema")) == ""
+        assert first_difference_text(plain.end, found.state, apart=(*APART, "schema")) == ""
 
 
 @pytest.mark.parametrize(

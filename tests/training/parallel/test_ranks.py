@@ -12,7 +12,7 @@ from ampcompare.apex.parallel import SyncBatchNorm
 from ampcompare.base.errors import RanksDiffer, UnsupportedCombination
 from ampcompare.settings.config import ParallelConfig
 from ampcompare.training.assemble import make_parallel
-from ampcompare.training.parallel.ranks import Communicator, require_equal, weights_digest
+from ampcompare.training.parallel.ranks import Communicator, digest_of_weights, require_equal_on_ranks
 from ampcompare.training.parallel.replication import ApexDDP
 
 
@@ -31,10 +31,10 @@ def test_differences_are_named() -> None:
     """The ranks that differ from rank 0 are named, with the first differing items and both values."""
     told = r"^ranks 1, 3 of 4 hold another thing than rank 0: 8 there and 7 on rank 0; do it$"
     with pytest.raises(RanksDiffer, match=told):
-        require_equal(Told(7, 8, 7, 8), "thing", 7, "do it")
+        require_equal_on_ranks(Told(7, 8, 7, 8), "thing", 7, "do it")
     told = r"rank 1 of 2 hold another environment than rank 0: torch is 2.0 there and 2.1 on rank 0;"
     with pytest.raises(RanksDiffer, match=told):
-        require_equal(Told({"torch": "2.1", "a": 1}, {"torch": "2.0", "a": 1}), "environment", {}, "do it")
+        require_equal_on_ranks(Told({"torch": "2.1", "a": 1}, {"torch": "2.0", "a": 1}), "environment", {}, "do it")
 
 
 @pytest.mark.parametrize(("limit", "transfers"), [(1, 5), (16, 3), (2**20, 1)])
@@ -47,7 +47,7 @@ def test_weights_are_hashed_by_few_transfers(limit: int, transfers: int, monkeyp
     cpu = Tensor.cpu
     monkeypatch.setattr("ampcompare.training.parallel.ranks.TRANSFER_BYTES", limit)
     monkeypatch.setattr(Tensor, "cpu", lambda self: seen.append(self.numel()) or cpu(self))
-    assert weights_digest([model]) == whole
+    assert digest_of_weights([model]) == whole
     assert (len(seen), sum(seen)) == (transfers, 40)
 
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from ampcompare.base.errors import BackendUnavailable, PreparationError
 from ampcompare.base.tensors.sharded import gather_whole, is_sharded
-from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard_models, units_to_gather
-from ampcompare.training.process_group import group_of_one
+from ampcompare.training.process_group import process_group_of_one
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,10 @@ def test_blocks_are_units() -> None:
 def test_a_torch_that_shards_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused on a CPU, with the version that is needed."""
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cu124"))
-    with group_of_one("gloo", CPU), pytest.raises(BackendUnavailable, match=r"from torch 2\.7 on, and this is 2\.6\.0"):
+    with (
+        process_group_of_one("gloo", CPU),
+        pytest.raises(BackendUnavailable, match=r"from torch 2\.7 on, and this is 2\.6\.0"),
+    ):
         shard_models([Plain()], [])
 
 
@@ -61,7 +64,7 @@ def test_an_optimizer_steps_shards() -> None:
     model: Any = Blocks()
     optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)  # has state from the start
     before = [param.detach().clone() for param in model.parameters()]
-    with group_of_one("gloo", CPU):
+    with process_group_of_one("gloo", CPU):
         shard_models([model], [optimizer], ShardTypes(torch.bfloat16, torch.float32, torch.float32))
         params = optimizer.param_groups[0]["params"]
         assert all(is_sharded(param) for param in params)
@@ -86,12 +89,12 @@ def test_what_cannot_be_sharded() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(PreparationError, match=r"call torch.distributed.init_process_group first"):
         shard_models([model], [])
-    with group_of_one("gloo", CPU):
+    with process_group_of_one("gloo", CPU):
         masters = [param.detach().clone() for param in model.parameters()]
         with pytest.raises(PreparationError, match="such as a master weight"):
             shard_models([model], [torch.optim.SGD(masters, lr=0.1)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        skip_on_device(optimizer)
+        make_step_skippable(optimizer)
         with pytest.raises(PreparationError, match="leave out skip_on_device"):
             shard_models([model], [optimizer])
     assert not is_sharded_model(model)

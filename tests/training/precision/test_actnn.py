@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from ampcompare.training.precision.actnn import ActNN, PackedTensor, Packer, pack_tensor
+from ampcompare.training.precision.actnn import ActNN, PackedTensor, SavedTensorPacker, pack_tensor
 from ampcompare.training.precision.base import Precision, make_precision
 
 
@@ -95,8 +95,8 @@ def test_gradients_are_right_in_the_mean() -> None:
 
 def test_memory_that_is_used_again_is_packed_again() -> None:
     """Another tensor at the place of one that is gone is not taken for it, nor is one that was written to."""
-    packer = Packer(8, 256, [], 0)
-    packer.begin()
+    packer = SavedTensorPacker(8, 256, [], 0)
+    packer.begin_forward_pass()
     first = torch.zeros(2048)
     zeros = packer.pack(first)
     first.add_(1)
@@ -104,9 +104,9 @@ def test_memory_that_is_used_again_is_packed_again() -> None:
     del first
     others = [torch.full((2048,), 2.0) for _ in range(4)]
     twos = [packer.pack(other) for other in others]
-    assert torch.equal(Packer.unpack(zeros), torch.zeros(2048))
-    assert torch.equal(Packer.unpack(ones), torch.ones(2048))
-    assert all(torch.equal(Packer.unpack(two), torch.full((2048,), 2.0)) for two in twos)
+    assert torch.equal(SavedTensorPacker.unpack(zeros), torch.zeros(2048))
+    assert torch.equal(SavedTensorPacker.unpack(ones), torch.ones(2048))
+    assert all(torch.equal(SavedTensorPacker.unpack(two), torch.full((2048,), 2.0)) for two in twos)
 
 
 def test_state_brings_the_rounding_back() -> None:

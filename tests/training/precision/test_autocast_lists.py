@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import ampcompare
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.tensors.cuda_casts import cuda_casts, is_casting
+from ampcompare.base.tensors.cuda_casts import cuda_casts, is_casting_as_on_cuda
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
@@ -38,7 +38,7 @@ def test_an_arm_casts_as_cuda_does_or_as_the_cpu_does(arm: str) -> None:
     assert half is not None
     assert types_in(precision) == [torch.float32, torch.float32, half]
     assert types_in(make_precision(arm, autocast_lists="cpu")) == [half, half, torch.float32]
-    assert not is_casting()
+    assert not is_casting_as_on_cuda()
     with torch.autocast("cpu", dtype=half):
         assert torch.rand(3).to(half).exp().dtype is half
 

@@ -16,9 +16,9 @@ from ampcompare.backends.catalog import BUILT_IN, described_backends
 from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.sharded import gather_whole
-from ampcompare.base.tensors.skippable_step import skip_on_device
+from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, make_precision
-from ampcompare.training.process_group import choose_backend, group_of_one
+from ampcompare.training.process_group import choose_group_backend, process_group_of_one
 
 LR = 0.5
 
@@ -39,8 +39,8 @@ SHARING = _arms(lambda spec, arm: arm.shares_steps)
 NOT_SHARING = _arms(lambda spec, arm: not arm.shares_steps)
 SKIPPING = _arms(lambda spec, arm: arm.skips_steps)
 SKIPPING_WHOLE = _arms(lambda spec, arm: arm.skips_steps and not spec.parallel)  # it copies weights
-OWN = _arms(lambda spec, arm: Arm.parse(arm.text).runs is None)
-NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and Arm.parse(arm.text).runs is None)
+OWN = _arms(lambda spec, arm: Arm.parse(arm.text).underlying_arm is None)
+NEVER_SKIPPING = _arms(lambda spec, arm: not arm.skips_steps and Arm.parse(arm.text).underlying_arm is None)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def a_group_for_shards(request: pytest.FixtureRequest, device: torch.device) -> 
     if not arm.startswith("fsdp"):
         yield
         return
-    with group_of_one(choose_backend("auto", str(device)), device):
+    with process_group_of_one(choose_group_backend("auto", str(device)), device):
         yield
 
 
@@ -226,7 +226,7 @@ def test_a_skip_on_the_device_has_the_bits_of_one_on_the_host(
         model = net(device)
         optimizer: Optimizer = AdamW(model.parameters(), lr=0.01, eps=1e-3)
         if on_device:
-            skip_on_device(optimizer)
+            make_step_skippable(optimizer)
         (model,), (optimizer,) = precision.prepare([model], [optimizer])  # type: ignore[assignment]
         optimizer.zero_grad()
         outcomes = []

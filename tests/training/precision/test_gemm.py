@@ -161,7 +161,7 @@ def test_a_kernel_of_torchao_gets_sizes_that_it_takes_and_is_compared(monkeypatc
         sizes.extend([*a.shape, *b.shape])
         return torch.ones(len(a), b.shape[1], dtype=torch.bfloat16)
 
-    monkeypatch.setattr(torchao_products, "has_kernel", lambda device: True)
+    monkeypatch.setattr(torchao_products, "has_mxfp8_kernel", lambda device: True)
     monkeypatch.setattr(torch, "_scaled_mm", multiply)
     precision, model, optimizer = start("gemm:mxfp8,engine=torchao")
     train(precision, model, optimizer, range(1))
@@ -231,13 +231,13 @@ def test_squares_let_both_products_of_a_weight_multiply_the_same_numbers() -> No
 def test_a_weight_in_squares_is_rounded_once_for_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """And gives the products that two roundings give."""
     rounded = []
-    original = linear_products.round_values
+    original = linear_products.round_to_grid_and_whole
 
     def count(matrix: Tensor, *args: Any, **options: Any) -> Any:
         rounded.append(options["square"])
         return original(matrix, *args, **options)
 
-    monkeypatch.setattr(linear_products, "round_values", count)
+    monkeypatch.setattr(linear_products, "round_to_grid_and_whole", count)
     shared = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
     assert rounded.count(True) == 1
     monkeypatch.setattr(ProductRounding, "shares_weight_tiles", lambda one, other: False)
@@ -250,7 +250,7 @@ def test_watching_changes_no_number_and_no_random_bit() -> None:
     """The ledger of some steps computes their figures on the way."""
 
     class Seeing(OperationMode):
-        def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        def see_operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
             pass
 
     losses = []

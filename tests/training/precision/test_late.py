@@ -36,7 +36,7 @@ def test_a_block_is_one_transfer(transfers: list[int]) -> None:
             order.append(place)
             return (values[0] == 0,), (values[1],)
 
-        return outcomes.add([torch.tensor(float(place == 3)), torch.tensor(2.0**place)], settle)
+        return outcomes.outcome_of_step([torch.tensor(float(place == 3)), torch.tensor(2.0**place)], settle)
 
     steps = [step(place) for place in range(20)]
     assert steps[7].loss_scales == (128.0,)

@@ -35,7 +35,7 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
     look = StepLook(model.parameters)
     look.begin(0, [optimizer], detailed=True)
-    with look.observe_operations():
+    with look.operations_observed():
         with precision.autocast():
             loss = model(torch.ones(1, 2)).float().sum()
         precision.backward(loss, [optimizer])
@@ -44,5 +44,5 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     roles = Arm.parse(ON_CPU.get(text, text)).roles
     assert roles is not None
     scales = precision.loss_scales()
-    found = compare_roles(roles, look.result(loss_scale=scales[0] if scales else None))
+    found = compare_roles(roles, look.ledger_of_looks(loss_scale=scales[0] if scales else None))
     assert [role.difference for role in found if role.differs] == []

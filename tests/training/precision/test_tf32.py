@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.base.tensors.tf32 import Tf32, set_tf32
+from ampcompare.base.tensors.tf32 import Tf32Switches, set_tf32
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.fp32 import require_tf32
 
@@ -15,10 +15,10 @@ from ampcompare.training.precision.fp32 import require_tf32
 @pytest.fixture
 def switches() -> Iterator[None]:
     """Put torch's own switches back."""
-    before = Tf32.read()
+    before = Tf32Switches.read()
     yield
     torch.backends.fp32_precision = "none"
-    before.apply()
+    before.set_switches()
 
 
 def test_a_cpu_has_no_tf32() -> None:

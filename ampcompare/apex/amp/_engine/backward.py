@@ -29,9 +29,9 @@ def prepare_backward_no_master_weights(optimizer: Any) -> None:
     if not stash.lazy_init_called:
         optimizer._amp_lazy_init()
     if stash.stashed:
-        drop_leftovers(stash)
+        drop_leftover_stashes(stash)
     for params, kept in stash.params_and_stashes():
-        stash.stashed |= take_grads(params, kept)
+        stash.stashed |= stash_grads(params, kept)
 
 
 def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
@@ -40,16 +40,16 @@ def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
     if not stash.lazy_init_called:
         optimizer._amp_lazy_init()
     with GradientsOff():
-        sums = _Sums()
+        sums = _DeferredAdditions()
         if stash.stashed:
-            _drop_if_strict(stash, scaler)
+            _drop_stashed_if_strict(stash, scaler)
         if stash.all_fp16_params:
-            half = _collect(stash.all_fp16_params, stash.all_fp16_grad_stash, stash.stashed, sums)
+            half = _gradients_to_unscale(stash.all_fp16_params, stash.all_fp16_grad_stash, stash.stashed, sums)
             scaler.unscale_(half, uniform=stash.uniform_device)
-        full = _collect(stash.all_fp32_params, stash.all_fp32_grad_stash, stash.stashed, sums)
+        full = _gradients_to_unscale(stash.all_fp32_params, stash.all_fp32_grad_stash, stash.stashed, sums)
         scaler.unscale_(full, uniform=stash.uniform_device)
         if sums.totals:
-            sums.add()
+            sums.make_all()
     stash.stashed = False
 
 
@@ -61,9 +61,9 @@ def prepare_backward_with_master_weights(optimizer: Any) -> None:
     for param in stash.all_fp16_params:
         param.grad = None
     if stash.stashed:
-        drop_leftovers(stash)
+        drop_leftover_stashes(stash)
     if stash.all_fp32_from_fp32_params:
-        stash.stashed = take_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
+        stash.stashed = stash_grads(stash.all_fp32_from_fp32_params, stash.all_fp32_from_fp32_grad_stash)
 
 
 def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> None:
@@ -75,20 +75,24 @@ def post_backward_with_master_weights(optimizer: Any, scaler: LossScaler) -> Non
     if not stash.lazy_init_called:
         optimizer._amp_lazy_init()
     with GradientsOff():
-        sums = _Sums()
+        sums = _DeferredAdditions()
         targets, sources = _half_grads_and_buffers(stash, sums)
         if stash.stashed:
-            _drop_if_strict(stash, scaler)
+            _drop_stashed_if_strict(stash, scaler)
         own = stash.all_fp32_from_fp32_params
-        fresh = targets + _collect(own, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums) if own else targets
-        _widen(targets, sources)
+        fresh = (
+            targets + _gradients_to_unscale(own, stash.all_fp32_from_fp32_grad_stash, stash.stashed, sums)
+            if own
+            else targets
+        )
+        _copy_to_fp32_buffers(targets, sources)
         scaler.unscale_(fresh, uniform=stash.uniform_device)
         if sums.totals:
-            sums.add()
+            sums.make_all()
     stash.stashed = False
 
 
-def abandon_backward(optimizer: Any) -> None:
+def restore_stashed_gradients(optimizer: Any) -> None:
     """Restore the gradients stashed for a backward pass that failed, and drop those that it wrote."""
     stash: AmpOptimizerState = optimizer._amp_stash
     for params, kept in stash.params_and_stashes():
@@ -98,7 +102,7 @@ def abandon_backward(optimizer: Any) -> None:
     stash.stashed = False
 
 
-def take_grads(params: Sequence[Tensor], kept: list[Tensor | None]) -> bool:
+def stash_grads(params: Sequence[Tensor], kept: list[Tensor | None]) -> bool:
     """Move each `.grad` into `kept`, leaving None; return whether there was any."""
     has_grads = False
     for index, param in enumerate(params):
@@ -110,7 +114,7 @@ def take_grads(params: Sequence[Tensor], kept: list[Tensor | None]) -> bool:
     return has_grads
 
 
-class _Sums:
+class _DeferredAdditions:
     """Additions to make once the new gradients are unscaled."""
 
     __slots__ = ("addends", "totals")
@@ -119,11 +123,11 @@ class _Sums:
         self.totals: list[Tensor] = []
         self.addends: list[Tensor] = []
 
-    def record(self, total: Tensor, addend: Tensor) -> None:
+    def defer(self, total: Tensor, addend: Tensor) -> None:
         self.totals.append(total)
         self.addends.append(addend)
 
-    def add(self) -> None:
+    def make_all(self) -> None:
         if any(grad.is_sparse for grad in self.totals) or any(grad.is_sparse for grad in self.addends):
             for total, addend in zip(self.totals, self.addends, strict=True):
                 total.add_(addend)
@@ -131,7 +135,9 @@ class _Sums:
             torch._foreach_add_(self.totals, self.addends)
 
 
-def _collect(params: Sequence[Tensor], kept: list[Tensor | None], stashed: bool, sums: _Sums) -> list[Tensor]:
+def _gradients_to_unscale(
+    params: Sequence[Tensor], kept: list[Tensor | None], stashed: bool, sums: _DeferredAdditions
+) -> list[Tensor]:
     if not stashed:
         return [grad for param in params if (grad := param.grad) is not None]
     fresh: list[Tensor] = []
@@ -143,17 +149,17 @@ def _collect(params: Sequence[Tensor], kept: list[Tensor | None], stashed: bool,
             continue
         fresh.append(grad)
         if old is not None:
-            sums.record(grad, old)
+            sums.defer(grad, old)
     return fresh
 
 
-def _drop_if_strict(stash: AmpOptimizerState, scaler: LossScaler) -> None:
+def _drop_stashed_if_strict(stash: AmpOptimizerState, scaler: LossScaler) -> None:
     """Drop the stashed gradients at a static scale of 1, as Apex does."""
     if _amp_state.strict and not scaler.dynamic and scaler.loss_scale() == 1.0:
-        drop_leftovers(stash)
+        drop_leftover_stashes(stash)
 
 
-def drop_leftovers(stash: AmpOptimizerState) -> None:
+def drop_leftover_stashes(stash: AmpOptimizerState) -> None:
     """Drop what another pass stashed and did not restore, as Apex does, even if there is no new gradient.
 
     That pass failed, in strict mode, or this block is nested inside its block.
@@ -163,7 +169,7 @@ def drop_leftovers(stash: AmpOptimizerState) -> None:
     stash.stashed = False
 
 
-def _half_grads_and_buffers(stash: AmpOptimizerState, sums: _Sums) -> tuple[list[Tensor], list[Tensor]]:
+def _half_grads_and_buffers(stash: AmpOptimizerState, sums: _DeferredAdditions) -> tuple[list[Tensor], list[Tensor]]:
     """Return fp32 buffers, which become the gradients of masters without one, and the half gradients for them."""
     masters = stash.all_fp32_from_fp16_params
     sources = [grad for param in stash.all_fp16_params if (grad := param.grad) is not None]
@@ -176,11 +182,11 @@ def _half_grads_and_buffers(stash: AmpOptimizerState, sums: _Sums) -> tuple[list
             master.grad = buffer
         targets = list(buffers)
     else:
-        targets = _choose_targets(stash, sums)
+        targets = _choose_gradient_buffers(stash, sums)
     return targets, sources
 
 
-def _widen(targets: list[Tensor], sources: list[Tensor]) -> None:
+def _copy_to_fp32_buffers(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy half gradients to fp32 buffers."""
     if not sources:
         return
@@ -193,7 +199,7 @@ def _widen(targets: list[Tensor], sources: list[Tensor]) -> None:
             target.copy_(grad.to_dense() if grad.is_sparse else grad)
 
 
-def _choose_targets(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
+def _choose_gradient_buffers(stash: AmpOptimizerState, sums: _DeferredAdditions) -> list[Tensor]:
     """Choose a buffer for each half gradient: a temporary one if the master has a gradient to add to."""
     masters, buffers = stash.all_fp32_from_fp16_params, stash.master_grad_buffers
     present = [index for index, param in enumerate(stash.all_fp16_params) if param.grad is not None]
@@ -206,7 +212,7 @@ def _choose_targets(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
             target = master.grad = buffers[index]
         else:
             target = torch.empty_like(master, requires_grad=False)
-            sums.record(total, target)
+            sums.defer(total, target)
         targets.append(target)
     return targets
 

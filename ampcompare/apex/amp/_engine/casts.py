@@ -75,12 +75,12 @@ def cached_weight_cast(handle: AmpHandle) -> Cast | None:
     """
     if handle.verbose or handle.strict or not handle.has_cache or handle.half_dtype is not torch.float16:
         return None
-    return _cached_weight(handle, Tensor.half)
+    return _cached_cast_of_weight(handle, Tensor.half)
 
 
 def _caching_cast(handle: AmpHandle, convert: Cast) -> Cast:
     """Cache casts of fp32 parameters, while the parameter is what it was when it was cast."""
-    cast_weight = _cached_weight(handle, convert)
+    cast_weight = _cached_cast_of_weight(handle, convert)
     float32 = torch.float32
 
     def cast_tensor(value: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _caching_cast(handle: AmpHandle, convert: Cast) -> Cast:
     return cast_tensor
 
 
-def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
+def _cached_cast_of_weight(handle: AmpHandle, convert: Cast) -> Cast:
     cache, groups = handle.cache, handle.groups
     is_grad_enabled, is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 
@@ -105,7 +105,7 @@ def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
         if cached is not None and cached[2] == value._version and cached[3] == value.data_ptr():
             cast = cached[1]
             if value.requires_grad == cast.requires_grad or not is_grad_enabled():
-                _check_parent(value, cast)
+                _check_cast_leads_to_parameter(value, cast)
                 return cast
         keep = is_grad_enabled()
         if keep and cached is None and convert is Tensor.half:
@@ -133,7 +133,7 @@ def _strictly_caching_cast(handle: AmpHandle, convert: Cast) -> Cast:
         cached = cache.get(id(value))
         if cached is not None and (passes_gradients or not cached[1].requires_grad):
             cast = cached[1]
-            _check_parent(value, cast)
+            _check_cast_leads_to_parameter(value, cast)
             if value.requires_grad == cast.requires_grad or not torch.is_grad_enabled():
                 return cast
         cast = convert(value)
@@ -143,7 +143,7 @@ def _strictly_caching_cast(handle: AmpHandle, convert: Cast) -> Cast:
     return cast_tensor
 
 
-def _check_parent(value: Tensor, cast: Tensor) -> None:
+def _check_cast_leads_to_parameter(value: Tensor, cast: Tensor) -> None:
     """Raise unless gradients of the cached cast reach the parameter itself."""
     if not (value.requires_grad and cast.requires_grad):
         return
@@ -157,31 +157,31 @@ def _check_parent(value: Tensor, cast: Tensor) -> None:
         )
 
 
-def cast_tree(value: Any, target: torch.dtype, convert: Cast) -> Any:
+def cast_nested_tensors(value: Any, target: torch.dtype, convert: Cast) -> Any:
     """Cast a tensor, or a list or tuple of floating-point tensors only; return anything else unchanged."""
     if isinstance(value, Tensor):
         if value.dtype is not target and value.is_floating_point():
             return convert(value)
         return value
-    if isinstance(value, (list, tuple)) and _all_floating(value):
-        entries = [cast_tree(entry, target, convert) for entry in value]
+    if isinstance(value, (list, tuple)) and _are_all_floating(value):
+        entries = [cast_nested_tensors(entry, target, convert) for entry in value]
         return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
     return value
 
 
-def _all_floating(value: Any) -> bool:
+def _are_all_floating(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.is_floating_point()
-    return isinstance(value, (list, tuple)) and all(_all_floating(entry) for entry in value)
+    return isinstance(value, (list, tuple)) and all(_are_all_floating(entry) for entry in value)
 
 
-def collect_dtypes(args: Iterable[Any], kwargs: Mapping[str, Any], cuda_only: bool) -> set[torch.dtype]:
+def collect_floating_dtypes(args: Iterable[Any], kwargs: Mapping[str, Any], cuda_only: bool) -> set[torch.dtype]:
     """Return the dtypes of all floating-point tensors among the arguments, and in containers of nothing else."""
     dtypes: set[torch.dtype] = set()
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             if value.is_floating_point() and (value.is_cuda or not cuda_only):
                 dtypes.add(value.dtype)
-        elif isinstance(value, (list, tuple)) and _all_floating(value):
-            dtypes |= collect_dtypes(value, {}, cuda_only)
+        elif isinstance(value, (list, tuple)) and _are_all_floating(value):
+            dtypes |= collect_floating_dtypes(value, {}, cuda_only)
     return dtypes

@@ -34,9 +34,9 @@ _MAX_FLAGS = 32
 _SCHEDULER_GLOBALS = LRScheduler.__init__.__globals__
 
 
-def install(optimizer: Any) -> None:
+def install_step_with_flags(optimizer: Any) -> None:
     """Make `optimizer.step` honor the flags of its backward passes, if its type and options allow it."""
-    if type(optimizer) not in _FUSED_TYPES or not _obeys_flags(optimizer):
+    if type(optimizer) not in _FUSED_TYPES or not _obeys_overflow_flags(optimizer):
         return
     inner: Callable[..., Any] = optimizer.step
 
@@ -45,15 +45,15 @@ def install(optimizer: Any) -> None:
         if not flags:
             return inner() if closure is None else inner(closure)
         self._amp_stash.flags = []
-        flag = union(flags)
+        flag = union_of_flags(flags)
         if closure is not None:
             if flag.item():
                 raise AmpScalingError("optimizer.step(closure) does not work with amp: call step() without a closure.")
             return inner(closure)
         if not is_step_skippable(self):
-            _create_momentum(self)
+            _create_momentum_buffers(self)
         if _amp_state.verbosity > 0:
-            _report(flags)
+            _report_skipped_step(flags)
         self.found_inf, self.grad_scale = flag, None
         try:
             return inner()
@@ -66,13 +66,13 @@ def install(optimizer: Any) -> None:
     optimizer._amp_stash.takes_flags = True
 
 
-def note_step(optimizer: Any) -> None:
+def note_outermost_step(optimizer: Any) -> None:
     """Record amp's outermost `step`, to detect a later wrapper, which Apex would bypass on a skip."""
     if optimizer._amp_stash.takes_flags:
         optimizer._amp_stash.own_step = optimizer.step.__func__
 
 
-def _obeys_flags(optimizer: Any) -> bool:
+def _obeys_overflow_flags(optimizer: Any) -> bool:
     return is_step_skippable(optimizer) or _has_fused_groups(optimizer)
 
 
@@ -86,7 +86,7 @@ def _has_fused_groups(optimizer: Any) -> bool:
     return True
 
 
-def common_device(loss: Any, optimizers: list[Any]) -> torch.device | None:
+def find_flag_device(loss: Any, optimizers: list[Any]) -> torch.device | None:
     """Return the device of this whole backward pass if nothing needs its overflow flag on the host, else None."""
     if not optimizers or not optimizers[0]._amp_stash.takes_flags or not isinstance(loss, Tensor):
         return None
@@ -105,14 +105,14 @@ def common_device(loss: Any, optimizers: list[Any]) -> torch.device | None:
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return None
         params = optimizer.param_groups[0]["params"]
-        if not _obeys_flags(optimizer) or not stash.uniform_device or not params or params[0].device != device:
+        if not _obeys_overflow_flags(optimizer) or not stash.uniform_device or not params or params[0].device != device:
             return None
     return device
 
 
-def can_do_without_host(optimizer: Any) -> bool:
+def can_skip_without_host(optimizer: Any) -> bool:
     """Return whether `optimizer` works without its overflow flags on the host."""
-    if not optimizer._amp_stash.takes_flags or not _obeys_flags(optimizer):
+    if not optimizer._amp_stash.takes_flags or not _obeys_overflow_flags(optimizer):
         return False
     return not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
@@ -125,15 +125,15 @@ def _is_own_step(step: Any, own: Any) -> bool:
     return getattr(function, "__wrapped__", None) is own and function.__globals__ is _SCHEDULER_GLOBALS
 
 
-def note_pass(optimizer: Any, flag: Tensor, scaler: LossScaler, loss_id: int) -> None:
+def note_flag_of_pass(optimizer: Any, flag: Tensor, scaler: LossScaler, loss_id: int) -> None:
     """Make the next step of `optimizer` a skip if `flag` is set."""
     flags: list[Flag] = optimizer._amp_stash.flags
     if len(flags) >= _MAX_FLAGS:  # bounds memory for an optimizer that is passed but never steps
-        flags[:] = [(union(flags), flags[0][1], flags[0][2])]
+        flags[:] = [(union_of_flags(flags), flags[0][1], flags[0][2])]
     flags.append((flag, scaler, loss_id))
 
 
-def union(flags: list[Flag]) -> Tensor:
+def union_of_flags(flags: list[Flag]) -> Tensor:
     """Return one flag that is set if any of these is; the flags stay as they are."""
     flag = flags[0][0]
     for other, _, _ in flags[1:]:
@@ -141,7 +141,7 @@ def union(flags: list[Flag]) -> Tensor:
     return flag
 
 
-def _create_momentum(optimizer: Any) -> None:
+def _create_momentum_buffers(optimizer: Any) -> None:
     """Create the momentum buffers of SGD that its first step would create.
 
     `-0.0` times anything plus the gradient is the gradient, down to the sign of a zero.
@@ -161,19 +161,19 @@ def _create_momentum(optimizer: Any) -> None:
     stash.momentum_state, stash.momentum_count = state, len(state)
 
 
-def _is_free_to_read(flag: Tensor) -> bool:
+def _is_flag_free_to_read(flag: Tensor) -> bool:
     return flag.device.type == "cpu"
 
 
-def _report(flags: list[Flag]) -> None:
+def _report_skipped_step(flags: list[Flag]) -> None:
     """Print Apex's line for a skipped step: now if reading is free, else once the device has the flag."""
-    if _is_free_to_read(flags[0][0]):
+    if _is_flag_free_to_read(flags[0][0]):
         for flag, scaler, loss_id in flags:
             if flag.item():
                 maybe_print(overflow_message(loss_id, scaler.loss_scale()))
                 return
         return
-    present = [(flag, scaler.scale_without_read()) for flag, scaler, _ in flags]
+    present = [(flag, scaler.scale_for_product()) for flag, scaler, _ in flags]
     scales = [scale if isinstance(scale, Tensor) else torch.full_like(flag, scale) for flag, scale in present]
     loss_ids = [loss_id for _, _, loss_id in flags]
 

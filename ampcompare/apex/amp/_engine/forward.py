@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.apex.amp._amp_state import _amp_state
-from ampcompare.base.tensors.tree import first_floating_type, map_tree
+from ampcompare.base.tensors.tree import first_floating_type, map_tensors_in_tree
 
 
 def to_type(dtype: torch.dtype, t: Any, *, expect_cuda: bool = False) -> Any:
@@ -60,7 +60,7 @@ def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = Fals
         return value
     if in_dataclasses and dataclasses.is_dataclass(value) and not isinstance(value, type):
         # What a field holds besides tensors and plain containers stays: no such object went through Apex's rules.
-        return value if first_floating_type(value) is None else map_tree(value, fn)
+        return value if first_floating_type(value) is None else map_tensors_in_tree(value, fn)
     if isinstance(value, Iterator):
         return (inside(entry) for entry in value)
     if hasattr(value, "__iter__"):
@@ -115,9 +115,9 @@ class CastForward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self._original())
+        return inspect.signature(self._original_forward())
 
-    def _original(self) -> Callable[..., Any]:
+    def _original_forward(self) -> Callable[..., Any]:
         if self.inner is not None:
             return self.inner
         bound: Callable[..., Any] = type(self.module).forward.__get__(self.module)
@@ -133,12 +133,12 @@ class CastForward:
                 value = self._cast_input(value, self.inputs)
             result = type(module).forward(module, value)
         else:
-            result = self._call_any(args, kwargs)
+            result = self._call_with_casts(args, kwargs)
         if result.__class__ is Tensor and result.dtype is self.outputs and (not self.expect_cuda or result.is_cuda):
             return result
-        return self._cast(result, self.outputs)
+        return self._cast_floating_in(result, self.outputs)
 
-    def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_with_casts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (inputs := self.inputs) is not None:
             args = tuple([self._cast_input(value, inputs) for value in args])
             kwargs = {name: self._cast_input(value, inputs) for name, value in kwargs.items()}
@@ -146,14 +146,14 @@ class CastForward:
         if handle is not None and not self.under_casts and handle._is_active and not _amp_state.strict:
             # Another model's O1 patches are in force: this one was prepared for a level without them.
             with handle._disable_casts():
-                return self._original()(*args, **kwargs)
-        return self._original()(*args, **kwargs)
+                return self._original_forward()(*args, **kwargs)
+        return self._original_forward()(*args, **kwargs)
 
     def _cast_input(self, value: Any, dtype: torch.dtype) -> Any:
         """Cast what goes in, dataclasses in it too unless strict."""
-        return self._cast(value, dtype, in_dataclasses=not _amp_state.strict)
+        return self._cast_floating_in(value, dtype, in_dataclasses=not _amp_state.strict)
 
-    def _cast(self, value: Any, dtype: torch.dtype, *, in_dataclasses: bool = False) -> Any:
+    def _cast_floating_in(self, value: Any, dtype: torch.dtype, *, in_dataclasses: bool = False) -> Any:
         if value.__class__ is Tensor and (not self.expect_cuda or value.is_cuda):
             if value.dtype is dtype or not value.is_floating_point():
                 return value

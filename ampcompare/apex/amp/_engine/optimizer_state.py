@@ -15,12 +15,12 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 _CACHED_DEVICES = frozenset({"cuda"})
 
 
-def recast_through_state_dict(optimizer: Any) -> None:
+def reload_own_state_dict(optimizer: Any) -> None:
     """Let the optimizer load its own state dict: state takes the parameters' dtypes, group dicts are replaced."""
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def cast_state(optimizer: Any, *, keep_half_params_full: bool = False) -> None:
+def cast_state_to_parameter_types(optimizer: Any, *, keep_half_params_full: bool = False) -> None:
     """Cast existing per-parameter state to the dtype of its parameter, instead of reloading the state dict.
 
     The group dicts stay the same objects. With `keep_half_params_full` the state of half parameters is left alone;
@@ -31,19 +31,19 @@ def cast_state(optimizer: Any, *, keep_half_params_full: bool = False) -> None:
             continue
         state = optimizer.state[param]
         for key, value in state.items() if isinstance(state, dict) else ():
-            state[key] = _cast(value, key, param)
+            state[key] = _cast_state_entry(value, key, param)
 
 
-def _cast(value: Any, key: Any, param: Tensor) -> Any:
+def _cast_state_entry(value: Any, key: Any, param: Tensor) -> Any:
     if isinstance(value, Tensor):
         # torch.optim counts steps in fp32 tensors whatever the parameter is.
         if key == "step" or not param.is_floating_point():
             return value
         return value.to(dtype=param.dtype, device=param.device)
     if isinstance(value, dict):
-        return {inner: _cast(entry, inner, param) for inner, entry in value.items()}
+        return {inner: _cast_state_entry(entry, inner, param) for inner, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_cast(entry, key, param) for entry in value)
+        return type(value)(_cast_state_entry(entry, key, param) for entry in value)
     return value
 
 
@@ -129,6 +129,6 @@ class AmpOptimizerState:
         if self.master_weights and self.all_fp16_params and self.all_fp16_params[0].device.type in _CACHED_DEVICES:
             self.master_grad_buffers = [None] * len(self.master_grad_buffers)
 
-    def note_devices(self, params: Sequence[Tensor]) -> None:
+    def note_if_one_device(self, params: Sequence[Tensor]) -> None:
         """Record whether all parameters share one device, so that one kernel can serve all gradients."""
         self.uniform_device = len({param.device for param in params}) <= 1

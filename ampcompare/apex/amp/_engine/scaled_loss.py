@@ -17,7 +17,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.base.tensors.backward import run_backward
 
 from . import device_skip
-from .backward import abandon_backward
+from .backward import restore_stashed_gradients
 from .errors import AmpNotInitialized, AmpScalingError, UnknownLossId, UnknownOptimizer
 from .optimizer_state import AmpOptimizerState
 
@@ -49,12 +49,12 @@ def scale_loss(
 
     After an overflow the next `step` of each of these optimizers only prints a message.
     """
-    if _needs_nothing(loss_id):
+    if _needs_no_scaling(loss_id):
         return UnscaledLoss((loss,))
     return ScaledLoss(loss, optimizers, loss_id, delay_unscale, delay_overflow_check)
 
 
-def _needs_nothing(loss_id: int) -> bool:
+def _needs_no_scaling(loss_id: int) -> bool:
     """Return whether a pass has nothing to scale and nothing to unscale: O0 and O3 with their defaults."""
     scalers = _state.get("loss_scalers")
     if not scalers or loss_id != 0 or "handle" in _state or _state["deferred"] is not None:
@@ -99,7 +99,7 @@ class ScaledLoss(AbstractContextManager[Any]):
         self._on_device = False
 
     def __enter__(self) -> Any:
-        scale = self.prepare()
+        scale = self.prepare_scale_of_pass()
         if scale is None:
             return self._loss
         loss = self._loss.float()
@@ -127,7 +127,7 @@ class ScaledLoss(AbstractContextManager[Any]):
         else:
             run_backward(loss, self._initial_grad)
 
-    def prepare(self) -> float | Tensor | None:
+    def prepare_scale_of_pass(self) -> float | Tensor | None:
         """Prepare for the backward pass, and return the scale of the loss; None if amp is off."""
         state = _amp_state.__dict__
         properties = state.get("opt_properties")
@@ -151,8 +151,8 @@ class ScaledLoss(AbstractContextManager[Any]):
         optimizers = self._list_optimizers()
         self._scaler = scaler
         if scaler.dynamic:
-            device = device_skip.common_device(self._loss, optimizers)
-            self._on_device = device is not None and scaler.prepare_on_device(device)
+            device = device_skip.find_flag_device(self._loss, optimizers)
+            self._on_device = device is not None and scaler.prepare_scale_on_device(device)
         if not self._delay_unscale:
             # Strict mode: Apex prepares optimizers in a list only, not in a tuple.
             for optimizer in () if state["strict"] and isinstance(self._given, tuple) else optimizers:
@@ -168,7 +168,7 @@ class ScaledLoss(AbstractContextManager[Any]):
         """Return the result of `prepare` as the initial gradient; None for 1, or if fp32 cannot hold it."""
         if isinstance(scale, Tensor):
             return scale
-        return None if self._scaler is None else self._scaler.initial_grad_on(device)
+        return None if self._scaler is None else self._scaler.initial_grad_from_host(device)
 
     def _list_optimizers(self) -> Any:
         optimizers = self._optimizers
@@ -199,7 +199,7 @@ class ScaledLoss(AbstractContextManager[Any]):
             # Break the reference cycle, so that the graph is freed without the cyclic collector.
             self._scaled.__dict__.pop("backward", None)
         if exc_type is not None:
-            self._abandon()
+            self._restore_stashed_gradients()
             return
         scaler = self._scaler
         if scaler is not None:
@@ -207,7 +207,7 @@ class ScaledLoss(AbstractContextManager[Any]):
                 for optimizer in self._optimizers:
                     optimizer._amp_stash.params_have_scaled_gradients = True
             elif self._on_device:
-                self._leave_on_device(scaler)
+                self._finish_pass_on_device(scaler)
             else:
                 scaler.clear_overflow_state()
                 for optimizer in self._optimizers:
@@ -220,7 +220,7 @@ class ScaledLoss(AbstractContextManager[Any]):
         if handle is not None:
             _clear_cast_cache(handle)
 
-    def _leave_on_device(self, scaler: LossScaler) -> None:
+    def _finish_pass_on_device(self, scaler: LossScaler) -> None:
         flag = scaler.begin_device_pass()
         update = False
         try:
@@ -232,16 +232,16 @@ class ScaledLoss(AbstractContextManager[Any]):
             scaler.end_device_pass(update=update)
         if update:
             for optimizer in self._optimizers:
-                device_skip.note_pass(optimizer, flag, scaler, self._loss_id)
+                device_skip.note_flag_of_pass(optimizer, flag, scaler, self._loss_id)
 
-    def _abandon(self) -> None:
+    def _restore_stashed_gradients(self) -> None:
         """Restore the gradients that `__enter__` stashed: the backward pass failed."""
         if _amp_state.strict:
             return
         if self._scaler is not None and not self._delay_unscale:
             for optimizer in self._optimizers:
                 if not optimizer._amp_stash.params_have_scaled_gradients:
-                    abandon_backward(optimizer)
+                    restore_stashed_gradients(optimizer)
         handle = _amp_state.__dict__.get("handle")
         if handle is not None:
             _clear_cast_cache(handle)
@@ -258,7 +258,7 @@ def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool =
 
     The derivative of the product is the scale, so every gradient has the same bits.
     """
-    if loss.__class__ is Tensor and _needs_nothing(loss_id):
+    if loss.__class__ is Tensor and _needs_no_scaling(loss_id):
         run_backward(loss if loss.dtype is _FLOAT32 else loss.float())
         return
     block = ScaledLoss(loss, optimizers, loss_id, delay_unscale, False)
@@ -266,7 +266,7 @@ def backward(loss: Any, optimizers: Any, loss_id: int = 0, delay_unscale: bool =
         with block as scaled_loss:
             scaled_loss.backward()
         return
-    scale = block.prepare()
+    scale = block.prepare_scale_of_pass()
     try:
         if scale is None:
             loss.backward()

@@ -130,9 +130,9 @@ class SelfMultiheadAttn(nn.Module):
             raise AssertionError("got attn_mask with mask_additive=True; an additive mask is for keys only")
         length, batch, _ = query.shape
         heads = batch * self.num_heads
-        weight = self._stack_projections("weight")
-        bias = self._stack_projections("bias") if self.bias else None
-        parts = F.linear(self._normalize(query), weight, bias).view(length, heads, 3, self.head_dim)
+        weight = self._stack_qkv_projections("weight")
+        bias = self._stack_qkv_projections("bias") if self.bias else None
+        parts = F.linear(self._normalize_query(query), weight, bias).view(length, heads, 3, self.head_dim)
         queries, keys, values = (parts[..., part, :].transpose(0, 1) for part in range(3))
         scores = torch.bmm(queries, keys.transpose(1, 2)) * self.scaling
         if attn_mask is not None:
@@ -146,7 +146,7 @@ class SelfMultiheadAttn(nn.Module):
             output = query + F.dropout(output, self.dropout, is_training)
         return output, None
 
-    def _stack_projections(self, kind: str) -> Tensor:
+    def _stack_qkv_projections(self, kind: str) -> Tensor:
         if not self.separate_qkv_params:
             whole: Tensor = getattr(self, f"in_proj_{kind}")
             return whole
@@ -154,7 +154,7 @@ class SelfMultiheadAttn(nn.Module):
         by_head = [part.view(self.num_heads, 1, self.head_dim, *part.shape[1:]) for part in parts]
         return torch.cat(by_head, 1).reshape(3 * self.embed_dim, *parts[0].shape[1:])
 
-    def _normalize(self, query: Tensor) -> Tensor:
+    def _normalize_query(self, query: Tensor) -> Tensor:
         if not self.include_norm_add:
             return query
         if self.lyr_nrm is not None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ampcompare.apex.contrib.optimizers.fused_adam import FusedAdam
 from ampcompare.apex.fp16_utils.fp16_optimizer import AroundOptimizer
-from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm, scale
-from ampcompare.base.tensors.lists import copy_by_dtype
+from ampcompare.apex.multi_tensor_apply.arithmetic import global_norm, scale_into
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 
 
 class FP16_Optimizer(AroundOptimizer):
@@ -79,10 +79,10 @@ class FP16_Optimizer(AroundOptimizer):
             if isinstance(self.optimizer, FusedAdam):
                 self.optimizer.step(grads=grads, output_params=self.fp16_groups, scale=self.cur_scale, grad_norms=norms)
             else:
-                self._step_with_gradients()
+                self._step_with_gradients_only()
         self._update_scale(self.overflow)
 
-    def _step_with_gradients(self) -> None:
+    def _step_with_gradients_only(self) -> None:
         models = [param for group in self.fp16_groups for param in group]
         masters = [param for group in self.fp32_groups for param in group]
         for model, master in zip(models, masters, strict=True):
@@ -90,9 +90,9 @@ class FP16_Optimizer(AroundOptimizer):
         sources = [model.grad for model in models if model.grad is not None]
         targets = [master.grad for master in masters if master.grad is not None]
         if sources:
-            scale(sources, targets, 1.0 / self.cur_scale)
+            scale_into(sources, targets, 1.0 / self.cur_scale)
         self.optimizer.step()
-        copy_by_dtype([model.data for model in models], masters)
+        copy_tensors_by_dtype([model.data for model in models], masters)
         for master in masters:
             master.grad = None
 

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampcompare.apex.multi_tensor_apply.arithmetic import as_fp32, global_norm, to_fp32, write_back
-from ampcompare.base.tensors.lists import copy_by_dtype
+from ampcompare.apex.multi_tensor_apply.arithmetic import (
+    as_fp32_tensors,
+    copy_into_targets,
+    global_norm,
+    rounded_to_fp32,
+)
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 
 TensorGroups = Iterable[Tensor] | Sequence[Sequence[Tensor | None]]
 
 
-def per_group(tensors: Any, groups: Sequence[dict[str, Any]], name: str) -> list[list[Tensor | None]]:
+def split_by_group(tensors: Any, groups: Sequence[dict[str, Any]], name: str) -> list[list[Tensor | None]]:
     """Return a list of tensors, or of None, for each group, as long as the group.
 
     `tensors` is None, an iterable (of a single group), or a list of lists; other lengths are a RuntimeError.
@@ -96,8 +101,8 @@ class FusedAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        given = per_group(grads, self.param_groups, "grads")
-        outputs = per_group(output_params, self.param_groups, "output_params")
+        given = split_by_group(grads, self.param_groups, "grads")
+        outputs = split_by_group(output_params, self.param_groups, "output_params")
         norms = grad_norms if grad_norms is not None else [None] * len(self.param_groups)
         for group, of_group, copies, norm in zip(self.param_groups, given, outputs, norms, strict=True):
             rows = [
@@ -130,19 +135,19 @@ class FusedAdam(Optimizer):
         averages = [self.state[row[0]]["exp_avg"] for row in rows]
         squares = [self.state[row[0]]["exp_avg_sq"] for row in rows]
         for step, chosen in by_step.items():
-            self._adam(
+            self._apply_adam_kernel(
                 group,
                 step,
-                list(torch._foreach_div(to_fp32([grads[i] for i in chosen]), as_fp32(divisor))),
+                list(torch._foreach_div(as_fp32_tensors([grads[i] for i in chosen]), rounded_to_fp32(divisor))),
                 [params[i] for i in chosen],
                 [averages[i] for i in chosen],
                 [squares[i] for i in chosen],
             )
         copied = [(row[2], param) for row, param in zip(rows, params, strict=True) if row[2] is not None]
         if copied:
-            copy_by_dtype([copy.data for copy, _ in copied], [param for _, param in copied])
+            copy_tensors_by_dtype([copy.data for copy, _ in copied], [param for _, param in copied])
 
-    def _adam(
+    def _apply_adam_kernel(
         self,
         group: dict[str, Any],
         step: int,
@@ -151,11 +156,15 @@ class FusedAdam(Optimizer):
         averages: Sequence[Tensor],
         squares: Sequence[Tensor],
     ) -> None:
-        beta1, beta2 = (as_fp32(beta) for beta in group["betas"])
+        beta1, beta2 = (rounded_to_fp32(beta) for beta in group["betas"])
         rate = group["lr"]
         if group["bias_correction"]:
             rate = rate * math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step)
-        work_params, work_averages, work_squares = to_fp32(params), to_fp32(averages), to_fp32(squares)
+        work_params, work_averages, work_squares = (
+            as_fp32_tensors(params),
+            as_fp32_tensors(averages),
+            as_fp32_tensors(squares),
+        )
         torch._foreach_mul_(work_averages, beta1)
         torch._foreach_add_(work_averages, grads, alpha=1.0 - beta1)
         torch._foreach_mul_(work_squares, beta2)
@@ -167,4 +176,4 @@ class FusedAdam(Optimizer):
         updates = torch._foreach_div(work_averages, denominators)
         torch._foreach_add_(updates, work_params, alpha=group["weight_decay"])
         torch._foreach_add_(work_params, updates, alpha=-rate)
-        write_back([*params, *averages, *squares], [*work_params, *work_averages, *work_squares])
+        copy_into_targets([*params, *averages, *squares], [*work_params, *work_averages, *work_squares])

@@ -32,7 +32,7 @@ class ScriptForks:
     ) -> None:
         self._server.close()
 
-    def run(self, function: str, words: Sequence[str], folder: Path, root: Path) -> int:
+    def run_function(self, function: str, words: Sequence[str], folder: Path, root: Path) -> int:
         """Call `module:function` with words in a process, and return its exit code when it has ended.
 
         Args:
@@ -47,9 +47,9 @@ class ScriptForks:
             environment = {**os.environ, **self._fixed, **sandbox.environment}
             try:
                 self._server.wait_until_ready(lambda: False)
-                fork = self._server.start(
-                    function, list(map(sandbox.at, words)), output=null.fileno(), environment=environment
+                fork = self._server.start_fork(
+                    function, list(map(sandbox.place_of_path, words)), output=null.fileno(), environment=environment
                 )
             except ServerLost:
-                raise LaunchError(f"the process server {self._server.how_it_ended()}") from None
+                raise LaunchError(f"the process server {self._server.exit_phrase()}") from None
             return fork.wait()

@@ -18,28 +18,28 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.backends.script_arms import engine_in_script
-from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
+from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, environment_fingerprint, host_name
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import exit_code_text
-from ampcompare.base.secrets import hidden_names_variable, mask_secrets
+from ampcompare.base.secrets import mask_secrets, value_of_secret_names_variable
 from ampcompare.experiment.launch.cell_files import (
-    files_of_other_cells,
-    last_lines,
+    last_lines_of_file,
     make_cell_folder,
+    make_finder_of_earlier_files_read,
+    make_finder_of_other_cells_files_read,
     record_with_code,
     record_without_written_files,
-    sandboxed_cell,
-    watch_earlier_files,
+    sandbox_of_cell,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Progress, failed_record
-from ampcompare.experiment.launch.forked import AskedToStop, ForkServerLauncher
+from ampcompare.experiment.launch.contract import Progress, record_of_failed_cell
+from ampcompare.experiment.launch.forked import AskedToStopBeforeStart, ForkServerLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import (
@@ -50,7 +50,7 @@ from ampcompare.experiment.launch.script.rows import (
     rows_of_training_process,
 )
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.metric import metrics_of
+from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.settings.config import RunConfig
@@ -95,36 +95,41 @@ class ScriptLauncher(ForkServerLauncher):
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
         code, self._stuck = 0, ""
         output: OutputReader | None = None
-        files_read, readable = watch_earlier_files(folder), files_of_other_cells(config)
-        with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
-            with contextlib.suppress(AskedToStop):
-                code, output = self._run(config, config.script, folder, sandbox, on_progress)
-            self._process.check()
+        files_read, readable = make_finder_of_earlier_files_read(folder), make_finder_of_other_cells_files_read(config)
+        with self._process.busy_with_cell(), sandbox_of_cell(config, folder) as sandbox:
+            with contextlib.suppress(AskedToStopBeforeStart):
+                code, output = self._run_script(config, config.script, folder, sandbox, on_progress)
+            self._process.raise_if_closed()
         wall = time.perf_counter() - begin
         rows = rows_of_training_process(folder)
         (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
-        if self._is_asked():
+        if self._is_asked_to_stop():
             record = failed_script_record(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
-        elif error := self._stuck or _failure_reason(config.script, code, rows, folder):
+        elif error := self._stuck or _why_script_failed(config.script, code, rows, folder):
             record = failed_script_record(config, error, exit_code=_exit_code_for_script(code, rows), started=started)
         else:
             assert output is not None
             record = script_record(
-                config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
+                config,
+                rows,
+                output.values,
+                wall_seconds=wall,
+                started=started,
+                faults=output.faults_of_matched_values(),
             )
         record = self._place.record_with_place(record_with_code(record, folder))
         written = sandbox.written[:MAX_FILES]
         files = {"files": [one.path for one in written], "resumed": files_read()}
         facts = record.script or rows.facts()
         if others := readable():
-            files["notes"] = [*facts.notes, f"{few_names(others)} is of another cell, which this one could read"]
+            files["notes"] = [*facts.notes, f"{format_few_names(others)} is of another cell, which this one could read"]
         record = record.model_copy(update={"script": facts.model_copy(update=files)})
         write_record(record, folder)
         return record_without_written_files(record, folder, sandbox.written)
 
-    def _run(
+    def _run_script(
         self,
         config: RunConfig,
         script: ScriptConfig,
@@ -133,9 +138,9 @@ class ScriptLauncher(ForkServerLauncher):
         on_progress: Callable[[Progress], None] | None,
     ) -> tuple[int, OutputReader]:
         """Return the exit code, and the output, which has been read."""
-        process = self._start(config, script, folder, sandbox)
-        if self._is_asked():
-            self._send_stop(process)
+        process = self._start_process(config, script, folder, sandbox)
+        if self._is_asked_to_stop():
+            self._ask_process_to_stop(process)
         assert process.stdout is not None
         reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
         pump = threading.Thread(target=reader.read_to_end, daemon=True)
@@ -146,15 +151,15 @@ class ScriptLauncher(ForkServerLauncher):
             runs = True
             while runs:
                 runs = process.poll(POLL_SECONDS) is None
-                if (progress := counter.read()) is not None and on_progress is not None:
+                if (progress := counter.read_progress()) is not None and on_progress is not None:
                     on_progress(progress)
-                if runs and not self._stuck and (why := self._why_stuck(config, folder)):
+                if runs and not self._stuck and (why := self._why_cell_is_stuck(config, folder)):
                     self._stuck = why
                     process.kill()
-                if runs and late is None and counter.has_ended_for(EXIT_SECONDS):
+                if runs and late is None and counter.has_script_been_over_for(EXIT_SECONDS):
                     late = _exit_code_of_ranks(folder)
                     if late is not None:  # as gloo waits where one rank frees its DDP before another
-                        self.note(
+                        self.report_note(
                             f"{config.arm}: a process still runs {EXIT_SECONDS:g} s after its last row; it is ended"
                         )
                         process.kill()
@@ -165,20 +170,20 @@ class ScriptLauncher(ForkServerLauncher):
             code = process.wait()
         return code if late is None else late, reader
 
-    def _why_stuck(self, config: RunConfig, folder: Path) -> str:
+    def _why_cell_is_stuck(self, config: RunConfig, folder: Path) -> str:
         """Return why a cell has to be ended; a script that is silent may be in an evaluation."""
         return ""
 
-    def _start(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> Fork:
+    def _start_process(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> Fork:
         outside = {**cell_environment(config, folder), **self._place.environment}
-        at = {CODE_FOLDER: sandbox.at(outside[CODE_FOLDER])}
+        at = {CODE_FOLDER: sandbox.place_of_path(outside[CODE_FOLDER])}
         environment = {**outside, **sandbox.environment, **at}
         command = script_command(config, script, folder)
         start = command.index("ampcompare")
-        command[start:] = map(sandbox.at, command[start:])
+        command[start:] = map(sandbox.place_of_path, command[start:])
         if sandbox.is_partial and not self._has_copies:
             self._has_copies = True
-            self.note(WITHOUT_OVERLAYS)
+            self.report_note(WITHOUT_OVERLAYS)
         function, words = EXEC, command[start + 1 :]
         if script.torchrun or config.processes > 1:
             function, words = f"{TORCHRUN}:main", command[command.index(TORCHRUN) + 1 :]
@@ -186,9 +191,11 @@ class ScriptLauncher(ForkServerLauncher):
         if threads != self._threads:  # which libraries below torch read when they are loaded
             self._server.end_process()
             self._threads = threads
-        return self._fork(lambda server: server.start(function, words, environment=environment), outside)
+        return self._fork_cell_process(
+            lambda server: server.start_fork(function, words, environment=environment), outside
+        )
 
-    def _send_stop(self, process: Fork) -> None:
+    def _ask_process_to_stop(self, process: Fork) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
 
@@ -206,7 +213,7 @@ def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
     own = {
         CELL_FOLDER: str(folder.resolve()),
         CODE_FOLDER: str(config.script.folder),
-        MASK: hidden_names_variable(),
+        MASK: value_of_secret_names_variable(),
     }
     return {**script_environment(config.threads), **own, "PYTHONUNBUFFERED": "1"}
 
@@ -261,7 +268,7 @@ def _exit_code_for_script(code: int, rows: ScriptRows) -> int:
     return code if code in OUR_ERRORS and not is_scripts else 3
 
 
-def _failure_reason(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
+def _why_script_failed(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
         return f"the script {exit_code_text(code)}"
@@ -291,7 +298,7 @@ def _failure_reason(script: ScriptConfig, code: int, rows: ScriptRows, folder: P
 
 def _last_line_of_output(code: int, folder: Path) -> str:
     """Return the last line of a script's output, or ampcompare's own if it is about the end."""
-    lines = last_lines(folder / CellFile.LOG, MAX_LAST_LINES)
+    lines = last_lines_of_file(folder / CellFile.LOG, MAX_LAST_LINES)
     lines = [line for line in lines if not NO_REASON.match(line) and WORD.search(line)]  # no ruled line
     last = lines[-1] if lines else ""
     if last.startswith("ampcompare: "):
@@ -312,7 +319,7 @@ class _StepCounter:
         self._loss: float | None = None
         self._ended: float | None = None
 
-    def read(self) -> Progress | None:
+    def read_progress(self) -> Progress | None:
         """Return the progress if there is any since the last call."""
         try:
             with self._path.open("rb") as file:
@@ -333,7 +340,7 @@ class _StepCounter:
                 self._ended = time.monotonic()
         return Progress(self._steps, self._total, 0, loss=self._loss)
 
-    def has_ended_for(self, seconds: float) -> bool:
+    def has_script_been_over_for(self, seconds: float) -> bool:
         """Return whether the last row was read so long ago; once for each time that this has passed again."""
         if self._ended is None or time.monotonic() - self._ended < seconds:
             return False
@@ -343,7 +350,9 @@ class _StepCounter:
 
 def failed_script_record(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
     """Return the record of a script that gave no result."""
-    record = failed_record(config, mask_secrets(error, of_script=True), **fingerprint(), exit_code=exit_code)
+    record = record_of_failed_cell(
+        config, mask_secrets(error, of_script=True), **environment_fingerprint(), exit_code=exit_code
+    )
     return record.model_copy(update={"host": host_name(), **facts})
 
 
@@ -373,12 +382,14 @@ def script_record(
         found = list(printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, []))
         if not found:
             return failed_script_record(config, _why_metric_unseen(metric, rows), started=started)
-        found, fault, note = _values_of_one_rank(metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1)
+        found, fault, note = _metric_values_of_one_rank(
+            metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1
+        )
         if fault := fault or (faults or {}).get(metric.name, ""):
             return failed_script_record(config, fault, started=started)
         notes += [note] if note else []
         seen[metric.name] = sum(not getattr(value, "passing", False) for value in found)
-        values[metric.name] = value_that_counts(metric, found)
+        values[metric.name] = metric_value_that_counts(metric, found)
         if isinstance(value := values[metric.name], PrintedValue):
             steps[metric.name] = value.step
         lost = lost or ("" if values.keys() - {metric.name} else _why_metric_lost(metric, found, values[metric.name]))
@@ -403,7 +414,7 @@ def script_record(
     skipped = 0
     for step in rows.steps:
         skipped += not all(step.applied)
-        tracer.add(step, skipped)
+        tracer.add_step(step, skipped)
     return RunRecord(
         cell=config.digest(),
         arm=config.arm,
@@ -413,17 +424,17 @@ def script_record(
         ledger=rows.ledger,
         half=rows.setup.get("half"),
         host=host_name(),
-        environment={**fingerprint(), **rows.setup.get("device", {})},
-        metrics=metrics_of(script),
+        environment={**environment_fingerprint(), **rows.setup.get("device", {})},
+        metrics=metrics_of_script(script),
         unit="steps",
         summary=summary,
-        trace=tracer.trace_of_run(_timed_seconds(config, rows.steps)),
+        trace=tracer.find_trace_of_run(_seconds_of_timed_steps(config, rows.steps)),
         started=started,
         script=rows.facts().model_copy(update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}),
     )
 
 
-def _values_of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
+def _metric_values_of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
     """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ."""
     by_rank: dict[int | None, list[float]] = {}
     for value in values:
@@ -451,7 +462,7 @@ def _why_metric_lost(metric: ScriptMetric, values: Sequence[float], value: float
     return "" if math.isfinite(value) else f"the {metric.pick} {metric.name} is {value:g}"
 
 
-def value_that_counts(metric: ScriptMetric, values: Sequence[float]) -> float:
+def metric_value_that_counts(metric: ScriptMetric, values: Sequence[float]) -> float:
     """Return which of several values of a metric counts."""
     if metric.pick == "best":
         known = [value for value in values if math.isfinite(value)]
@@ -482,7 +493,7 @@ def _find_divergence(losses: Sequence[float], patience: int) -> tuple[int | None
 
 
 def _summarize_run(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:
-    steps, seconds = rows.steps, _timed_seconds(config, rows.steps)
+    steps, seconds = rows.steps, _seconds_of_timed_steps(config, rows.steps)
     iqr = None
     if len(seconds) >= 4:
         quarter, _, three_quarters = statistics.quantiles(seconds, n=4)
@@ -504,7 +515,7 @@ def _summarize_run(config: RunConfig, rows: ScriptRows, losses: Sequence[float],
     )
 
 
-def _timed_seconds(config: RunConfig, steps: Sequence[StepRecord]) -> list[float]:
+def _seconds_of_timed_steps(config: RunConfig, steps: Sequence[StepRecord]) -> list[float]:
     return [step.seconds for step in steps if step.step >= config.warmup_steps]
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.script.output import COLOR, widen_numbers
+from ampcompare.experiment.launch.cell_files import last_lines_of_file
+from ampcompare.experiment.launch.script.output import COLOR, pattern_with_wider_numbers
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.metric_direction import known_direction
+from ampcompare.settings.metric_direction import known_metric_direction
 
 BRIEFLY = 20
 MAX_LINES = 2000
@@ -73,22 +73,22 @@ class ShortRun:
     is_cut: bool
 
 
-def list_metrics(config: RunConfig) -> ShortRun:
+def short_run_of_script(config: RunConfig) -> ShortRun:
     """Run the script of a configuration for some steps, and return what it showed."""
-    steps = script_steps(config)
+    steps = step_count_of_short_run(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        record = record_brief_run(config, folder)
+        record = record_short_run(config, folder)
         rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
-            SeenMetric(metric, rows.sources[metric], len(values), values[-1], _metric_option(metric))
+            SeenMetric(metric, rows.sources[metric], len(values), values[-1], _metric_option_text(metric))
             for metric, values in rows.scalars.items()
         ]
-        seen += printed_metrics(last_lines(folder / CellFile.LOG, MAX_LINES))
+        seen += printed_metrics(last_lines_of_file(folder / CellFile.LOG, MAX_LINES))
     return ShortRun(tuple(seen), record.error, record.summary.num_steps >= steps)
 
 
-def record_brief_run(config: RunConfig, folder: Path) -> RunRecord:
+def record_short_run(config: RunConfig, folder: Path) -> RunRecord:
     """Run the script of a configuration for some steps, in a folder of its own, and return its record.
 
     Args:
@@ -98,14 +98,14 @@ def record_brief_run(config: RunConfig, folder: Path) -> RunRecord:
     from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # which imports torch
 
     assert config.script is not None
-    own = {"metrics": (), "max_steps": script_steps(config), "first_weights": None}
+    own = {"metrics": (), "max_steps": step_count_of_short_run(config), "first_weights": None}
     script = config.script.model_copy(update=own)
     with ScriptLauncher() as launcher:
         return launcher.launch(config.model_copy(update={"script": script}), folder)
 
 
-def script_steps(config: RunConfig) -> int:
-    """Return the number of steps after which `list_metrics` ends the script."""
+def step_count_of_short_run(config: RunConfig) -> int:
+    """Return the number of steps after which `short_run_of_script` ends the script."""
     assert config.script is not None
     return config.script.max_steps or BRIEFLY
 
@@ -124,8 +124,8 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
             shown = f"{owner.strip(OWNERS_MARKS)} {name}".strip() if len(by_owner) > 1 else name
             patterns = _candidate_patterns(name, before, owner, [*by_owner], [other for other, _ in found])
             places = [place for place, _ in values]
-            pattern = next((one for one in patterns if _match_places(one, plain) == places), patterns[-1])
-            yield SeenMetric(shown, "output", len(values), values[-1][1], _metric_option(shown, pattern))
+            pattern = next((one for one in patterns if _places_of_matches(one, plain) == places), patterns[-1])
+            yield SeenMetric(shown, "output", len(values), values[-1][1], _metric_option_text(shown, pattern))
 
 
 def _named_figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
@@ -140,7 +140,7 @@ def _named_figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
         quote = entry["quote"]
         name = entry["name"]
         opening = entry["open"] or ""
-        yield name, _without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"), entry
+        yield name, _pattern_without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"), entry
 
 
 def _owner_of_figure(line: str, place: int) -> str:
@@ -164,26 +164,26 @@ def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], n
     words = [other.removesuffix(name) for other in names if other != name and other.endswith(f" {name}")]
     apart = BOUNDARY + "".join(rf"(?<!{re.escape(word)})" for word in dict.fromkeys(words))
     inside = rf"[^{re.escape(CLOSING[owner[-1]])}]*?" if owner[-1:] in CLOSING else rf"(?:(?!{NEXT_OWNER}).)*?"
-    others = "|".join(_without_apostrophe(re.escape(one)) for one in owners if one)
+    others = "|".join(_pattern_without_apostrophe(re.escape(one)) for one in owners if one)
     outside = rf"^(?:(?!{others}).)*?" if others else ""
-    place = rf"(?<![\w.]){_without_apostrophe(re.escape(owner))}{inside}" if owner else outside
+    place = rf"(?<![\w.]){_pattern_without_apostrophe(re.escape(owner))}{inside}" if owner else outside
     return [one + VALUE for one in (before, BOUNDARY + before, apart + before, place + apart + before)]
 
 
-def _match_places(pattern: str, lines: list[str]) -> list[Place]:
+def _places_of_matches(pattern: str, lines: list[str]) -> list[Place]:
     """Return where a pattern takes a number, as it reads the output of a script."""
-    wide = widen_numbers(pattern)
+    wide = pattern_with_wider_numbers(pattern)
     return [
         (row, found.end(1) - len(found[1].lstrip())) for row, line in enumerate(lines) for found in wide.finditer(line)
     ]
 
 
-def _without_apostrophe(pattern: str) -> str:
+def _pattern_without_apostrophe(pattern: str) -> str:
     """Return a pattern of the same meaning that needs no escape within a shell's apostrophes."""
     return pattern.replace("'", r"\x27")
 
 
-def _metric_option(name: str, pattern: str | None = None) -> str:
-    goal = known_direction(name) or "MAX-OR-MIN"
+def _metric_option_text(name: str, pattern: str | None = None) -> str:
+    goal = known_metric_direction(name) or "MAX-OR-MIN"
     short = re.sub(r"[:=]", "_", name)[:40].strip()
     return f"--metric {shlex.quote(f'{short}:{goal}' + (f'={pattern}' if pattern else ''))}"

@@ -62,14 +62,14 @@ class OutputReader:
         self._pipe = pipe
         self._log = log
         self._patterns = {
-            metric.name: widen_numbers(metric.pattern) for metric in metrics if metric.pattern is not None
+            metric.name: pattern_with_wider_numbers(metric.pattern) for metric in metrics if metric.pattern is not None
         }
         self._lines: dict[int | None, bytes] = {}  # begun by each rank
         self.values: dict[str, list[float]] = {name: [] for name in self._patterns}
         self.parts: dict[str, tuple[str, str]] = {}
         self.units: dict[str, dict[str, str]] = {}
 
-    def part_faults(self) -> dict[str, str]:
+    def faults_of_matched_values(self) -> dict[str, str]:
         """Return by metric why the values that its pattern has matched cannot be used."""
         mixed: dict[str, str] = {}
         for name, units in self.units.items():
@@ -93,27 +93,27 @@ class OutputReader:
         with self._pipe, self._log.open("wb") as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
                 rest = self._read_complete_text(rest + block)
-            self._take_text_of_rank(rest, None)
+            self._read_text_of_rank(rest, None)
             for rank, line in list(self._lines.items()):
                 if rank is not None:
                     self._write_to_log(line)
                 self._match_metrics(line, rank, False)
-            self._file.write(self._secrets.end())
+            self._file.write(self._secrets.masked_rest())
 
     def _read_complete_text(self, data: bytes) -> bytes:
         """Read what is complete, and return the rest: a text of a rank that has not ended."""
         end = 0
         for found in MARKED.finditer(data):
-            self._take_text_of_rank(data[end : found.start()], None)
-            self._take_text_of_rank(found[2], int(found[1]))
+            self._read_text_of_rank(data[end : found.start()], None)
+            self._read_text_of_rank(found[2], int(found[1]))
             end = found.end()
         begun = data.find(b"\x1e", end)
         if begun < 0 or len(data) - begun > MAX_MARKED:
             begun = len(data)
-        self._take_text_of_rank(data[end:begun], None)
+        self._read_text_of_rank(data[end:begun], None)
         return data[begun:]
 
-    def _take_text_of_rank(self, text: bytes, rank: int | None) -> None:
+    def _read_text_of_rank(self, text: bytes, rank: int | None) -> None:
         """Read what a process has written: into the log at once, or by whole lines where several ranks write."""
         if not text:
             return
@@ -128,11 +128,11 @@ class OutputReader:
 
     def _write_to_log(self, text: bytes) -> None:
         if self._written < MAX_LOG_BYTES:
-            self._file.write(self._secrets.feed(text[: MAX_LOG_BYTES - self._written]))
+            self._file.write(self._secrets.mask_block(text[: MAX_LOG_BYTES - self._written]))
             self._file.flush()
             if self._written + len(text) > MAX_LOG_BYTES:
                 ends = f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n"
-                self._file.write(self._secrets.end() + ends.encode())
+                self._file.write(self._secrets.masked_rest() + ends.encode())
         self._written += len(text)
 
     def _match_metrics(self, line: bytes, rank: int | None, passing: bool) -> None:
@@ -142,7 +142,7 @@ class OutputReader:
         text = INVISIBLE.sub("", text)
         for name, pattern in self._patterns.items():
             for found in pattern.finditer(text):
-                number = _whole_number_at(found, text)
+                number = _untruncated_number_text(found, text)
                 if number is None:
                     continue
                 if whole := _truncated_number(found, text):
@@ -152,7 +152,7 @@ class OutputReader:
                 self.values[name].append(PrintedValue(number, rank, passing))
 
 
-def widen_numbers(pattern: str) -> re.Pattern[str]:
+def pattern_with_wider_numbers(pattern: str) -> re.Pattern[str]:
     r"""Return a pattern whose group, as in `Acc ([\d.]+)`, also matches what a number becomes: nan, inf, or below 0.
 
     Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`, and
@@ -195,9 +195,9 @@ def _first_group_span(pattern: str) -> tuple[int, int] | None:
     return None
 
 
-def _whole_number_at(found: re.Match[str], text: str) -> str | None:
+def _untruncated_number_text(found: re.Match[str], text: str) -> str | None:
     r"""Return the number that a pattern has matched, whole where it matched a part: `[\d.]+` takes 1.5 of 1.5e-05."""
-    own = _number_text(found[1])
+    own = _number_in_text(found[1])
     if own is None:
         return None
     begin, end = found.span(1)
@@ -239,7 +239,7 @@ def _unit_behind_number(found: re.Match[str], text: str) -> str | None:
     return "" if unit is None else unit[0]
 
 
-def _number_text(text: str | None) -> str | None:
+def _number_in_text(text: str | None) -> str | None:
     """Return the number that a text holds as Python reads it; None if it holds none."""
     bare = (text or "").strip().rstrip("%.,;")
     if separated := SEPARATED.fullmatch(bare):

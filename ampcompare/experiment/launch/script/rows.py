@@ -8,10 +8,10 @@ from typing import Any
 
 from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.results.records.document import to_float
+from ampcompare.results.records.document import parse_json_number
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import ScriptFacts, SeedCall, StepRecord
-from ampcompare.script.recording.tail import rows_in_tail
+from ampcompare.script.recording.tail import rows_only_in_tail
 
 KNOWN = ("lr", "grad_norm")  # of a step, where its row says them
 
@@ -83,7 +83,7 @@ def read_rows(path: Path) -> ScriptRows:
             continue
         if isinstance(row, dict):
             read.append(row)
-    read += rows_in_tail(path, read)
+    read += rows_only_in_tail(path, read)
     if read:
         rows.header = read.pop(0)
     for row in read:
@@ -103,7 +103,7 @@ def _add_row(rows: ScriptRows, row: dict[str, Any]) -> None:
     elif kind == "seeds":
         rows.seeds = [SeedCall.model_validate(call) for call in row["calls"]]
     elif kind == "metric":
-        rows.scalars.setdefault(row["name"], []).append(to_float(row["value"]))
+        rows.scalars.setdefault(row["name"], []).append(parse_json_number(row["value"]))
         rows.sources.setdefault(row["name"], row["source"])
     elif kind == "memory":
         rows.peak_bytes, rows.peak_reserved_bytes = row["peak_bytes"], row["peak_reserved_bytes"]
@@ -159,14 +159,16 @@ def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
             update, number = _Update(), number + 1
         if not update.applied:
             update.seconds = float(row["seconds"] or 0.0)
-            update.lr, update.grad_norm = (None if row.get(name) is None else to_float(row[name]) for name in KNOWN)
+            update.lr, update.grad_norm = (
+                None if row.get(name) is None else parse_json_number(row[name]) for name in KNOWN
+            )
         update.applied[optimizer] = bool(row["applied"])
         if waiting:
             update.losses.append(sum(_losses_of_rows(waiting)))
             for backward in waiting:
                 if backward["scale_before"] is not None:
-                    update.before.setdefault(backward["loss_id"], to_float(backward["scale_before"]))
-                    update.after[backward["loss_id"]] = to_float(backward["scale_after"])
+                    update.before.setdefault(backward["loss_id"], parse_json_number(backward["scale_before"]))
+                    update.after[backward["loss_id"]] = parse_json_number(backward["scale_after"])
         elif plain:
             update.losses.append(sum(_losses_of_rows(plain)))
         waiting, plain = [], []
@@ -175,7 +177,7 @@ def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
 
 
 def _losses_of_rows(rows: Sequence[dict[str, Any]]) -> list[float]:
-    return [math.nan if row["loss"] is None else to_float(row["loss"]) for row in rows]
+    return [math.nan if row["loss"] is None else parse_json_number(row["loss"]) for row in rows]
 
 
 def _step_record(update: _Update, number: int) -> StepRecord:

@@ -1,7 +1,8 @@
 """Run a cell in another environment of Python and torch: by the ampcompare that is there, or under one recorder file.
 
 The recorder (`script/recording/recorder.py.txt`) is copied into the folder of the cell and needs torch alone, so that
-it can be run by hand where this command cannot reach: `take_up_recorded_cell` makes a record of what it has written.
+it can be run by hand where this command cannot reach: `make_record_of_recorded_cell` makes a record of what it has
+written.
 """
 
 import contextlib
@@ -23,20 +24,20 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, RecordError, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import kill_with_descendants, module_command
-from ampcompare.base.secrets import hide_words, mask_secrets
+from ampcompare.base.secrets import hide_secrets_in_words, mask_secrets
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
-    announce_cell,
-    fresh_progress_reader,
-    last_lines,
+    last_lines_of_file,
     make_cell_folder,
+    progress_reader_of_new_process,
+    write_cell_inputs,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import BY_HAND, Progress, StoppableProcess, interrupted_record
+from ampcompare.experiment.launch.contract import BY_HAND, Progress, StoppableProcess, record_of_interrupted_cell
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.launcher import (
     POLL_SECONDS,
@@ -87,19 +88,19 @@ class StackFacts:
         return self.facts.get("ampcompare") == __version__
 
     @property
-    def apex(self) -> str:
+    def apex_version(self) -> str:
         """The version of the genuine Apex there; "" if there is none."""
         return str(self.facts.get("apex") or "")
 
     @property
-    def versions(self) -> str:
+    def versions_text(self) -> str:
         """What is there, in words."""
         found = [f"Python {self.facts.get('python')}", f"torch {self.facts.get('torch')}"]
-        return ", ".join([*found, *[f"the genuine Apex {self.apex}"] * bool(self.apex)])
+        return ", ".join([*found, *[f"the genuine Apex {self.apex_version}"] * bool(self.apex_version)])
 
-    def records_by_itself(self, config: RunConfig) -> bool:
+    def can_train_by_own_ampcompare(self, config: RunConfig) -> bool:
         """Return whether its own ampcompare trains a cell; a script for the genuine Apex runs as it does today."""
-        return self.has_ampcompare and not (self.apex and _script_if_as_written(config))
+        return self.has_ampcompare and not (self.apex_version and _script_if_as_written(config))
 
 
 def _script_if_as_written(config: RunConfig) -> ScriptConfig | None:
@@ -111,12 +112,12 @@ def inspect_stack(stack: StackConfig, folder: Path) -> StackFacts:
     """Start the Python of a stack once, and return what it has; the recorder was copied into the folder."""
     if stack.command in _known:
         return _known[stack.command]
-    words = [*stack.words(folder), str(folder.resolve() / CellFile.RECORDER), "--probe"]
-    shown = printable(shlex.join(hide_words(stack.command)), MAX_SHOWN)
+    words = [*stack.python_command_for_cell(folder), str(folder.resolve() / CellFile.RECORDER), "--probe"]
+    shown = printable_line(shlex.join(hide_secrets_in_words(stack.command)), MAX_SHOWN)
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=outside_environment(),
-            start_new_session=True,
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment_without_own_python(), start_new_session=True,
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return StackFacts(
@@ -130,7 +131,7 @@ def inspect_stack(stack: StackConfig, folder: Path) -> StackFacts:
         fault = f"the stack {stack.name} does not answer: {shown} printed nothing of its Python in {START_SECONDS:g} s"
         found = StackFacts(stack.name, {}, fault)
     else:
-        found = _read_facts(stack.name, shown, process.returncode, out, err)
+        found = _parse_stack_facts(stack.name, shown, process.returncode, out, err)
     _known[stack.command] = found
     return found
 
@@ -144,14 +145,14 @@ def current_stack_facts(config: RunConfig) -> dict[str, Any]:
     return {} if found.fault else found.facts
 
 
-def _read_facts(name: str, shown: str, code: int, out: bytes, err: bytes) -> StackFacts:
+def _parse_stack_facts(name: str, shown: str, code: int, out: bytes, err: bytes) -> StackFacts:
     for line in reversed(out.decode(errors="replace").splitlines()):
         with contextlib.suppress(ValueError):
             facts = json.loads(line)
             if isinstance(facts, dict) and "python" in facts:
                 return StackFacts(name, facts)
     said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
-    last = f": {printable(said[-1].strip(), MAX_SHOWN)}" if said else ""
+    last = f": {printable_line(said[-1].strip(), MAX_SHOWN)}" if said else ""
     return StackFacts(name, {}, f"the stack {name} cannot be started: {shown} ended with exit code {code}{last}")
 
 
@@ -159,7 +160,7 @@ def _reason_of_error(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def outside_environment() -> dict[str, str]:
+def environment_without_own_python() -> dict[str, str]:
     """Return the variables of this process without those of its Python."""
     return {name: value for name, value in os.environ.items() if name not in OTHER_PYTHON}
 
@@ -169,7 +170,7 @@ def copy_recorder(folder: Path) -> None:
     write_atomically(folder / CellFile.RECORDER, TEMPLATE.read_text(encoding="utf-8"))
 
 
-def recorder_words(config: RunConfig, folder: Path) -> list[str]:
+def recorder_command_words(config: RunConfig, folder: Path) -> list[str]:
     """Return the words after the Python of a stack that record a cell of a script."""
     script = config.script
     assert script is not None
@@ -224,9 +225,9 @@ class StackLauncher(ScriptLauncher):
         copy_recorder(folder)
         write_config(config, folder)
         if config.script is not None:
-            _write_command(config, folder)
+            _write_recorder_command(config, folder)
         stack = inspect_stack(config.stack, folder)
-        own = stack.records_by_itself(config) and not self.keeps_weights
+        own = stack.can_train_by_own_ampcompare(config) and not self.keeps_weights
         fault = stack.fault or ("" if own else _why_recorder_cannot(config, stack))
         if fault:
             is_by_hand = config.script is not None and not stack.facts
@@ -235,7 +236,7 @@ class StackLauncher(ScriptLauncher):
             if is_by_hand:
                 record = record.model_copy(update={"environment": {**record.environment, BY_HAND: True}})
         elif own:
-            return self._launch_inside(config, folder, stack, on_progress)
+            return self._launch_inside_stack(config, folder, stack, on_progress)
         else:
             self._changed = ((), time.monotonic())
             record = super().launch(config, folder, on_progress)
@@ -243,19 +244,19 @@ class StackLauncher(ScriptLauncher):
         write_record(record, folder)
         return record
 
-    def _start(self, config: RunConfig, script: Any, folder: Path, sandbox: Sandbox) -> Any:
+    def _start_process(self, config: RunConfig, script: Any, folder: Path, sandbox: Sandbox) -> Any:
         assert config.stack is not None
         environment = {**cell_environment(config, folder), **self._place.environment, **sandbox.environment}
         if config.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        words = list(map(sandbox.at, recorder_words(config, folder)))
+        words = list(map(sandbox.place_of_path, recorder_command_words(config, folder)))
         record = ["--record", str((folder / CellFile.SCRIPT).resolve())]
         record += ["--save-weights", str((folder / CellFile.WEIGHTS).resolve())] if self.keeps_weights else []
         if script.first_weights is not None and not has_own_first_weights(config):
             record += ["--first-weights", str(first_weights_folder(config, folder) / CellFile.WEIGHTS)]
-        start = config.stack.words(folder)
+        start = config.stack.python_command_for_cell(folder)
         if config.processes > 1 or script.torchrun:
-            start += _rank_words(_known[config.stack.command].facts, config.processes)
+            start += _words_that_start_ranks(_known[config.stack.command].facts, config.processes)
         command = [*start, str((folder / CellFile.RECORDER).resolve()), *record, *words]
         return self._open_process(command, {name: one for name, one in environment.items() if name not in OTHER_PYTHON})
 
@@ -266,7 +267,7 @@ class StackLauncher(ScriptLauncher):
 
         def start_command() -> _StartedProcess:
             try:
-                with self._place.on_its_cores():
+                with self._place.processes_kept_on_cores():
                     process = subprocess.Popen(
                         start, stdin=subprocess.PIPE, env=dict(environment), start_new_session=True, **options
                     )
@@ -277,10 +278,10 @@ class StackLauncher(ScriptLauncher):
         process: _StartedProcess = self._process.start(start_command)
         return process
 
-    def _send_stop(self, process: Any) -> None:
-        super()._send_stop(process)
+    def _ask_process_to_stop(self, process: Any) -> None:
+        super()._ask_process_to_stop(process)
 
-    def _why_stuck(self, config: RunConfig, folder: Path) -> str:
+    def _why_cell_is_stuck(self, config: RunConfig, folder: Path) -> str:
         """Return that a cell has done nothing for long: the recorder touches its file while its process computes."""
         seen = [path.stat() for path in (*folder.glob(CellFile.SCRIPTS), folder / CellFile.LOG) if path.exists()]
         state, now = tuple((one.st_mtime_ns, one.st_size) for one in seen), time.monotonic()
@@ -297,33 +298,38 @@ class StackLauncher(ScriptLauncher):
             f"{limit:g} s, and was ended; --stall-timeout sets that time"
         )
 
-    def _launch_inside(
+    def _launch_inside_stack(
         self, config: RunConfig, folder: Path, stack: StackFacts, on_progress: Callable[[Progress], None] | None
     ) -> RunRecord:
         """Train a cell by the ampcompare of its stack, as a scheduler would."""
         assert config.stack is not None
-        announce_cell(config.model_copy(update={"stack": None}), folder)
-        read = fresh_progress_reader(folder, on_progress)
+        write_cell_inputs(config.model_copy(update={"stack": None}), folder)
+        read = progress_reader_of_new_process(folder, on_progress)
         (folder / CellFile.PROGRESS).unlink(missing_ok=True)  # else the cell would count as one that was lost
-        words = [*config.stack.words(folder), "-m", "ampcompare.experiment.launch.cell", str(folder.resolve())]
-        environment = {**outside_environment(), **self._place.environment}
-        with self._process.busy(), (folder / CellFile.LAUNCHER_LOG).open("wb") as log:
+        words = [
+            *config.stack.python_command_for_cell(folder),
+            "-m",
+            "ampcompare.experiment.launch.cell",
+            str(folder.resolve()),
+        ]
+        environment = {**environment_without_own_python(), **self._place.environment}
+        with self._process.busy_with_cell(), (folder / CellFile.LAUNCHER_LOG).open("wb") as log:
             process = self._open_process(words, environment, stdout=log, stderr=log)
-            if self._is_asked():
-                self._send_stop(process)
+            if self._is_asked_to_stop():
+                self._ask_process_to_stop(process)
             while process.poll(POLL_SECONDS) is None:
                 read()
             read()
-            self._process.check()
+            self._process.raise_if_closed()
             self._process.end_process()
             code = process.wait()
         path = folder / CellFile.RECORD
         if path.exists():
             record = read_record(path)
-        elif self._is_asked():
-            record = interrupted_record(config)
+        elif self._is_asked_to_stop():
+            record = record_of_interrupted_cell(config)
         else:
-            said = "".join(last_lines(folder / CellFile.LAUNCHER_LOG, 1))
+            said = "".join(last_lines_of_file(folder / CellFile.LAUNCHER_LOG, 1))
             record = failed_script_record(config, f"the stack {stack.name} ended with exit code {code}: {said}")
         record = record.model_copy(update={"cell": config.digest(), "config": config})
         write_config(config, folder)
@@ -331,7 +337,7 @@ class StackLauncher(ScriptLauncher):
         return record
 
 
-class WeightsLauncher(StackLauncher):
+class FirstWeightsLauncher(StackLauncher):
     """Records a step of a script in a stack, and keeps the weights with which it begins."""
 
     keeps_weights = True
@@ -351,22 +357,22 @@ class WeightsLauncher(StackLauncher):
             record = None
             with contextlib.suppress(OSError, RecordError):
                 record = read_record(target / CellFile.RECORD)
-            if record is None or not _has_weights(record, target):
+            if record is None or not _has_first_weights(record, target):
                 (target / CellFile.WEIGHTS).unlink(missing_ok=True)
                 record = self.launch(recorded, target)
-        if _has_weights(record, target):
+        if _has_first_weights(record, target):
             return None
         make_cell_folder(folder)
         write_config(config, folder)
-        if self._is_asked():
-            return interrupted_record(config)
+        if self._is_asked_to_stop():
+            return record_of_interrupted_cell(config)
         why = f"there are no first weights of the stack {config.script.first_weights.name}: {record.error}"
         found = failed_script_record(config, why, started=started)
         write_record(found, folder)
         return found
 
 
-def _has_weights(record: RunRecord, folder: Path) -> bool:
+def _has_first_weights(record: RunRecord, folder: Path) -> bool:
     return record.status == "completed" and (folder / CellFile.WEIGHTS).exists()
 
 
@@ -376,7 +382,7 @@ def has_own_first_weights(config: RunConfig) -> bool:
     return script is not None and config.stack is not None and config.stack == script.first_weights
 
 
-def traced_command(
+def command_that_traces_script(
     stack: StackConfig, script: str, arguments: Sequence[str], folder: Path, *, seed: int, steps: int, request: str
 ) -> tuple[list[str], StackFacts]:
     """Return the command that runs a script for some steps in a stack and leaves what it trained in a folder.
@@ -391,17 +397,17 @@ def traced_command(
     found = inspect_stack(stack, folder)
     if found.fault:
         raise EnvironmentUnfit(found.fault)
-    if found.has_ampcompare and not found.apex:
+    if found.has_ampcompare and not found.apex_version:
         words = ["-m", "ampcompare.script.process.rewrite_run", request]
     else:
         files = {"record": "record.jsonl", "save-weights": CellFile.WEIGHTS, "save-last": "last.pt"}
         options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]
         limits = ["--seed", str(seed), "--max-steps", str(steps)]
         words = [str(folder / CellFile.RECORDER), *options, *limits, script, *arguments]
-    return module_command(f"{__package__}.supervise", *stack.words(folder), *words), found
+    return module_command(f"{__package__}.supervise", *stack.python_command_for_cell(folder), *words), found
 
 
-def run_in_stack(
+def run_script_in_stack(
     stack: StackConfig, arm: str, words: Sequence[str], record: str | None, *, ledger: bool = False, **options: Any
 ) -> int:
     """Run a script in a stack, with the output and the standard input of this process; return its exit code.
@@ -422,7 +428,7 @@ def run_in_stack(
             raise EnvironmentUnfit(found.fault)
         target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
         is_as_written = Arm.parse(arm).is_as_written
-        if found.has_ampcompare and not (is_as_written and found.apex):
+        if found.has_ampcompare and not (is_as_written and found.apex_version):
             start = ["-m", "ampcompare", "exec", "--arm", arm, *(["--record", target] if record is not None else [])]
             start += ["--ledger"] * ledger
         else:
@@ -441,7 +447,11 @@ def run_in_stack(
                 options["shift_seeds"] = True
         for name, value in options.items():
             start += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-        process = subprocess.run([*stack.words(Path(place)), *start, *words], env=outside_environment(), check=False)
+        process = subprocess.run(
+            [*stack.python_command_for_cell(Path(place)), *start, *words],
+            env=environment_without_own_python(),
+            check=False,
+        )
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
@@ -450,7 +460,7 @@ def _why_recorder_cannot(config: RunConfig, stack: StackFacts) -> str:
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
     if (script := _script_if_as_written(config)) is None:
-        of_apex = " or is to train with its own Apex" if stack.apex and stack.has_ampcompare else ""
+        of_apex = " or is to train with its own Apex" if stack.apex_version and stack.has_ampcompare else ""
         return f"the stack {stack.name} {has}{of_apex}: only the arm script, of a script after --, can train there"
     if config.first_weights == "twin":
         return f"the stack {stack.name} {has}, which a twin needs"
@@ -459,7 +469,7 @@ def _why_recorder_cannot(config: RunConfig, stack: StackFacts) -> str:
     return ""
 
 
-def _rank_words(facts: Mapping[str, Any], processes: int) -> list[str]:
+def _words_that_start_ranks(facts: Mapping[str, Any], processes: int) -> list[str]:
     version = tuple(int(word) for word in str(facts.get("torch", "")).split("+")[0].split(".")[:2] if word.isdecimal())
     if version >= MIN_TORCHRUN:
         return ["-m", TORCHRUN, "--standalone", f"--nproc_per_node={processes}"]
@@ -484,10 +494,14 @@ def record_with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, A
     )
 
 
-def _write_command(config: RunConfig, folder: Path) -> None:
+def _write_recorder_command(config: RunConfig, folder: Path) -> None:
     """Write the command that records a cell by hand, on another machine too."""
     assert config.stack is not None
-    words = ["python", str(folder.resolve() / CellFile.RECORDER), *hide_words(recorder_words(config, folder))]
+    words = [
+        "python",
+        str(folder.resolve() / CellFile.RECORDER),
+        *hide_secrets_in_words(recorder_command_words(config, folder)),
+    ]
     text = (
         f"To record this cell by hand, copy this folder and the script to where the stack {config.stack.name} is, and "
         f"run there:\n\n    cd {shlex.quote(os.getcwd())}\n    {shlex.join(words)} 2>&1 | tee {CellFile.LOG}\n\n"
@@ -496,7 +510,9 @@ def _write_command(config: RunConfig, folder: Path) -> None:
     write_atomically(folder / CellFile.BY_HAND, mask_secrets(text))
 
 
-def take_up_recorded_cell(config: RunConfig, folder: Path, say: Callable[[str], Any] = lambda text: None) -> None:
+def make_record_of_recorded_cell(
+    config: RunConfig, folder: Path, say: Callable[[str], Any] = lambda text: None
+) -> None:
     """Make a record of a cell that the recorder has finished, by hand or for a command that was killed since."""
     if config.stack is None or config.script is None or not (folder / CellFile.SCRIPT).exists():
         return
@@ -539,7 +555,7 @@ def record_of_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRe
             pump = threading.Thread(target=reader.read_to_end)
             pump.start()
             pump.join()
-        values, faults = reader.values, reader.part_faults()
+        values, faults = reader.values, reader.faults_of_matched_values()
     seconds = sum(step.seconds for step in rows.steps)
     started = datetime.fromtimestamp((folder / CellFile.SCRIPT).stat().st_mtime, UTC).isoformat(timespec="milliseconds")
     record = script_record(config, rows, values, wall_seconds=seconds, started=started, faults=faults)

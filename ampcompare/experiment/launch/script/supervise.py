@@ -13,7 +13,7 @@ import threading
 from ampcompare.base.processes.start import kill_with_descendants
 
 
-def _end_with_input() -> None:
+def _kill_process_at_end_of_input() -> None:
     while os.read(0, 4096):
         pass
     kill_with_descendants(os.getpid())  # the last that it kills is this process
@@ -25,7 +25,7 @@ def main(command: list[str]) -> int:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, frame: None)  # not ignored: children would inherit that
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    threading.Thread(target=_kill_process_at_end_of_input, daemon=True).start()
     code = process.wait()
     if code < 0:
         if -code != signal.SIGKILL:

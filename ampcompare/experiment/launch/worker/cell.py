@@ -26,15 +26,15 @@ import torch
 import torch.distributed as dist
 
 from ampcompare import guards
-from ampcompare.base.environment.fingerprint import fingerprint, host_name
+from ampcompare.base.environment.fingerprint import environment_fingerprint, host_name
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.formatting import first_line, format_count
-from ampcompare.base.tensors.tf32 import Tf32
+from ampcompare.base.formatting import first_line_of_text, format_count
+from ampcompare.base.tensors.tf32 import Tf32Switches
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
     copy_first_steps,
@@ -44,7 +44,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Phase, Progress, failed_record
+from ampcompare.experiment.launch.contract import Phase, Progress, record_of_failed_cell
 from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
@@ -52,19 +52,19 @@ from ampcompare.results.records.evaluation import EpochResult, emulated_type
 from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
-from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
-from ampcompare.training.checkpoint.resume import AUTO, find_checkpoint, validate_resume
-from ampcompare.training.checkpoint.saver import Saver
+from ampcompare.training.assemble import assemble_run, cpu_half_mode_of_run, make_parallel
+from ampcompare.training.checkpoint.resume import AUTO, find_checkpoint, state_to_resume_from
+from ampcompare.training.checkpoint.saver import CheckpointSaver
 from ampcompare.training.device import resolve_device
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
-from ampcompare.training.loop import allreduce_share
+from ampcompare.training.loop import measure_allreduce_share
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
-from ampcompare.training.other_precisions import evaluate_in_others
-from ampcompare.training.parallel.ranks import Communicator, weights_digest
+from ampcompare.training.other_precisions import evaluate_in_other_precisions
+from ampcompare.training.parallel.ranks import Communicator, digest_of_weights
 from ampcompare.training.precision.base import Precision, make_precision
-from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half
 from ampcompare.training.process import configure_process
-from ampcompare.training.process_group import group_for_one_process
+from ampcompare.training.process_group import process_group_for_cell
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.stop_request import StopRequest
@@ -85,13 +85,13 @@ def run_cell(
     write_config(config, folder)
     code = UsedInputsRecorder(folder, Path.cwd())
     try:
-        with group_for_one_process(config):
+        with process_group_for_cell(config):
             result = train_cell(config, folder, on_progress)
     except Exception as error:  # a failed arm is a row of the table, and the other arms run
         with contextlib.suppress(OSError):  # the disk may be full
             traceback.print_exc()
         result = record_of_failure(config, error)
-    code.end()
+    code.record_used_inputs()
     result = record_with_place(record_with_code(result, folder))
     write_record(result, folder)
     return result
@@ -134,7 +134,7 @@ def train_cell(
 
 def train_and_exit(words: list[str]) -> int:
     """Train the cell whose `config.json` lies in a folder, in a fork, which cleans up nothing that is its server's."""
-    end_with_parent()
+    exit_when_parent_ends()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
     folder = Path(words[0])
     run_cell(read_config(folder), folder, progress_writer(folder))
@@ -143,7 +143,7 @@ def train_and_exit(words: list[str]) -> int:
     os._exit(0)
 
 
-def end_with_parent() -> None:
+def exit_when_parent_ends() -> None:
     """Exit when the parent process is gone; a collective call would otherwise wait forever."""
     parent = os.getppid()
 
@@ -169,7 +169,7 @@ class PreparedCell:
     config: RunConfig
     precision: Precision
     session: Session
-    saver: Saver
+    saver: CheckpointSaver
     stop: StopRequest
     metrics: RunMetrics
     memory: MemoryMeter
@@ -196,7 +196,7 @@ def build_prepared_cell(
     parallel = make_parallel(config.parallel, device, engine)
     point = _find_resume_point(config, folder, ranks, attempt)
     state = None if point is None else point.state
-    assembly = assemble(
+    assembly = assemble_run(
         config.recipe,
         task,
         precision,
@@ -208,11 +208,11 @@ def build_prepared_cell(
         is_twin=config.first_weights == "twin",
     )
     # Only now: a checkpoint that does not fit changes no file.
-    ranks.broadcast_from_rank0(lambda: _prepare_files(folder, point, attempt))
+    ranks.broadcast_from_rank0(lambda: _keep_files_up_to_resume_point(folder, point, attempt))
     steps_path, epochs_path = (
         folder / name if ranks.is_first else Path(os.devnull) for name in (CellFile.STEPS, CellFile.EPOCHS)
     )
-    saver = Saver(folder / CellFile.CHECKPOINTS, config.saving, _log_line, steps_path)
+    saver = CheckpointSaver(folder / CellFile.CHECKPOINTS, config.saving, _write_log_line, steps_path)
     stop = StopRequest(config.saving.stop_at_step)
     session = Session(config, assembly, saver=saver, stop=stop)
     units = config.recipe.batch_size * ranks.size * task.units_per_sample
@@ -222,8 +222,8 @@ def build_prepared_cell(
         metrics.initial_parameters = parameters_sha256(assembly.replicas)
     else:
         session.load_state_dict(point.state, point.resumption)
-    mode = cpu_half_of(config.cpu_half, config.recipe.compile)
-    fp16_mode, compute = cpu_half(mode, precision.half_dtype, device, config.autocast_lists)
+    mode = cpu_half_mode_of_run(config.cpu_half, config.recipe.compile)
+    fp16_mode, compute = choose_cpu_half(mode, precision.half_dtype, device, config.autocast_lists)
     return PreparedCell(
         config=config,
         precision=precision,
@@ -241,7 +241,7 @@ def build_prepared_cell(
     )
 
 
-def _log_line(text: str) -> None:
+def _write_log_line(text: str) -> None:
     """Write a line to the log of the cell, unless the disk is full."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{text}\n")
@@ -298,8 +298,12 @@ def record_of_cell(
     config = cell.config
     session = cell.session
     metrics = cell.metrics
-    summary = metrics.summary(
-        session.divergence, cell.memory.peak(), seconds, ended=session.end_reason, rollbacks=session.rollbacks
+    summary = metrics.summary_of_run(
+        session.divergence,
+        cell.memory.peak_memory(),
+        seconds,
+        ended=session.why_ended_early,
+        rollbacks=session.rollbacks,
     )
     models, initial = session.assembly.replicas, metrics.initial_parameters
     summary = summary.model_copy(
@@ -311,7 +315,7 @@ def record_of_cell(
     )
     if summary.metric_final is not None and not session.interrupted:
         # After the peak of memory was read, and before the facts of processes.
-        results = evaluate_in_others(session, cell.compute)
+        results = evaluate_in_other_precisions(session, cell.compute)
         summary = summary.model_copy(update={"in_precisions": results})
     with cell.compute:  # it times further steps, which must compute as the others did
         processes = None if world is None else gather_process_facts(config, session, world, summary)
@@ -325,17 +329,17 @@ def record_of_cell(
         config=config,
         engine=cell.precision.engine,
         packages=dict(cell.precision.packages),
-        ledger=session.ledger.look.result(
+        ledger=session.ledger.look.ledger_of_looks(
             loss_scale=metrics.final_loss_scale,
             emulated=cell.precision.emulated or emulated_type(cell.fp16_mode),
         ),
         half=f"{cell.precision.emulated} emulated" if cell.precision.emulated else cell.fp16_mode,
         host=host_name(),
-        environment={**fingerprint(), **cell.device_facts},
+        environment={**environment_fingerprint(), **cell.device_facts},
         metrics=list(task.metrics),
         unit=task.unit,
         summary=summary,
-        trace=metrics.tracer.trace_of_run(metrics.seconds),
+        trace=metrics.tracer.find_trace_of_run(metrics.seconds),
         readings=cell.monitor.readings(metrics.seconds, units),
         processes=processes,
         resumed=session.resumed,
@@ -376,7 +380,7 @@ class LineFile:
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise self._write_error(error) from error
+            raise self._error_of_failed_write(error) from error
 
     def write(self, records: Iterable[StepRecord | EpochResult]) -> None:
         """Append records, each as one line."""
@@ -385,9 +389,9 @@ class LineFile:
             while text:  # a nearly full disk may accept only a part
                 text = text[self._file.write(text) :]
         except OSError as error:
-            raise self._write_error(error) from error
+            raise self._error_of_failed_write(error) from error
 
-    def _write_error(self, error: OSError) -> EnvironmentUnfit:
+    def _error_of_failed_write(self, error: OSError) -> EnvironmentUnfit:
         reason = error.strerror or error
         return EnvironmentUnfit(f"cannot write {self._path}: {reason}; free some space or choose another --output-dir")
 
@@ -406,17 +410,17 @@ def gather_process_facts(
     by_rank = ranks.gather((summary.step_seconds_median, summary.peak_bytes, summary.start_seconds))
     seconds = [step_seconds for step_seconds, _, _ in by_rank if step_seconds is not None]
     wrapper = type(assembly.models[0])
-    weights = weights_digest(assembly.replicas)  # before further steps change them
+    weights = digest_of_weights(assembly.replicas)  # before further steps change them
     share = None
     # Where forward passes wait for other ranks, no other program would make a step without reducing.
     ended_well = summary.diverged_step is None and not session.interrupted
     if ranks.size > 1 and seconds and ended_well and not assembly.parallel.waits_in_forward:
         part: dict[str, Any] = {"device": assembly.device, "rank": ranks.rank, "world_size": ranks.size}
         batch = next(iter(assembly.task.data.train_batches(0, config.recipe.batch_size, **part)))
-        share = allreduce_share(session.loop, batch, ranks, max(seconds))
+        share = measure_allreduce_share(session.loop, batch, ranks, max(seconds))
     return ProcessFacts(
         world_size=ranks.size,
-        nodes=world.nodes,
+        nodes=world.node_count,
         global_batch_size=config.total_batch_size,
         backend=dist.get_backend(),
         wrapper=f"{wrapper.__module__}.{wrapper.__qualname__}",
@@ -456,8 +460,8 @@ def device_facts(device: torch.device, config: RunConfig) -> dict[str, Any]:
         "memory_bytes": _value_or_error(lambda: torch.cuda.get_device_properties(device).total_memory),
         "cuda": torch.version.cuda,
         "cudnn": _value_or_error(torch.backends.cudnn.version),  # raises on a GPU too old for it
-        "tf32_matmul": Tf32.read().products == "tf32",
-        "tf32_convolution": Tf32.read().convolutions == "tf32",
+        "tf32_matmul": Tf32Switches.read().products == "tf32",
+        "tf32_convolution": Tf32Switches.read().convolutions == "tf32",
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
     }
 
@@ -466,7 +470,7 @@ def _value_or_error(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except Exception as error:  # versions of torch differ in what they raise
-        return f"unknown: {first_line(error, type(error).__name__)}"
+        return f"unknown: {first_line_of_text(error, type(error).__name__)}"
 
 
 class _ResumePoint(NamedTuple):
@@ -490,7 +494,7 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
             checkpoint = find_checkpoint(resume, checkpoints)
         if checkpoint is None:
             return None
-        state, resumption = validate_resume(checkpoint, config, ranks.size)
+        state, resumption = state_to_resume_from(checkpoint, config, ranks.size)
         return str(checkpoint.path), state, resumption.model_dump()
 
     # Ranks receive plain data only: nothing that arrives from another process is unpickled as a class.
@@ -501,7 +505,7 @@ def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, att
     return _ResumePoint(Path(path), state, Resumption.model_validate(resumption))
 
 
-def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> None:
+def _keep_files_up_to_resume_point(folder: Path, point: _ResumePoint | None, attempt: int) -> None:
     """Keep in the folder of a cell only what belongs to the steps up to its resume point, and archive the rest."""
     checkpoints = folder / CellFile.CHECKPOINTS
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
@@ -528,8 +532,8 @@ def record_of_failure(config: RunConfig, error: Exception, process: str = "") ->
         exit_code = EnvironmentUnfit.exit_code
     else:
         kind = "out of memory" if _is_out_of_memory(error) else type(error).__name__
-        text = ": ".join(filter(None, [process, kind, first_line(error)]))
-    record = failed_record(config, text, **fingerprint(), exit_code=exit_code)
+        text = ": ".join(filter(None, [process, kind, first_line_of_text(error)]))
+    record = record_of_failed_cell(config, text, **environment_fingerprint(), exit_code=exit_code)
     return record.model_copy(update={"host": host_name()})
 
 

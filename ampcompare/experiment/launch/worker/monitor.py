@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from ampcompare.results.records.run import SystemReadings
-from ampcompare.training.run_summary import medians_of_halves, outlier_share
+from ampcompare.training.run_summary import find_medians_of_halves, outlier_share_of_times
 
 INTERVAL_SECONDS = 0.5
 # NVML's constants, without their prefix, in plain words.
@@ -37,7 +37,7 @@ class SystemMonitor:
 
     def __init__(self, device: torch.device) -> None:
         self._gpu = _GpuMonitor(device) if device.type == "cuda" else None
-        self.energy = None if self._gpu is None else _EnergyMeter(self._gpu.energy)
+        self.energy = None if self._gpu is None else _EnergyMeter(self._gpu.energy_joules)
         self._wall = time.perf_counter()
         self._cpu = time.process_time()
         self._waited = _seconds_without_core()
@@ -73,10 +73,10 @@ class SystemMonitor:
         if self._waited is not None:
             waiting = max(0.0, (_seconds_without_core() or 0.0) - self._waited) / wall
         clocks = self._clocks if self._gpu is None else self._gpu.clocks
-        two = medians_of_halves(step_seconds)
+        two = find_medians_of_halves(step_seconds)
         return SystemReadings(
             timed_steps=len(step_seconds),
-            outlier_share=outlier_share(step_seconds),
+            outlier_share=outlier_share_of_times(step_seconds),
             first_half_seconds=two and two.first,
             second_half_seconds=two and two.second,
             halves_error=two and two.error,
@@ -144,7 +144,7 @@ class _GpuMonitor:
         except nvml.NVMLError:  # what this GPU or its driver does not report stays unknown
             return
 
-    def energy(self) -> float | None:
+    def energy_joules(self) -> float | None:
         """Return the joules that the GPU has used since its driver was loaded; None where it does not count them."""
         nvml, handle = self._nvml, self._handle
         if nvml is None:

@@ -22,7 +22,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.environment.ranks import DistributedEnv, loopback_interface, read_distributed_env
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
@@ -31,18 +31,18 @@ from ampcompare.experiment.launch.cell_files import (
     progress_writer,
     read_config,
     record_with_code,
-    send_output_to,
+    redirect_output_to,
     write_record,
 )
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
-from ampcompare.experiment.launch.worker.cell import end_with_parent, record_of_failure, train_cell
-from ampcompare.experiment.launch.worker.stall import RankRoll, is_timeout, show_stack_on_signal
+from ampcompare.experiment.launch.worker.cell import exit_when_parent_ends, record_of_failure, train_cell
+from ampcompare.experiment.launch.worker.stall import RankPresence, is_timeout, show_stack_on_signal
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.parallel.ranks import ProcessGroup, require_equal
-from ampcompare.training.process_group import choose_backend, select_gpu_for_group
+from ampcompare.training.parallel.ranks import ProcessGroup, require_equal_on_ranks
+from ampcompare.training.process_group import choose_group_backend, select_gpu_for_group
 from ampcompare.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -76,21 +76,21 @@ def run_rank(
     Returns:
         The record, and whether this rank is the one that prints it.
     """
-    roll: RankRoll | None = None
+    roll: RankPresence | None = None
     show_stack_on_signal()
     code = UsedInputsRecorder(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
         try:
             device = local_device(config.device, world)
-            backend = choose_backend(config.parallel.backend, device)
-            store = open_store(world)
-            roll = RankRoll(store, world)
-            stack.enter_context(process_group(world, store, backend, device, config.stall_timeout))
+            backend = choose_group_backend(config.parallel.backend, device)
+            store = open_rank_store(world)
+            roll = RankPresence(store, world)
+            stack.enter_context(initialized_process_group(world, store, backend, device, config.stall_timeout))
             ranks = ProcessGroup(torch.device(device))
             rendezvous_seconds = time.time() - (psutil.Process().create_time() if since is None else since)
-            facts = {**fingerprint(), "settings": config.digest()}
+            facts = {**environment_fingerprint(), "settings": config.digest()}
             facts = {name: value for name, value in facts.items() if name not in ("machine", "processor")}
-            require_equal(ranks, "environment", facts, "install the same packages and give the same settings")
+            require_equal_on_ranks(ranks, "environment", facts, "install the same packages and give the same settings")
             record = train_cell(
                 config,
                 folder,
@@ -115,16 +115,16 @@ def run_rank(
             write_record(record, folder)
             if roll is not None:
                 with contextlib.suppress(RuntimeError):  # the process that hosted the store is gone
-                    roll.close()
+                    roll.report_record_written()
             return record, True
-    code.end()
+    code.record_used_inputs()
     if world.rank == 0:
         record = record_with_place(record_with_code(record, folder))
         write_record(record, folder)
     return record, world.rank == 0
 
 
-def _is_first_to_fail(roll: RankRoll | None, world: DistributedEnv, error: Exception) -> bool:
+def _is_first_to_fail(roll: RankPresence | None, world: DistributedEnv, error: Exception) -> bool:
     """Return whether no rank failed before this one; without a store, rank 0 reports the failure."""
     if roll is None:
         return world.rank == 0
@@ -135,7 +135,7 @@ def _is_first_to_fail(roll: RankRoll | None, world: DistributedEnv, error: Excep
         return False
 
 
-def _wait_for_record(roll: RankRoll | None) -> None:
+def _wait_for_record(roll: RankPresence | None) -> None:
     """Wait until the rank that failed first has written the record, and for it to exit."""
     if roll is not None:
         with contextlib.suppress(RuntimeError):
@@ -148,8 +148,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     world = read_distributed_env(url=arguments[1] if len(arguments) > 1 else None)
     assert world is not None
-    end_with_parent()
-    send_output_to(folder / log_name(world.rank))
+    exit_when_parent_ends()
+    redirect_output_to(folder / log_name(world.rank))
     config = read_config(folder)
     report = progress_writer(folder) if world.rank == 0 else None
     record, _ = run_rank(config, folder, world, report, since=psutil.Process(os.getppid()).create_time())
@@ -172,20 +172,22 @@ def local_device(name: str, world: DistributedEnv) -> str:
     return name if ":" in name else f"cuda:{world.local_rank}"
 
 
-def open_store(world: DistributedEnv) -> Store:
+def open_rank_store(world: DistributedEnv) -> Store:
     """Return the store that all ranks can read and write."""
     try:
         # A restart must not find the addresses that dead processes left in the store.
-        return dist.PrefixStore(f"attempt{world.attempt}", _make_store(world))  # type: ignore[attr-defined]
+        return dist.PrefixStore(f"attempt{world.attempt}", _make_rank_store(world))  # type: ignore[attr-defined]
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
-        raise LaunchError(_explain_rendezvous_error(error, world)) from error
+        raise LaunchError(_rendezvous_error_text(error, world)) from error
 
 
 @contextlib.contextmanager
-def process_group(world: DistributedEnv, store: Store, backend: str, device: str, seconds: float) -> Iterator[None]:
+def initialized_process_group(
+    world: DistributedEnv, store: Store, backend: str, device: str, seconds: float
+) -> Iterator[None]:
     """Initialize the process group and destroy it on exit; a collective operation may take so many seconds."""
     binding = select_gpu_for_group(backend, torch.device(device))
-    if world.nodes == 1 and (name := loopback_interface()) is not None:
+    if world.node_count == 1 and (name := loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address
     store.set_timeout(timedelta(seconds=max(seconds, RENDEZVOUS_SECONDS)))
     try:
@@ -198,14 +200,14 @@ def process_group(world: DistributedEnv, store: Store, backend: str, device: str
             **binding,
         )
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
-        raise LaunchError(_explain_rendezvous_error(error, world)) from error
+        raise LaunchError(_rendezvous_error_text(error, world)) from error
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def _make_store(world: DistributedEnv) -> Store:
+def _make_rank_store(world: DistributedEnv) -> Store:
     if world.url == "env://":
         host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         agent_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -248,7 +250,7 @@ def _listening_socket(host: str, port: int) -> int | None:
         return listening.detach()
 
 
-def _explain_rendezvous_error(error: Exception, world: DistributedEnv) -> str:
+def _rendezvous_error_text(error: Exception, world: DistributedEnv) -> str:
     address = world.url
     if address == "env://":
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

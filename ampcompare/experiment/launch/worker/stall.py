@@ -48,7 +48,7 @@ def show_stack_on_signal() -> None:
             faulthandler.register(STACK_SIGNAL, all_threads=True)
 
 
-class RankRoll:
+class RankPresence:
     """Which ranks have started, and which still react after a failure, in a store of all ranks."""
 
     def __init__(self, store: Store, world: DistributedEnv) -> None:
@@ -65,7 +65,7 @@ class RankRoll:
         """Request the stack of each rank of this machine, and name those for which others waited so many seconds."""
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
         for rank in others:
-            self._ask_for_stack(rank)
+            self._ask_rank_for_stack(rank)
         stalled = self._ranks_without_key(others, "process", 0.0) or self._ranks_without_key(
             others, "answer", ANSWER_SECONDS
         )
@@ -76,7 +76,7 @@ class RankRoll:
         names = f"rank {stalled[0]} stands" if len(stalled) == 1 else f"ranks {', '.join(map(str, stalled))} stand"
         return f"{names} still: no answer {waited}; the stack of each rank is in its log"
 
-    def _ask_for_stack(self, rank: int) -> None:
+    def _ask_rank_for_stack(self, rank: int) -> None:
         """Make a rank of this machine write its stack."""
         if STACK_SIGNAL is not None and self._store.check([f"process{rank}"]):
             entry = json.loads(self._store.get(f"process{rank}"))
@@ -101,7 +101,7 @@ class RankRoll:
         first: bytes = self._store.compare_set("failed", "", str(self._world.rank))
         return first.decode() == str(self._world.rank)
 
-    def close(self) -> None:
+    def report_record_written(self) -> None:
         """Report that the record of the failure is written."""
         self._store.set("recorded", "1")
 

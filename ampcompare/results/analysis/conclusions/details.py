@@ -8,9 +8,9 @@ from ampcompare.results.analysis.conclusions.recommendation import why_none_reco
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import idle_verdict, why_margin_too_wide
 from ampcompare.results.analysis.pairing.pairs import (
-    are_identical,
-    have_equal_losses,
-    have_other_weights,
+    are_pairs_identical,
+    has_pair_with_other_weights,
+    have_pairs_equal_losses,
     pairs_by_seed,
 )
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -136,8 +136,8 @@ def _correlation_sentences(rows: Sequence[ArmSummary], reference: str, metric: M
 def _equal_loss_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
     """Yield which arms had the losses of the reference, and weights that differ or are not known."""
     pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
-    alike = [arm for arm, its in pairs.items() if have_equal_losses(its) and not are_identical(its)]
-    apart = [arm for arm in alike if have_other_weights(pairs[arm])]
+    alike = [arm for arm, its in pairs.items() if have_pairs_equal_losses(its) and not are_pairs_identical(its)]
+    apart = [arm for arm in alike if has_pair_with_other_weights(pairs[arm])]
     unknown = [arm for arm in alike if arm not in apart]
     for arms, weights in (
         (apart, "their final weights differ"),

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.conclusions.phrases import ArmNaming, names_of, number_word
+from ampcompare.base.formatting import printable_line
+from ampcompare.results.analysis.conclusions.phrases import ArmNaming, names_text, number_word
 from ampcompare.results.analysis.conclusions.recommendation import (
     MIN_SAVING,
     device_phrase,
     difference_interval_text,
-    memory_saving,
     memory_saving_text,
     recommended_arms,
     sample_caveat,
+    saved_memory_share,
     step_time_ratio_text,
     use_sentence,
 )
@@ -186,7 +186,7 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
         if different := rows_of_kind(kind):
             yield _sentence_on_difference(kind, different, comparison)
             names.said.update(row.arm for row in different)
-    yield from _sentences_on_open(rows_of_kind(*OPEN), comparison, names)
+    yield from _sentences_on_undecided_arms(rows_of_kind(*OPEN), comparison, names)
     for row in rows_of_kind("conditional"):
         some, total = row.quality.survivors or (0, 0)
         yield (
@@ -196,14 +196,14 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
         names.said.add(row.arm)
     if apart := rows_of_kind("not comparable"):
         why = _example_of_reasons(row.quality.detail for row in apart)
-        yield f"Not compared with {reference}: {names.name([row.arm for row in apart])} ({why})."
+        yield f"Not compared with {reference}: {names.names_in_sentence([row.arm for row in apart])} ({why})."
     for row in rows_of_kind("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
         names.said.add(row.arm)
     for word, arms in _group_arms_by_reason((str(row.quality), row) for row in rows_of_kind("learned nothing")).items():
         yield f"{names.begin_sentence(arms, word, word)}."
     for reason, arms in _group_arms_by_reason(_rows_without_pairs(comparison, rows)).items():
-        yield f"No verdict on {names.name(arms)}: {reason}."
+        yield f"No verdict on {names.names_in_sentence(arms)}: {reason}."
 
 
 def _group_arms_by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str, list[str]]:
@@ -248,7 +248,7 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
             *(f"{row.arm} after {row.quality.update_counts_text}" for row in tested if row.quality.update_counts_text),
         ]
     )
-    identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
+    identical = f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     keep = names.begin_sentence([row.arm for row in rows], "keeps", "keep")
     what = f"{comparison.reference}'s {metric.quality}{sample_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
@@ -262,7 +262,7 @@ def _differences_text(rows: Sequence[ArmSummary], metric: Metric) -> str:
         shown = shown[:1]
     elif len(shown) > MAX_DIFFERENCES:
         shown = [f"{metric.difference_text(min(known))} to {metric.difference_text(max(known))}"]
-    return f"Δ {names_of(shown)}{metric.difference_suffix}"
+    return f"Δ {names_text(shown)}{metric.difference_suffix}"
 
 
 def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: Comparison) -> str:
@@ -272,16 +272,16 @@ def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: 
     if metric.quality == "accuracy":
         how = f"{'more' if kind == 'better' else 'less'} accurate than"
     verb = "is" if len(rows) == 1 else "are"
-    return f"{names_of(parts)} {verb} {how} {comparison.reference}{sample_caveat(rows, comparison)}."
+    return f"{names_text(parts)} {verb} {how} {comparison.reference}{sample_caveat(rows, comparison)}."
 
 
-def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming) -> Iterable[str]:
+def _sentences_on_undecided_arms(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
     metric = comparison.metric
     few = [row for row in rows if row.quality.kind == "few seeds"]
     if few:
         seeds = max(row.pairs for row in few)
-        whose = names.name([row.arm for row in few])
+        whose = names.names_in_sentence([row.arm for row in few])
         whose = "between arms" if len(few) == len(names.everyone) else f"of {whose}"
         what = "run" if comparison.judged else "seed"
         noun = f"One {what}" if seeds == 1 else f"{number_word(seeds).capitalize()} {what}s"
@@ -291,11 +291,11 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
         noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
         shown = f" ({difference_interval_text(tested[0], metric)})" if len(tested) == 1 else ""
         width = f"±{comparison.margin:g}{metric.difference_suffix}"
-        arms = names.name([row.arm for row in tested])
+        arms = names.names_in_sentence([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
     others = [row for row in rows if row.quality.kind == "inconclusive" and row not in tested]
     for why, undecided in _group_arms_by_reason((row.quality.detail, row) for row in others).items():
-        yield f"Inconclusive for {names.name(undecided)}{f': {why}' if why else ''}."
+        yield f"Inconclusive for {names.names_in_sentence(undecided)}{f': {why}' if why else ''}."
 
 
 def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
@@ -317,7 +317,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
                 count, total = row.diverged, row.completed + row.diverged
                 why = divergence_cause(records)
             elif status == "failed" and ended:
-                why = printable(ended[0].error or "", MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
+                why = printable_line(ended[0].error or "", MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
             if count:
                 share = f"{count} of {total} {'seed' if records else 'run'}{'s' if total > 1 else ''}"
                 groups.setdefault((share, why), []).append(row.arm)
@@ -343,15 +343,15 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
         ]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
-    unknown = _unknown_speeds([row for row in rows if row not in known])
+    unknown = _arms_of_unknown_speed([row for row in rows if row not in known])
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
-        (names, why), *rest = [(ArmNaming(everyone).name(arms), why) for arms, why in unknown]
+        (names, why), *rest = [(ArmNaming(everyone).names_in_sentence(arms), why) for arms, why in unknown]
         yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 
-def _unknown_speeds(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
+def _arms_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
     """Return the arms whose step times are not usable, with one reason: emulated ones, invalid ones, then the rest.
 
     An arm whose accuracy could not be compared for the same reason is left out.
@@ -378,7 +378,9 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     """Return which of these rows need less or more memory; nothing of a CPU, whose peaks move between runs."""
     if device_phrase(comparison) and comparison.records:
         return ""
-    apart = sorted((row for row in rows if abs(memory_saving(row)) >= MIN_SAVING), key=memory_saving, reverse=True)
+    apart = sorted(
+        (row for row in rows if abs(saved_memory_share(row)) >= MIN_SAVING), key=saved_memory_share, reverse=True
+    )
     parts = [f"{row.arm} {memory_saving_text(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""

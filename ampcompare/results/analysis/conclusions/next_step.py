@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.base.formatting import format_ranges
-from ampcompare.results.analysis.conclusions.phrases import names_of
+from ampcompare.results.analysis.conclusions.phrases import names_text
 from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import EPS, divergence_cause, idle_verdict
@@ -144,7 +144,7 @@ def _steps_for_more_seeds(
         return
     planned = {int(cell.rpartition("@")[2]) for cell in comparison.order}
     seeds = sorted({*comparison.seeds, *planned})
-    if not rows or not seeds or typed.value("--seeds") == "auto":
+    if not rows or not seeds or typed.value_of_option("--seeds") == "auto":
         return
     few = [row for row in rows if "few seeds" in (row.quality.kind, row.quality.among)]
     more = {row.arm: row.quality.more_seeds for row in rows if row.quality.kind in OPEN and row.quality.more_seeds}
@@ -155,7 +155,7 @@ def _steps_for_more_seeds(
         count = max((number for number in more.values() if number <= MAX_MORE), default=min(more.values()))
         settled = [arm for arm, number in more.items() if number <= count]
         noun = "1 more seed" if count == 1 else f"{count} more seeds"
-        what = f"to decide on {names_of(settled)}: {noun} at most"
+        what = f"to decide on {names_text(settled)}: {noun} at most"
     elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
@@ -179,7 +179,7 @@ def _steps_after_divergence(
     if by_eps and typed is not None:
         yield NextStep(
             command=str(typed.with_option("--eps", SAFE_EPS).with_own_run_directory(f"eps-{SAFE_EPS}")),
-            why=f"an eps that fp16 can hold, for {names_of(by_eps)}",
+            why=f"an eps that fp16 can hold, for {names_text(by_eps)}",
         )
     for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
         yield _step_to_explain(by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale")
@@ -222,7 +222,7 @@ class TypedCommand:
     def _positions_of_option(self, names: Sequence[str]) -> list[int]:
         return [at for at, word in enumerate(self.words[:-1]) if word in names]
 
-    def value(self, *names: str) -> str | None:
+    def value_of_option(self, *names: str) -> str | None:
         """Return what an option was given last, under any of its names; None if it was not."""
         places = self._positions_of_option(names)
         return self.words[places[-1] + 1] if places else None
@@ -238,7 +238,7 @@ class TypedCommand:
 
     def with_own_run_directory(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
         """Return the command with its own run directory; the default one is named by the recipe, or needs a tag."""
-        folder = self.value("-o", "--output-dir")
+        folder = self.value_of_option("-o", "--output-dir")
         if folder is not None:
             return self.with_option("-o", f"{folder.rstrip('/')}-{suffix}", "--output-dir")
         return self.with_option("--tag", suffix) if same_recipe else self

@@ -15,21 +15,21 @@ class ArmNaming:
     everyone: Sequence[str]
     said: set[str] = field(default_factory=set)
 
-    def name(self, arms: Sequence[str]) -> str:
+    def names_in_sentence(self, arms: Sequence[str]) -> str:
         """Return arms as they stand within a sentence."""
-        text = _words_for_many(arms, self.everyone, self.said) or names_of(arms)
+        text = _words_for_many_arms(arms, self.everyone, self.said) or names_text(arms)
         self.said.update(arms)
         return text
 
     def begin_sentence(self, arms: Sequence[str], one: str, several: str) -> str:
         """Return arms with a verb in the right number, as the beginning of a sentence."""
-        group = _words_for_many(arms, self.everyone, self.said)
-        subject = f"{group[0].upper()}{group[1:]}" if group else names_of(arms)
+        group = _words_for_many_arms(arms, self.everyone, self.said)
+        subject = f"{group[0].upper()}{group[1:]}" if group else names_text(arms)
         self.said.update(arms)
         return f"{subject} {one if len(arms) == 1 else several}"
 
 
-def names_of(arms: Sequence[str]) -> str:
+def names_text(arms: Sequence[str]) -> str:
     """Return names in a sentence: `a`, `a and b`, or `a, b, c and 4 more`."""
     if len(arms) > MAX_NAMED:
         arms = [*arms[: MAX_NAMED - 1], f"{len(arms) - MAX_NAMED + 1} more"]
@@ -37,7 +37,7 @@ def names_of(arms: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _words_for_many(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
+def _words_for_many_arms(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
     """Return `all five arms`, `all but a` or `the other five arms` of many; "" where they are to be named."""
     if len(arms) > 2 and set(arms) == set(everyone):
         return f"all {number_word(len(arms))} arms"
@@ -46,7 +46,7 @@ def _words_for_many(arms: Sequence[str], everyone: Sequence[str], said: Collecti
         if set(left) <= set(said):
             return f"the other {number_word(len(arms))} arms"
         if len(left) <= MAX_LEFT and not set(left) & set(said):
-            return f"all but {names_of(left)}"
+            return f"all but {names_text(left)}"
     return ""
 
 

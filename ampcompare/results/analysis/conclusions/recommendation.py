@@ -23,7 +23,9 @@ def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) ->
     keeps = _rows_that_keep_quality(rows)
     if prefer == "time":
         return sorted((row for row in keeps if row.time.kind == "better"), key=lambda row: row.time.effect or 1)
-    return sorted((row for row in keeps if memory_saving(row) >= MIN_SAVING), key=lambda row: -memory_saving(row))
+    return sorted(
+        (row for row in keeps if saved_memory_share(row) >= MIN_SAVING), key=lambda row: -saved_memory_share(row)
+    )
 
 
 def _rows_that_keep_quality(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
@@ -66,7 +68,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
     gains = []
     if row.time.kind == "better":
         gains.append(f"{step_time_ratio_text(row)} its step time{device_phrase(comparison)}")
-    if memory_saving(row) >= MIN_SAVING and (comparison.prefer == "memory" or not device_phrase(comparison)):
+    if saved_memory_share(row) >= MIN_SAVING and (comparison.prefer == "memory" or not device_phrase(comparison)):
         gains.append(f"{memory_saving_text(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
@@ -105,7 +107,7 @@ def device_phrase(comparison: Comparison) -> str:
     return " on this CPU" if devices == {"cpu"} else ""
 
 
-def memory_saving(row: ArmSummary) -> float:
+def saved_memory_share(row: ArmSummary) -> float:
     """Return the share of the reference's peak that an arm saves, below 0 where it needs more; 0 if not known."""
     more, peak = row.memory.effect, row.peak_bytes
     return 0.0 if more is None or peak is None or peak <= more else -more / (peak - more)
@@ -113,5 +115,5 @@ def memory_saving(row: ArmSummary) -> float:
 
 def memory_saving_text(row: ArmSummary) -> str:
     """Return how much less, or more, memory an arm needs."""
-    saving = memory_saving(row)
+    saving = saved_memory_share(row)
     return f"{100 * abs(saving):.0f} % {'less' if saving > 0 else 'more'}"

@@ -29,16 +29,16 @@ from ampcompare.results.analysis.pairing.pairs import (
     IDENTICAL,
     Pair,
     Pairing,
-    are_identical,
+    are_pairs_identical,
     divergence_verdict,
     pairs_by_seed,
 )
 from ampcompare.results.analysis.pairing.scores import (
     effect_in_steps,
-    has_score,
-    metric_of,
+    is_score,
+    least_plausible_spread,
+    metric_of_runs,
     score_spacing,
-    spread_floor,
     value_spacing,
 )
 from ampcompare.results.records.evaluation import PrecisionResult, PrecisionRow
@@ -60,9 +60,9 @@ def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Terms, 
         ConfigError: the rule does not fit the metric.
     """
     runs = [record for record in records if record.status == "completed" and record.summary.epochs]
-    values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
+    values = [value for run in runs if is_score(value := run.summary.metric_final, metric)]
     return resolve_margin(
-        terms.rule,
+        terms.margin_rule,
         [metric.factor * value for value in values],
         metric=metric,
         resolution=_metric_resolution(metric, runs, values),
@@ -87,14 +87,14 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
         error_share: share of the reference's errors that the margin is, where it moves with them.
         pilot: seeds whose spread determined the number of pairs, if any: the test then uses their spread.
     """
-    metric = metric_of([reference for _, reference in pairs])
+    metric = metric_of_runs([reference for _, reference in pairs])
     arm: list[float] = []
     reference: list[float] = []
     samples: list[int] = []
     seeds: list[int] = []
     for run, other in pairs:
         here, there = run.summary.metric_final, other.summary.metric_final
-        if has_score(here, metric) and has_score(there, metric) and run.summary.epochs:
+        if is_score(here, metric) and is_score(there, metric) and run.summary.epochs:
             arm.append(metric.score(here))
             reference.append(metric.score(there))
             samples.append(run.summary.epochs[-1].samples)
@@ -102,9 +102,9 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     if not arm:
         return None
     runs = [run for pair in pairs for run in pair]
-    values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
+    values = [value for run in runs if is_score(value := run.summary.metric_final, metric)]
     step = score_spacing(value_spacing(runs), metric, values)
-    floor = spread_floor(metric, min(samples), [*arm, *reference], step)
+    floor = least_plausible_spread(metric, min(samples), [*arm, *reference], step)
     early = [not pilot or seed in pilot for seed in seeds]
     if not pilot and any(start_difference_reason(*pair) for pair in pairs):
         return unpaired_effect(arm, reference, floor, rounded=True)
@@ -125,7 +125,7 @@ def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collectio
         untested_verdict(pairing, no_ratio_verdict([*pairing.arm, *(reference for _, reference in pairs)]))
         or no_number_verdict(pairs)
         or idle_pairs_verdict(pairs)
-        or (IDENTICAL if are_identical(pairs) else Verdict())
+        or (IDENTICAL if are_pairs_identical(pairs) else Verdict())
     )
     shown = accuracy_effect(pairs)
     effect = None if untested else accuracy_effect(pairs, margin.error_share, pilot)
@@ -194,12 +194,12 @@ def _precision_row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResul
             "difference": statistics.fmean(differences),
             "low": low,
             "high": high,
-            "disagreement": _mean_if_finite(
+            "disagreement": _mean_of_finite_values(
                 result.differing / result.answers
                 for *_, result in measured
                 if result.answers and result.differing is not None
             ),
-            "sample_difference": _mean_if_finite(result.sample_difference for *_, result in measured),
+            "sample_difference": _mean_of_finite_values(result.sample_difference for *_, result in measured),
         }
     )
 
@@ -208,10 +208,10 @@ def _difference_interval(
     values: Sequence[float], owns: Sequence[float], samples: int, metric: Metric
 ) -> list[float | None]:
     """Return the 95 % interval of the mean difference over runs; None where there is none."""
-    if not all(has_score(value, metric) for value in [*values, *owns]):
+    if not all(is_score(value, metric) for value in [*values, *owns]):
         return [None, None]
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
-    effect = paired_effect(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
+    effect = paired_effect(here, there, least_plausible_spread(metric, samples, [*here, *there]), rounded=metric.counts)
     bounds = interval_if_testable(effect, 1 - ERROR_RATE)
     return [None, None] if bounds is None else [*sorted(map(metric.difference_of_scores, bounds))]
 
@@ -223,6 +223,6 @@ def _value_in_own_precision(record: RunRecord, *, averaged: bool) -> float | Non
     return last.ema_value if averaged else last.value
 
 
-def _mean_if_finite(values: Iterable[float | None]) -> float | None:
+def _mean_of_finite_values(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.fmean(known) if known else None

@@ -18,7 +18,7 @@ from ampcompare.results.analysis.inference.effect import (
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
 from ampcompare.results.analysis.pairing.learning import idle_pairs_verdict, untested_verdict
-from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, have_equal_losses
+from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, have_pairs_equal_losses
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
@@ -32,11 +32,11 @@ def tail_loss_evidence(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Ev
     known = [pair for pair in pairs if all(run.summary.loss_tail is not None for run in pair)]
     if not known:
         return Evidence()
-    if any(_differ_in_steps(*pair) for pair in known):
-        return _evidence_of_reason("the runs have no steps in common to pair by")
+    if any(_have_different_steps(*pair) for pair in known):
+        return _make_not_comparable_evidence("the runs have no steps in common to pair by")
     losses = [[run.summary.loss_tail or 0.0 for run in pair] for pair in known]
     if not all(math.isfinite(loss) and loss > 0 for pair in losses for loss in pair):
-        return _evidence_of_reason("a mean loss is not a number above 0")
+        return _make_not_comparable_evidence("a mean loss is not a number above 0")
     # The logarithm of a loss, negative so that larger is better.
     here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
     floor = min_float_spread([1.0])
@@ -57,15 +57,15 @@ def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
     untested = (
         untested_verdict(pairing, tail.untested)
         or idle_pairs_verdict(pairing.pairs)
-        or (IDENTICAL if have_equal_losses(pairing.pairs) else Verdict())
+        or (IDENTICAL if have_pairs_equal_losses(pairing.pairs) else Verdict())
     )
     return replace(tail, untested=untested)
 
 
-def _evidence_of_reason(why: str) -> Evidence:
+def _make_not_comparable_evidence(why: str) -> Evidence:
     return Evidence(untested=Verdict(kind="not comparable", why=why))
 
 
-def _differ_in_steps(arm: RunRecord, reference: RunRecord) -> bool:
+def _have_different_steps(arm: RunRecord, reference: RunRecord) -> bool:
     here, there = arm.summary, reference.summary
     return here.num_steps != there.num_steps or bool(here.rollbacks or there.rollbacks)

@@ -35,9 +35,12 @@ class QuantityTest:
 
     def verdicts(self, evidence: Mapping[Key, Evidence], design: SequentialDesign) -> dict[Key, Verdict]:
         """Return the verdict on each arm of a family of tests, with effect and interval in the unit of rows."""
-        return {key: self._in_row_unit(verdict) for key, verdict in verdicts_on(evidence, self.margin, design).items()}
+        return {
+            key: self._verdict_in_row_unit(verdict)
+            for key, verdict in verdicts_on(evidence, self.margin, design).items()
+        }
 
-    def _in_row_unit(self, verdict: Verdict) -> Verdict:
+    def _verdict_in_row_unit(self, verdict: Verdict) -> Verdict:
         effect = None if verdict.effect is None else self.on_rows(verdict.effect)
         bounds = sorted(self.on_rows(bound) for bound in (verdict.low, verdict.high) if bound is not None)
         low, high = bounds if bounds else (None, None)
@@ -50,8 +53,8 @@ class QuantityTest:
 
         Args:
             verdict: on what training reaches, or on another quantity.
-            survivors: as `Pairing.survivors`.
-            updates: as `Pairing.updates`.
+            survivors: as `Pairing.surviving_seed_counts`.
+            updates: as `Pairing.mean_updates`.
         """
         if not self.of_training:
             return verdict

@@ -32,7 +32,7 @@ from ampcompare.results.analysis.inference.effect import (
 from ampcompare.results.analysis.inference.sample_size import POWER, round_to_two_digits
 from ampcompare.results.analysis.inference.verdict import Margin
 from ampcompare.results.analysis.pairing.pairs import Pair
-from ampcompare.results.analysis.pairing.scores import metric_of, spread_floor
+from ampcompare.results.analysis.pairing.scores import least_plausible_spread, metric_of_runs
 from ampcompare.results.records.comparison import ArmSummary, ModelPair, SampleComparison
 from ampcompare.results.records.evaluation import unpack_samples
 from ampcompare.results.records.metric import Metric
@@ -63,7 +63,7 @@ def compare_samples(
     kept = [result for pair in pairs for run in pair for result in run.summary.epochs[-1:] if result.per_sample]
     if not kept:
         return None
-    metric, count = metric_of(run for _, run in pairs), kept[0].samples
+    metric, count = metric_of_runs(run for _, run in pairs), kept[0].samples
     try:
         arm, reference = _results_by_side(pairs)
     except RecordError as fault:
@@ -73,9 +73,9 @@ def compare_samples(
     if effect is None or verdict.confidence is None or len(pairs) < MIN_PAIRS or count < 2:
         return result
     differences = _sample_differences(arm, reference, metric)
-    floor = None if arm.dtype == bool else spread_floor(metric, count, [float(abs(reference).mean())])
-    squares = mean_squares(differences, floor)
-    error, freedom = (float(value) for value in new_samples_error(squares))
+    floor = None if arm.dtype == bool else least_plausible_spread(metric, count, [float(abs(reference).mean())])
+    squares = mean_squares_of_differences(differences, floor)
+    error, freedom = (float(value) for value in standard_error_over_new_samples(squares))
     bounds = _wider_interval(effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence)
     low, high = sorted(map(metric.difference_of_scores, bounds))
     return result.model_copy(
@@ -109,7 +109,7 @@ def _results_by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]
     """Return the results of the arm and of the reference, each (pairs, samples): bool, or float64."""
     import numpy as np
 
-    found = [[_results_of_samples(run) for run in pair] for pair in pairs]
+    found = [[_sample_results_of_run(run) for run in pair] for pair in pairs]
     missing = sum(each is None for pair in found for each in pair)
     noun = samples_noun(run for pair in pairs for run in pair)
     if missing:
@@ -138,7 +138,7 @@ def _sample_differences(arm: NDArray[Any], reference: NDArray[Any], metric: Metr
     return gains if metric.better == "higher" else -gains
 
 
-def _results_of_samples(run: RunRecord) -> NDArray[Any] | None:
+def _sample_results_of_run(run: RunRecord) -> NDArray[Any] | None:
     try:
         return unpack_samples(run.summary.epochs[-1]) if run.summary.epochs else None
     except RecordError as fault:
@@ -205,7 +205,7 @@ class MeanSquares:
     num_samples: int
 
 
-def mean_squares(differences: NDArray[Any], seed_spread: float | None = None) -> MeanSquares:
+def mean_squares_of_differences(differences: NDArray[Any], seed_spread: float | None = None) -> MeanSquares:
     """Return the mean squares of differences.
 
     The spread of seeds is at least that of rounding to counts (`min_resolvable_spread`), or that of the caller. Samples
@@ -240,7 +240,7 @@ def mean_squares(differences: NDArray[Any], seed_spread: float | None = None) ->
     )
 
 
-def new_samples_error(squares: MeanSquares) -> tuple[Any, Any]:
+def standard_error_over_new_samples(squares: MeanSquares) -> tuple[Any, Any]:
     """Return the standard error of the mean difference over new samples and new seeds, and its degrees of freedom."""
     import numpy as np
 

@@ -113,11 +113,11 @@ def time_evidence(pairing: Pairing) -> Evidence:
     untested = incomparable_time_verdict(pairing)
     rounds = [_rounds_of_pair(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
-    timed = _pairs_of_use_by_seed(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
+    timed = _usable_pairs_by_seed(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
     mean = _time_effect(timed).mean if timed else None
     if untested:
         return Evidence(None, untested, mean)
-    valid = _pairs_of_use_by_seed(seeds, lambda pair: not _invalid_time_reason_of_pair(pair))
+    valid = _usable_pairs_by_seed(seeds, lambda pair: not _invalid_time_reason_of_pair(pair))
     if not pairs:
         return Evidence(untested=divergence_verdict(pairing.arm))
     if len(valid) < min(MIN_PAIRS, len(seeds)):
@@ -132,7 +132,7 @@ def _invalid_time_reason_of_pair(pair: Pair) -> str:
     return invalid_time_reason(arm) or invalid_time_reason(reference)
 
 
-def _pairs_of_use_by_seed(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
+def _usable_pairs_by_seed(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
     """Return the measurements of each seed that are of use, without seeds that have none."""
     return [kept for seed in seeds if (kept := [pair for pair in seed if use(pair)])]
 

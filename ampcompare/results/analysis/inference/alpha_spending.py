@@ -17,7 +17,7 @@ FIRST_SHARE = 0.8
 PLANNED_SHARE = 0.9
 
 
-def error_rate_of_next(looks: Sequence[Look], planned: int | None) -> float:
+def error_rate_of_next_look(looks: Sequence[Look], planned: int | None) -> float:
     """Return what the next look may spend; all together spend at most `ERROR_RATE`.
 
     Left open, the first look spends 80 % of it, since most comparisons are looked at once, and each later one half of

@@ -45,7 +45,7 @@ class Effect:
         return 0 if self.step is None else round(self.mean * self.pairs / self.step)
 
     @property
-    def testable(self) -> bool:
+    def is_testable(self) -> bool:
         """Whether there are enough pairs, or a spread known from elsewhere, for a test to mean something."""
         enough = self.pairs >= MIN_PAIRS and self.freedom > MIN_PAIRS - 1.5
         return enough or self.freedom >= SPREAD_IS_KNOWN
@@ -124,7 +124,7 @@ def welch_effect(mean: float, variances: Sequence[float], counts: Sequence[int])
 
 def interval_if_testable(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float, float] | None:
     """Return the two-sided t interval of an effect, or None where too few pairs show too little of the spread."""
-    return t_interval(effect, confidence) if effect.testable else None
+    return t_interval(effect, confidence) if effect.is_testable else None
 
 
 def t_interval(effect: Effect, confidence: float) -> tuple[float, float]:
@@ -151,12 +151,12 @@ def p_values(effect: Effect, margin: float) -> PValues:
 
     error = effect.error if effect.margin_error is None else effect.margin_error
     different = min(1.0, 2 * min(p_of_above(0, effect.error), p_of_below(0, effect.error)))
-    non_inferior = max(p_of_above(-margin, error), _probability_of_few_counts(effect, margin, -effect.net_counts))
-    not_superior = max(p_of_below(margin, error), _probability_of_few_counts(effect, margin, effect.net_counts))
+    non_inferior = max(p_of_above(-margin, error), _probability_of_few_lost_counts(effect, margin, -effect.net_counts))
+    not_superior = max(p_of_below(margin, error), _probability_of_few_lost_counts(effect, margin, effect.net_counts))
     return PValues(different, non_inferior, max(non_inferior, not_superior))
 
 
-def _probability_of_few_counts(effect: Effect, margin: float, net: int) -> float:
+def _probability_of_few_lost_counts(effect: Effect, margin: float, net: int) -> float:
     """Return the probability of at most `net` lost counts in all, were the mean loss the margin; 0 without counts.
 
     The spread of a few counts says little: three differences of 0 have none. But the total of a loss of m counts per

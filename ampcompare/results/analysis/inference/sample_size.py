@@ -9,7 +9,7 @@ POWER = 0.8
 MAX_PAIRS = 10_000
 
 
-def pairs_needed(spread: float, distance: float, alpha: float) -> int:
+def pairs_needed_by_t_test(spread: float, distance: float, alpha: float) -> int:
     """Return how many pairs a one-sided t test needs to see `distance`, at most `MAX_PAIRS`.
 
     Source: the noncentral t distribution; the least n whose power reaches `POWER`.
@@ -50,16 +50,16 @@ def pairs_to_settle(
 
     limit = upper_limit_of_spread(spread, freedom)
     off = float(stdtrit(freedom, POWER)) * error
-    ways = [] if practical else [_pairs_for_any_mean(limit, margin, alpha)]
+    ways = [] if practical else [_pairs_needed_for_any_mean(limit, margin, alpha)]
     if abs(mean) - off > (margin if practical else 0):
-        ways.append(pairs_needed(limit, abs(mean) - off, alpha / 2))
+        ways.append(pairs_needed_by_t_test(limit, abs(mean) - off, alpha / 2))
     if mean - off > -margin:
-        ways.append(pairs_needed(limit, mean - off + margin, alpha))
+        ways.append(pairs_needed_by_t_test(limit, mean - off + margin, alpha))
     least = min(ways, default=MAX_PAIRS)
     return least if least < MAX_PAIRS else None
 
 
-def _pairs_for_any_mean(spread: float, margin: float, alpha: float) -> int:
+def _pairs_needed_for_any_mean(spread: float, margin: float, alpha: float) -> int:
     """Return how many pairs show that an arm is non-inferior, or that it is, wherever its mean lies.
 
     Between the means that show the one and those that show the other is a gap, which is small enough where a mean

@@ -54,7 +54,7 @@ class Terms:
     loss_margin: float = LOSS_MARGIN
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal terms
+        object.__setattr__(self, "margin", self.margin_rule.value_as_given)  # "0.5" and 0.5 are equal terms
         for name in ("time", "loss"):
             if not 0 < (margin := getattr(self, f"{name}_margin")) < math.inf:
                 raise ConfigError(f"the {name} margin is {100 * margin:g} %; give one above 0, chosen before the runs")
@@ -63,7 +63,7 @@ class Terms:
         require_one_of(get_args(Preference), "the objective", self.prefer)
 
     @property
-    def rule(self) -> MarginRule:
+    def margin_rule(self) -> MarginRule:
         """The rule for the margin of the metric."""
         return parse_margin(self.margin)
 
@@ -76,7 +76,7 @@ class Terms:
         return Margin(math.log1p(self.loss_margin), f"{100 * self.loss_margin:g} %")
 
 
-def terms_of(comparison: Comparison) -> Terms:
+def terms_of_comparison(comparison: Comparison) -> Terms:
     """Return the terms by which a stored comparison was judged."""
     margin = comparison.margin_rule or comparison.margin
     prefer = cast(Preference, comparison.prefer)
@@ -99,7 +99,7 @@ class MarginRule:
     unit: Literal["", "pp"] = ""
 
     @property
-    def value(self) -> float | str:
+    def value_as_given(self) -> float | str:
         """The rule as a user gives it: a number of points, or a text such as `10%`."""
         if self.kind == "points":
             return f"{self.amount}{self.unit}" if self.unit else self.amount
@@ -166,7 +166,7 @@ def check_margin(rule: MarginRule, metric: Metric) -> None:
     else:
         return
     unit = f"a number in {metric.difference_unit}" if metric.difference_unit else "a number (a difference)"
-    raise ConfigError(f"a margin of {rule.value} {why}; give {unit}, or 2sd")
+    raise ConfigError(f"a margin of {rule.value_as_given} {why}; give {unit}, or 2sd")
 
 
 def resolve_margin(
@@ -215,10 +215,12 @@ def resolve_margin(
             return usual_margin(f"the usual one of {metric.name}{deviations}")
         rule = MarginRule("sd", FALLBACK)
     if not values:
-        return usual_margin(f"{rule.value}, until {reference} has completed a run")
+        return usual_margin(f"{rule.value_as_given}, until {reference} has completed a run")
     if rule.kind == "sd":
         if sd is None and len(values) < MIN_PAIRS:
-            return usual_margin(f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread")
+            return usual_margin(
+                f"{rule.value_as_given}, until {reference} has completed {MIN_PAIRS} runs that show a spread"
+            )
         surely = _lower_limit_of_sd(in_units) if sd is None else sd
         how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
         return compute_margin(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")

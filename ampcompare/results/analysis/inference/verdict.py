@@ -86,7 +86,7 @@ def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: Sequen
 
 def _verdict_with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
     update: dict[str, object] = {"effect": evidence.mean}
-    if evidence.rounded and evidence.effect and evidence.effect.testable and verdict.kind in OPEN:
+    if evidence.rounded and evidence.effect and evidence.effect.is_testable and verdict.kind in OPEN:
         update |= {"kind": "inconclusive", "why": "the figures are rounded", "more_seeds": None}
     return verdict.model_copy(update=update)
 
@@ -102,7 +102,7 @@ def arms_in_opposite_directions(
     found = []
     for key in one.keys() & other.keys():
         here, there = (None if its.untested else its.effect for its in (one[key], other[key]))
-        if here is not None and there is not None and here.testable and there.testable:
+        if here is not None and there is not None and here.is_testable and there.is_testable:
             p = max(p_values(here, 0.0).different, p_values(there, 0.0).different)
             found.append((p if here.mean * there.mean < 0 else 1.0, key))
     found.sort(key=lambda each: each[0])
@@ -125,20 +125,21 @@ def decide_verdicts(
         alpha: error rate of each claim over all arms; at 0 nothing is tested.
         next_alpha: that of the next look, by which the pairs that a verdict lacks are counted; `alpha` by default.
     """
-    tested = [effect for effect in effects if effect is not None and effect.testable and alpha > 0]
+    tested = [effect for effect in effects if effect is not None and effect.is_testable and alpha > 0]
     later = (alpha if next_alpha is None else next_alpha) / max(1, len(tested))
     found = [p_values(effect, margin.size) for effect in tested]
     different, non_inferior, equivalent = (
         _test_claim_by_holm(tested, list(map(claim.p, found)), claim, margin.size, alpha) for claim in CLAIMS
     )
     verdicts = (
-        _combine_claims(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
+        _verdict_of_claims(*each, margin, later)
+        for each in zip(tested, different, non_inferior, equivalent, strict=True)
     )
     found_verdicts = []
     for effect in effects:
         if effect is None:
             found_verdicts.append(Verdict())
-        elif not effect.testable:
+        elif not effect.is_testable:
             found_verdicts.append(Verdict(kind="few seeds", why=f"fewer than {MIN_PAIRS} seeds"))
         elif alpha > 0:
             found_verdicts.append(next(verdicts))
@@ -197,7 +198,7 @@ def _test_claim_by_holm(
     return [steps[number] for number in range(len(effects))]
 
 
-def _combine_claims(
+def _verdict_of_claims(
     effect: Effect, different: _HolmStep, non_inferior: _HolmStep, equivalent: _HolmStep, margin: Margin, alpha: float
 ) -> Verdict:
     # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have

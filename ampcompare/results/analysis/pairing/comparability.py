@@ -11,7 +11,7 @@ from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing_files
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
 from ampcompare.results.analysis.pairing.scores import other_metric_reason
@@ -20,7 +20,7 @@ from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
-from ampcompare.settings.validation import flatten
+from ampcompare.settings.validation import paths_and_values
 
 APART_BY_DESIGN = ("arm", "recipe.seed")
 # How the samples of an update are divided; what counts is their sum, and each of these is named in the reading.
@@ -48,7 +48,7 @@ SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
 def iter_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every setting by its path, such as `recipe.optimizer.lr`; an empty group has none."""
-    return ((path, value) for path, value in flatten(values) if value != {})
+    return ((path, value) for path, value in paths_and_values(values) if value != {})
 
 
 def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
@@ -181,7 +181,7 @@ def resume_changes_text(record: RunRecord) -> str:
     return "; ".join(f"resumed with {note}" for note in notes)
 
 
-def named_settings(record: RunRecord) -> set[str]:
+def settings_named_by_label(record: RunRecord) -> set[str]:
     """Return the settings that the label of a row names after its arm, by the last part of their path."""
     words = record.arm.removeprefix(record.config.arm).split()
     return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
@@ -206,7 +206,7 @@ def _mixed_runs_reason(records: Sequence[RunRecord]) -> str:
             _unlike_recipes_reason(record, first)
             or _unlike_variables_reason(record, first)
             or unlike_code_reason(record, first)
-            or _setting_differences(POLICY, record, first)
+            or _setting_differences_text(POLICY, record, first)
         )
         if reason:
             return f"{reason}, in one row"
@@ -285,11 +285,11 @@ def _unlike_environments_reason(names: Sequence[str], arm: RunRecord, reference:
 
 def _unnamed_difference_reason(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of these settings two runs differ, unless the label of a row names them."""
-    named = named_settings(arm) | named_settings(reference)
-    return _setting_differences([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
+    named = settings_named_by_label(arm) | settings_named_by_label(reference)
+    return _setting_differences_text([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
 
 
-def _setting_differences(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+def _setting_differences_text(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     changed = changed_settings(arm.config, reference.config)
     return _join_words(
         _setting_difference_words([path for path in paths if path in changed], arm.config, reference.config)
@@ -357,7 +357,7 @@ def circumstance_lines(records: Sequence[RunRecord], reference: str) -> Iterator
                 arms_of.setdefault(value, []).append(arm)
         if len(arms_of) > 1:
             everywhere = all(len(arms) == len(rows) for arms in arms_of.values())
-            shown = [value if everywhere else f"{value} ({few_names(arms)})" for value, arms in arms_of.items()]
+            shown = [value if everywhere else f"{value} ({format_few_names(arms)})" for value, arms in arms_of.items()]
             yield f"Cells ran with different {what}: {'; '.join(shown)}."
     for arm, runs in rows.items():
         for text_of, end in (
@@ -378,7 +378,7 @@ def _has_unread_gpu(record: RunRecord) -> bool:
     return device_kind(record) == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
 
 
-def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
+def are_runs_paired(records: Sequence[RunRecord], reference: str) -> bool:
     """Return whether no runs of one seed are known to have started apart, or to be of other code."""
     return not any(
         start_difference_reason(*pair) or _other_code_reason(*pair)
@@ -409,7 +409,7 @@ def start_difference_reason(arm: RunRecord, reference: RunRecord) -> str:
     return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
 
 
-def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield what was seen of the pairing of a script's runs, and in what their arms depart from what it asks for."""
     ran = [record for record in records if record.script is not None]
     pairs = _pairs_with_reference(ran, reference)

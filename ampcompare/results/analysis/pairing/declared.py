@@ -46,12 +46,12 @@ class RoleComparison:
     departs: bool = False
 
     @property
-    def place(self) -> int:
+    def position_in_step(self) -> int:
         """Where the part stands in a step."""
         return PARTS.index(self.name)
 
     @property
-    def difference(self) -> str:
+    def difference_text(self) -> str:
         """The difference in words, such as `state is fp32, bf16 was asked`."""
         name = "products" if self.name.endswith("products") else self.name
         return f"{name} {'are' if self.name in PLURAL else 'is'} {self.observed}, {self.declared} was asked"
@@ -66,7 +66,7 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
         roles = record.config.parsed_arm.roles
         if roles is None or record.ledger is None:
             continue
-        parts = [role.difference for role in compare_roles(roles, record.ledger) if role.differs]
+        parts = [role.difference_text for role in compare_roles(roles, record.ledger) if role.differs]
         if parts:
             return "; ".join(dict.fromkeys(parts))
     return ""
@@ -75,8 +75,8 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
 def options_of_updates(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
     """Return each option of updates alone, with what the arm without it declares and which fields it changes."""
     found = {}
-    for name, word in arm.words.items():
-        bare = arm.without(name)
+    for name, word in arm.option_texts.items():
+        bare = arm.without_option(name)
         if arm.roles is not None and bare is not None and bare.roles is not None:
             less = bare.roles
             declared = [one.name for one in fields(Roles) if one.compare]
@@ -94,7 +94,7 @@ def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
         ledger: the types that really ran.
     """
     sentences = []
-    if not ledger.groups or _is_all_skipped(ledger):
+    if not ledger.groups or _are_all_steps_skipped(ledger):
         return []
     for word, (less, changed) in options_of_updates(arm).items():
         found = compare_roles(arm.roles, ledger)
@@ -134,7 +134,7 @@ def compare_roles(roles: Roles | None, ledger: Ledger) -> list[RoleComparison]:
     if roles is None:
         parts: list[RoleComparison] = []
         for name, text, remark in _observed_parts(ledger):
-            is_skipped = name in ("state", "rounding") and _is_all_skipped(ledger)
+            is_skipped = name in ("state", "rounding") and _are_all_steps_skipped(ledger)
             if text or is_skipped or "not seen" in remark:
                 parts.append(RoleComparison(name, "", text, remark=remark))
         return parts
@@ -160,18 +160,18 @@ def compare_roles(roles: Roles | None, ledger: Ledger) -> list[RoleComparison]:
 def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]:
     """Return of each part what is declared, and whether what was seen agrees."""
     kept = _kept_types(roles)
-    held = set(ledger.of_groups("weights"))
+    held = set(ledger.types_of_groups("weights"))
     has_masters = bool(roles.masters) and (bool(held & set(HALF)) or not kept)
     in_forward = _has_products_in_declared_type(roles, ledger.forward, ledger) and not _steps_without_declared_products(
         roles, ledger
     )
-    state_fits = _fits_declared_type(roles.state, ledger.of_groups("state"), kept)
+    state_fits = _fits_declared_type(roles.state, ledger.types_of_groups("state"), kept)
     return {
-        "weights": (roles.weights, _fits_declared_type(roles.weights, ledger.of_groups("weights"), kept)),
-        "masters": (roles.masters or "none", bool(ledger.of_groups("masters")) == has_masters or not held),
+        "weights": (roles.weights, _fits_declared_type(roles.weights, ledger.types_of_groups("weights"), kept)),
+        "masters": (roles.masters or "none", bool(ledger.types_of_groups("masters")) == has_masters or not held),
         "forward products": (roles.operand_type, in_forward),
         "backward products": (roles.operand_type, _has_products_in_declared_type(roles, ledger.backward, ledger)),
-        "gradients": (roles.step, _fits_declared_type(roles.step, ledger.of_groups("gradients"), kept)),
+        "gradients": (roles.step, _fits_declared_type(roles.step, ledger.types_of_groups("gradients"), kept)),
         "accumulated gradients": (roles.gradients, _fits_declared_type(roles.gradients, ledger.accumulated, kept)),
         "reduction": (roles.reduction, _fits_declared_type(roles.reduction, ledger.reduced, kept)),
         "state": (roles.state, not roles.asks_state or state_fits),
@@ -180,7 +180,10 @@ def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]
             _declared_scale_text(roles.loss_scale),
             (roles.loss_scale is None) == (_last_loss_scale(ledger) is None),
         ),
-        **{name: (str(form), _is_linear_in(name, str(form), ledger)) for name, form in roles.linear_formats.items()},
+        **{
+            name: (str(form), _are_linears_in_declared_format(name, str(form), ledger))
+            for name, form in roles.linear_formats.items()
+        },
     }
 
 
@@ -189,7 +192,7 @@ def _departing_parts(roles: Roles, ledger: Ledger) -> set[str]:
     departs = {
         "forward products": bool(_other_half_types(roles, ledger.forward)),
         "backward products": bool(_other_half_types(roles, ledger.backward)),
-        "state": not _fits_declared_type(roles.state, ledger.of_groups("state"), _kept_types(roles)),
+        "state": not _fits_declared_type(roles.state, ledger.types_of_groups("state"), _kept_types(roles)),
     }
     return {name for name, is_other in departs.items() if is_other}
 
@@ -202,32 +205,32 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (part, what was seen, remark) of each part."""
     by = ledger.by
     scale = _last_loss_scale(ledger)
-    skipped = "every step was skipped" if _is_all_skipped(ledger) else ""
-    no_state = "" if ledger.of_groups("state") else skipped or "the optimizer keeps none"
+    skipped = "every step was skipped" if _are_all_steps_skipped(ledger) else ""
+    no_state = "" if ledger.types_of_groups("state") else skipped or "the optimizer keeps none"
     one_pass = "" if ledger.accumulated else "one backward pass a step"
     one_rank = "" if ledger.reduced else "one process, or no reduction was seen"
     emulated = f"{ledger.emulated} emulated" if ledger.emulated else ""
     others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
-    frozen = f"frozen weights are {observed_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
+    frozen = f"frozen weights are {observed_types_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
     unseen = f"not seen: {ledger.unseen}" if ledger.unseen else ""
     setter = by.get("products", "")
     if setter.startswith("autocast") and ledger.forward and not {*HALF, "fp8"} & ledger.forward.keys():
         setter += ", which has cast none"  # that of another thread, say
     products = ", ".join(filter(None, [setter, emulated, others, frozen, unseen]))
     return [
-        ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
-        ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
-        ("forward products", observed_text(ledger.forward), products),
-        ("backward products", observed_text(ledger.backward), unseen or _backward_alone_text(ledger)),
-        ("gradients", observed_text(ledger.of_groups("gradients")), ""),
-        ("accumulated gradients", observed_text(ledger.accumulated), one_pass),
-        ("reduction", observed_text(ledger.reduced), one_rank),
-        *_linear_parts(ledger),
-        ("state", observed_text(ledger.of_groups("state")), no_state or by.get("state", "")),
+        ("weights", observed_types_text(ledger.types_of_groups("weights")), by.get("weights", "")),
+        ("masters", observed_types_text(ledger.types_of_groups("masters")), by.get("masters", "")),
+        ("forward products", observed_types_text(ledger.forward), products),
+        ("backward products", observed_types_text(ledger.backward), unseen or _backward_alone_text(ledger)),
+        ("gradients", observed_types_text(ledger.types_of_groups("gradients")), ""),
+        ("accumulated gradients", observed_types_text(ledger.accumulated), one_pass),
+        ("reduction", observed_types_text(ledger.reduced), one_rank),
+        *_parts_of_linear_products(ledger),
+        ("state", observed_types_text(ledger.types_of_groups("state")), no_state or by.get("state", "")),
         ("rounding", ledger.update, "" if ledger.update else skipped),
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
         ("update lost", "" if ledger.lost is None else f"{_share_percent_text(100 * ledger.lost)} %", ""),
-        ("largest gradient", *_largest_gradient(ledger)),
+        ("largest gradient", *_largest_gradient_text(ledger)),
         ("zero denominators", f"{_share_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
     ]
 
@@ -239,7 +242,7 @@ def _backward_alone_text(ledger: Ledger) -> str:
     return f"{' and '.join(alone)} {why}" if alone else ""
 
 
-def _is_linear_in(role: str, declared: str, ledger: Ledger) -> bool:
+def _are_linears_in_declared_format(role: str, declared: str, ledger: Ledger) -> bool:
     """Return whether linear layers multiplied in the declared format, but those in bf16, and no gradient got lost."""
     if not ledger.forward or ledger.unseen:
         return True
@@ -254,13 +257,13 @@ def _is_linear_in(role: str, declared: str, ledger: Ledger) -> bool:
     return role != "fprop" and acts and in_bf16 <= set(ledger.linear_in_bf16)
 
 
-def _linear_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
+def _parts_of_linear_products(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (role, formats with their shares, what rounding did) of the products of linear layers."""
     parts = []
     for role in ("fprop", "dgrad", "wgrad"):
         found = [one for one in ledger.linear if one.role == role]
         lost = [name.removesuffix(f" {role}") for name in ledger.lost_gradients if name.endswith(f" {role}")]
-        text = observed_text({one.format: one.share for one in found})
+        text = observed_types_text({one.format: one.share for one in found})
         if lost:
             text = f"{text}; all 0, where bf16 is not, in {', '.join(lost[:3])}"
         remarks = []
@@ -275,16 +278,16 @@ def _linear_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     return parts
 
 
-def _largest_gradient(ledger: Ledger) -> tuple[str, str]:
+def _largest_gradient_text(ledger: Ledger) -> tuple[str, str]:
     """Return the largest gradient times the loss scale where one is held in fp16, and whether it is beyond that."""
-    if ledger.largest_gradient is None or "fp16" not in {*ledger.backward, *ledger.of_groups("gradients")}:
+    if ledger.largest_gradient is None or "fp16" not in {*ledger.backward, *ledger.types_of_groups("gradients")}:
         return "", ""
     scale = _last_loss_scale(ledger) or 1.0
     size = ledger.largest_gradient * scale
     return f"{size:.3g}", "" if size <= FP16_MAX else f"beyond {FP16_MAX:g}, the largest number of fp16"
 
 
-def observed_text(types: Mapping[str, float]) -> str:
+def observed_types_text(types: Mapping[str, float]) -> str:
     """Return types with their shares, the largest first: `bf16`, or `bf16 98 %, fp32 2 %`."""
     if len(types) < 2:
         return next(iter(types), "")
@@ -323,7 +326,7 @@ def _has_products_in_declared_type(roles: Roles, types: Mapping[str, float], led
     if roles.operand_type == "fp32":
         return found <= {"fp32", *ledger.frozen}
     return found <= {roles.operand_type, "fp32", *ledger.frozen} and (
-        roles.operand_type in found or _may_keep_all(roles)
+        roles.operand_type in found or _has_kept_modules_besides_norms(roles)
     )
 
 
@@ -332,17 +335,17 @@ def _other_half_types(roles: Roles, types: Mapping[str, float]) -> list[str]:
     return [name for name in HALF if name in types and name != roles.operand_type and roles.operand_type in FLOATS]
 
 
-def _is_all_skipped(ledger: Ledger) -> bool:
+def _are_all_steps_skipped(ledger: Ledger) -> bool:
     return 0 < len(ledger.steps) <= ledger.skipped
 
 
-def _may_keep_all(roles: Roles) -> bool:
+def _has_kept_modules_besides_norms(roles: Roles) -> bool:
     return bool(set(roles.kept) - {BATCH_NORM})
 
 
 def _steps_without_declared_products(roles: Roles | None, ledger: Ledger) -> list[int]:
     """Return the steps whose forward pass had products, but none in the declared type, while others had some."""
-    if roles is None or roles.operand_type not in HALF or _may_keep_all(roles):
+    if roles is None or roles.operand_type not in HALF or _has_kept_modules_besides_norms(roles):
         return []
     narrow = set(ledger.forward_steps.get(roles.operand_type, ()))
     everything = {step for steps in ledger.forward_steps.values() for step in steps}

@@ -9,10 +9,10 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.pairing.comparability import incomparable_accuracy_verdict
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
-from ampcompare.results.analysis.pairing.scores import has_score, metric_of
+from ampcompare.results.analysis.pairing.scores import is_score, metric_of_runs
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -30,7 +30,7 @@ EPS = "docs/examples/divergence.md"
 NAN = "docs/troubleshooting.md"
 
 
-def why_idle(record: RunRecord) -> str:
+def why_run_is_idle(record: RunRecord) -> str:
     """Return why a completed run learned nothing; "" if it did, or if its record cannot tell.
 
     It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
@@ -46,26 +46,30 @@ def _rule_that_shows_idle(record: RunRecord) -> tuple[str, str]:
         return "skipped", f"all {summary.num_steps} steps skipped"
     if summary.weights_moved is False:
         return "weights", "the weights did not move"
-    if _has_no_ratio(record):
+    if _has_metric_without_ratio(record):
         return "", ""  # it may have learned
     if summary.epochs and (why := _why_no_better_than_chance(record.metric, summary.epochs[-1])):
         return "metric", why
-    if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _has_fallen(record.trace.losses):
+    if (
+        record.trace is not None
+        and len(record.trace.losses) >= MIN_POINTS
+        and not _has_loss_fallen(record.trace.losses)
+    ):
         first, later = _first_and_last_third(record.trace.losses)
         return "loss", f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
     return "", ""
 
 
-def _has_no_ratio(record: RunRecord) -> bool:
+def _has_metric_without_ratio(record: RunRecord) -> bool:
     """Return whether a script reached a finite value, 0 or below, of a metric that is compared by ratios."""
     value = record.summary.metric_final
     is_finite = value is not None and math.isfinite(value)
-    return record.config.script is not None and is_finite and not has_score(value, record.metric)
+    return record.config.script is not None and is_finite and not is_score(value, record.metric)
 
 
 def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
     value, chance = last.value, last.chance
-    if not has_score(value, metric):
+    if not is_score(value, metric):
         return f"{metric.name} {metric.number(value)}"
     if chance is None:
         return ""
@@ -79,7 +83,7 @@ def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
 def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
     """Return the verdict on an arm of which no completed run learned anything, with the numbers of the best one."""
     runs = [record for record in records if record.status == "completed"]
-    runs.sort(key=_final_score_of, reverse=True)
+    runs.sort(key=_final_score_of_run, reverse=True)
     reasons = [_rule_that_shows_idle(record) for record in runs]
     if not reasons or not all(rule for rule, _ in reasons):
         return Verdict()
@@ -87,9 +91,9 @@ def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
     return Verdict(kind="learned nothing", why=next(why for rule, why in reasons if rule == usual))
 
 
-def _final_score_of(record: RunRecord) -> float:
+def _final_score_of_run(record: RunRecord) -> float:
     value = record.summary.metric_final
-    return record.metric.score(value) if has_score(value, record.metric) else -math.inf
+    return record.metric.score(value) if is_score(value, record.metric) else -math.inf
 
 
 def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
@@ -105,7 +109,7 @@ def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
 
 def no_ratio_verdict(runs: Iterable[RunRecord]) -> Verdict:
     """Return the verdict where a script's metric has no ratio to others in one of some runs."""
-    found = next(filter(_has_no_ratio, runs), None)
+    found = next(filter(_has_metric_without_ratio, runs), None)
     if found is None:
         return Verdict()
     value = found.metric.number(found.summary.metric_final or 0.0)
@@ -128,12 +132,12 @@ def no_number_verdict(pairs: Sequence[Pair]) -> Verdict:
 
 def _has_metric_without_number(record: RunRecord) -> bool:
     value = record.summary.metric_final
-    return value is not None and not has_score(value, record.metric)
+    return value is not None and not is_score(value, record.metric)
 
 
 def idle_pairs_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
-    both = [(why_idle(arm), why_idle(other)) for arm, other in pairs]
+    both = [(why_run_is_idle(arm), why_run_is_idle(other)) for arm, other in pairs]
     reasons = [reason for reason, of_other in both if reason and of_other]
     if not reasons:
         return Verdict()
@@ -142,14 +146,14 @@ def idle_pairs_verdict(pairs: Sequence[Pair]) -> Verdict:
 
 def why_margin_too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     """Return that an arm which only guesses would be equivalent, so that no verdict by the margin means anything."""
-    metric = metric_of(runs)
+    metric = metric_of_runs(runs)
     last = [run.summary.epochs[-1] for run in runs if run.status == "completed" and run.summary.epochs]
     chances = [0.0 if one.chance is None and metric.has_errors else one.chance for one in last]
     finals = [run.summary.metric_final for run in runs if run.status == "completed" and run.summary.epochs]
     gains = [
         metric.score(value) - metric.score(chance)
         for value, chance in zip(finals, chances, strict=True)
-        if has_score(value, metric) and has_score(chance, metric)
+        if is_score(value, metric) and is_score(chance, metric)
     ]
     if not gains or idle_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
         return ""
@@ -167,7 +171,7 @@ def why_margin_too_wide(runs: Sequence[RunRecord], reference: str, margin: float
 def partly_idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Yield which arms learned nothing in some of their runs, though not in all."""
     idle = {
-        arm: [bool(why_idle(record)) for record in records if record.status == "completed"]
+        arm: [bool(why_run_is_idle(record)) for record in records if record.status == "completed"]
         for arm, records in by_arm.items()
     }
     some = [f"{arm} in {sum(runs)} of {len(runs)}" for arm, runs in idle.items() if 0 < sum(runs) < len(runs)]
@@ -175,7 +179,7 @@ def partly_idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator
         yield f"Some runs learned nothing and count in the means: {', '.join(some)}."
 
 
-def _has_fallen(losses: Sequence[float]) -> bool:
+def _has_loss_fallen(losses: Sequence[float]) -> bool:
     """Return whether a loss curve shows a fall: over its length, or in its first steps before a plateau.
 
     Where the last third is lower by a tenth, few and uneven losses may not show a fall, but they show no lack of one.
@@ -187,7 +191,7 @@ def _has_fallen(losses: Sequence[float]) -> bool:
     return (
         _deviate_of_rank_test(first, later) > FELL
         or _deviate_of_rank_test(losses[:3], half) > FELL
-        or _nan_as_largest(losses[0]) > max(map(_nan_as_largest, half))
+        or _loss_with_nan_as_largest(losses[0]) > max(map(_loss_with_nan_as_largest, half))
     )
 
 
@@ -197,7 +201,7 @@ def _first_and_last_third(losses: Sequence[float]) -> tuple[Sequence[float], Seq
     return losses[:third], losses[-third:]
 
 
-def _nan_as_largest(loss: float) -> float:
+def _loss_with_nan_as_largest(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
@@ -206,8 +210,10 @@ def _deviate_of_rank_test(early: Sequence[float], late: Sequence[float]) -> floa
 
     Ranks, because one spike of a loss would hide a fall from a test of means.
     """
-    ranked = sorted(map(_nan_as_largest, late))
-    above = sum((bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_nan_as_largest, early))
+    ranked = sorted(map(_loss_with_nan_as_largest, late))
+    above = sum(
+        (bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_loss_with_nan_as_largest, early)
+    )
     product = len(early) * len(late)
     return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)
 
@@ -243,7 +249,7 @@ def _divergence_cause_of_run(record: RunRecord) -> str:
         name = "AdamW" if optimizer.name == "adamw" else "Adam"
         return f"{name}'s eps of {optimizer.eps:.0e} is 0 in fp16 ({EPS})"
     if record.script is not None and record.script.lost_statistics:
-        layers = few_names(record.script.lost_statistics)
+        layers = format_few_names(record.script.lost_statistics)
         return (
             f"running statistics of {layers} are not finite, though the weights are: a forward pass overflowed, and a "
             f"step that is skipped keeps what that has written there ({NAN})"

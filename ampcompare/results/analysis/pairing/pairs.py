@@ -34,12 +34,12 @@ class Pairing:
         return cls(arm, reference, pairs_by_seed(arm, reference), same_software)
 
     @property
-    def survivors(self) -> tuple[int, int] | None:
+    def surviving_seed_counts(self) -> tuple[int, int] | None:
         """On how many of the seeds that both ran a verdict rests, and how many these are; None if on all."""
-        return count_surviving_seeds(self.arm, self.reference)
+        return surviving_and_common_seed_counts(self.arm, self.reference)
 
     @property
-    def updates(self) -> tuple[float, float] | None:
+    def mean_updates(self) -> tuple[float, float] | None:
         """How many updates runs of pairs made on average, without skipped steps; None where they hardly differ."""
         if not self.pairs:
             return None
@@ -76,7 +76,9 @@ def pairs_of_counterparts(arm: Sequence[RunRecord], reference: Sequence[RunRecor
     return by_seed or [*((run, reference[0]) for run in arm), *((arm[0], run) for run in reference[1:])]
 
 
-def count_surviving_seeds(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> tuple[int, int] | None:
+def surviving_and_common_seed_counts(
+    arm: Sequence[RunRecord], reference: Sequence[RunRecord]
+) -> tuple[int, int] | None:
     """Return on how many of the seeds that both ran a verdict rests, and how many these are; None if on all.
 
     A seed that either side lost by divergence or failure may be one where the arms differ most.
@@ -101,7 +103,7 @@ def finished_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if record.status in ("completed", "diverged")]
 
 
-def are_identical(pairs: Sequence[Pair]) -> bool:
+def are_pairs_identical(pairs: Sequence[Pair]) -> bool:
     """Return whether all pairs ended with the same weights after the same losses, training and validation.
 
     It is an observation about these runs and needs no test. Records without a hash of the weights never show it.
@@ -109,7 +111,7 @@ def are_identical(pairs: Sequence[Pair]) -> bool:
     return bool(pairs) and all(_have_same_losses(*pair) and _have_same_weights(*pair) for pair in pairs)
 
 
-def have_equal_losses(pairs: Sequence[Pair]) -> bool:
+def have_pairs_equal_losses(pairs: Sequence[Pair]) -> bool:
     """Return whether all pairs had the same losses bit for bit, and skipped the same number of steps.
 
     Their final weights are not known to be the same: a skipped step may leave every recorded loss as it would be.
@@ -117,7 +119,7 @@ def have_equal_losses(pairs: Sequence[Pair]) -> bool:
     return bool(pairs) and all(_have_same_losses(*pair) for pair in pairs)
 
 
-def have_other_weights(pairs: Sequence[Pair]) -> bool:
+def has_pair_with_other_weights(pairs: Sequence[Pair]) -> bool:
     """Return whether a pair is known to have ended with different weights."""
     return any(
         None not in (ours := {_final_weights_hash(arm), _final_weights_hash(other)}) and len(ours) > 1
@@ -131,11 +133,11 @@ def _have_same_losses(arm: RunRecord, reference: RunRecord) -> bool:
         here.losses_sha256 is not None
         and here.losses_sha256 == there.losses_sha256
         and here.skipped_steps == there.skipped_steps
-        and _evaluations_of(arm) == _evaluations_of(reference)
+        and _evaluations_of_run(arm) == _evaluations_of_run(reference)
     )
 
 
-def _evaluations_of(record: RunRecord) -> list[Any]:
+def _evaluations_of_run(record: RunRecord) -> list[Any]:
     return [(epoch.loss, epoch.values, epoch.counts) for epoch in record.summary.epochs]
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.results.analysis.pairing.seeding import key_of_start, why_seeds_are_one_run
+from ampcompare.results.analysis.pairing.seeding import key_of_run_start, why_seeds_are_one_run
 from ampcompare.results.records.comparison import SEEDS_ITSELF
 from ampcompare.results.records.document import read_with_source, record_checksum
 from ampcompare.results.records.run import RunRecord
@@ -23,7 +23,7 @@ class UnusedCopy(NamedTuple):
     by_script: bool
 
 
-def read_checked(path: Path) -> RunRecord:
+def read_checked_record(path: Path) -> RunRecord:
     """Read the record of a cell, and check it against its folder and its checksum.
 
     Raises:
@@ -74,7 +74,7 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Unu
         if record.status == "completed" and (digest := record.summary.losses_sha256) is not None:
             marks["losses", record.arm, digest] = "its losses are those of seed {} to the last bit"
         if record.status in ("completed", "diverged") and script is not None and script.weights and script.batches:
-            marks["start", record.arm, *key_of_start(script)] = "its first weights and batches are those of seed {}"
+            marks["start", record.arm, *key_of_run_start(script)] = "its first weights and batches are those of seed {}"
         is_second = (record.arm, seed) in cells
         seen = (words.format(first[mark]) for mark, words in marks.items() if first.setdefault(mark, seed) != seed)
         fault = "a second record of this cell" if is_second else next(seen, "")

@@ -25,7 +25,7 @@ MAX_CHANCE = 0.5  # expected number of shares that fit any values, at which the 
 WHOLE = 100  # counts over N samples are multiples of 1 / N, or of 100 / N in percent
 
 
-def metric_of(records: Iterable[RunRecord]) -> Metric:
+def metric_of_runs(records: Iterable[RunRecord]) -> Metric:
     """Return the metric that verdicts on these runs are about; top-1 where there are none."""
     return next((record.metric for record in records), TOP1)
 
@@ -42,7 +42,7 @@ def common_metric(records: Sequence[RunRecord]) -> Metric:
                 f"{record.arm}, seed {record.config.recipe.seed}, is {different}: runs of another task are another "
                 "comparison"
             )
-    return metric_of(records)
+    return metric_of_runs(records)
 
 
 def other_metric_reason(record: RunRecord, other: RunRecord) -> str:
@@ -58,7 +58,7 @@ def other_metric_reason(record: RunRecord, other: RunRecord) -> str:
     return ""
 
 
-def has_score(value: float | None, metric: Metric) -> TypeGuard[float]:
+def is_score(value: float | None, metric: Metric) -> TypeGuard[float]:
     """Return whether a value is a number that can be compared with others."""
     return value is not None and math.isfinite(value) and math.isfinite(metric.score(value))
 
@@ -75,8 +75,8 @@ def value_spacing(records: Sequence[RunRecord]) -> float:
     That of a script is what it printed, and coarser where all values are; runs of one script print the same digits, of
     which Python may drop zeros. That of other metrics is one of so many samples, where all values are multiples of it.
     """
-    metric = metric_of(records)
-    runs = [(run, value) for run in records if has_score(value := run.summary.metric_final, metric)]
+    metric = metric_of_runs(records)
+    runs = [(run, value) for run in records if is_score(value := run.summary.metric_final, metric)]
     values = [value for _, value in runs]
     samples = min((run.summary.epochs[-1].samples for run, _ in runs if run.summary.epochs), default=1)
     if not runs:
@@ -105,7 +105,7 @@ def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float
     return step / smallest if smallest > 0 else 0.0
 
 
-def spread_floor(metric: Metric, samples: int, scores: Sequence[float], step: float = 0.0) -> float:
+def least_plausible_spread(metric: Metric, samples: int, scores: Sequence[float], step: float = 0.0) -> float:
     """Return the smallest plausible spread of differences of scores, by samples or by the step between two scores."""
     if metric.counts:
         return min_resolvable_spread(samples)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ampcompare.base.formatting import few_names
+from ampcompare.base.formatting import format_few_names
 from ampcompare.results.records.comparison import SEEDS_ITSELF
 from ampcompare.results.records.run import RunRecord, ScriptFacts, SeedCall
 from ampcompare.settings.script import SEED_STRIDE, ScriptConfig
 
 
-def key_of_start(facts: ScriptFacts) -> tuple[object, ...]:
+def key_of_run_start(facts: ScriptFacts) -> tuple[object, ...]:
     """Return what two runs have in common that began alike: first weights, batches, and what dropout drew there.
 
     Later draws are left out: how many numbers a layer draws may depend on its type.
@@ -31,36 +31,41 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
             return SEEDS_ITSELF
         if not fixed:
             others = "generators of its own, which --shift-seeds all shifts"
-            sources = [*_states_not_shifted(calls), "files", "fixed numbers", others]
+            sources = [*_generators_not_shifted(calls), "files", "fixed numbers", others]
             return (
                 "the script seeds no global generator, so its first weights and batches come from "
-                f"{_any_of_text(sources)}; "
+                f"{_alternatives_text(sources)}; "
                 f"or {pass_on}"
             )
         return (
-            f"the script seeds {few_names(seed_line_texts(fixed))}: --shift-seeds shifts that for each "
+            f"the script seeds {format_few_names(seed_line_texts(fixed))}: --shift-seeds shifts that for each "
             f"seed, or {pass_on}"
         )
     own = [call for call in calls if call.kind == "own"]
     if own and script.shift_seeds == "global":
         return (
-            f"the script seeds generators of its own, {few_names(seed_line_texts(own))}, which --shift-seeds all shifts"
+            f"the script seeds generators of its own, {format_few_names(seed_line_texts(own))}, which "
+            "--shift-seeds all shifts"
         )
     loaded = [f"{call.function} in {call.place}" for call in calls if call.kind == "load"]
     shifted = [call for call in calls if call.used] or fixed
-    said = f"{few_names(seed_line_texts(shifted))} decides" if shifted else "the script seeds no generator that decides"
-    files = f"files ({few_names(loaded)})" if loaded else "files"
+    said = (
+        f"{format_few_names(seed_line_texts(shifted))} decides"
+        if shifted
+        else "the script seeds no generator that decides"
+    )
+    files = f"files ({format_few_names(loaded)})" if loaded else "files"
     neither = "neither first weights nor batches" if shifted else "first weights or batches"
     return (
         f"{said} {neither}, which come from "
-        f"{_any_of_text([*_states_not_shifted(calls), files, 'fixed numbers in a fixed order'])}"
+        f"{_alternatives_text([*_generators_not_shifted(calls), files, 'fixed numbers in a fixed order'])}"
     )
 
 
-def _states_not_shifted(calls: Sequence[SeedCall]) -> list[str]:
+def _generators_not_shifted(calls: Sequence[SeedCall]) -> list[str]:
     """Return generators whose seed is decided by what cannot be shifted."""
     setters = [f"{call.function} in {call.place}" for call in calls if call.kind == "state" and call.place]
-    sources = [f"a generator whose state is set ({few_names(setters)})"] if setters else []
+    sources = [f"a generator whose state is set ({format_few_names(setters)})"] if setters else []
     if any(call.kind == "state" and not call.place for call in calls):
         sources.append(
             "torch's generator, which a method of its own seeds (torch.default_generator.manual_seed; what "
@@ -69,7 +74,7 @@ def _states_not_shifted(calls: Sequence[SeedCall]) -> list[str]:
     return sources
 
 
-def _any_of_text(sources: Sequence[str]) -> str:
+def _alternatives_text(sources: Sequence[str]) -> str:
     return f"{', '.join(sources[:-1])} or {sources[-1]}"
 
 
@@ -80,7 +85,7 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
         for record in records
         if record.config.script is not None and record.config.script.shift_seeds is not None
     ]
-    calls = _distinct_calls(
+    calls = _distinct_seed_calls(
         call for record in shifting if record.script is not None for call in record.script.seeds or ()
     )
     if not shifting:
@@ -90,20 +95,20 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
     shifted = [call for call in fixed if call.kind == "global" or is_all]
     if shifted:
         yield (
-            f"Shifted seeds: seed k adds {SEED_STRIDE} k to {few_names(seed_line_texts(shifted))}; "
+            f"Shifted seeds: seed k adds {SEED_STRIDE} k to {format_few_names(seed_line_texts(shifted))}; "
             "seed 0 is the script as "
             "written."
         )
     else:
         yield "Shifted seeds: the script seeds nothing that could be shifted."
-    if left := [call for call in fixed if call not in shifted and _is_one_number(call, shifting)]:
+    if left := [call for call in fixed if call not in shifted and _is_seeded_with_one_number(call, shifting)]:
         yield (
-            f"Not shifted, in all seeds as written: {few_names(seed_line_texts(left))}; --shift-seeds all "
+            f"Not shifted, in all seeds as written: {format_few_names(seed_line_texts(left))}; --shift-seeds all "
             "shifts them too."
         )
 
 
-def _is_one_number(call: SeedCall, records: Sequence[RunRecord]) -> bool:
+def _is_seeded_with_one_number(call: SeedCall, records: Sequence[RunRecord]) -> bool:
     """Return whether a line seeds with one number in all runs: another one in each is drawn, as by a library."""
     known = (one for record in records if record.script is not None for one in record.script.seeds or ())
     return len({one.seed for one in known if (one.place, one.function) == (call.place, call.function)}) == 1
@@ -123,7 +128,7 @@ def unlike_seed_line(arm: RunRecord, reference: RunRecord) -> str:
     return ""
 
 
-def _distinct_calls(calls: Iterable[SeedCall]) -> list[SeedCall]:
+def _distinct_seed_calls(calls: Iterable[SeedCall]) -> list[SeedCall]:
     found: dict[tuple[str, str], SeedCall] = {}
     for call in calls:
         found.setdefault((call.place, call.function), call)

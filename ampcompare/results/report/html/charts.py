@@ -17,7 +17,7 @@ from typing import Any
 
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.document import Table
-from ampcompare.results.report.html.runs import ArmRuns, round_digits
+from ampcompare.results.report.html.runs import ArmRuns, round_to_digits
 from ampcompare.results.report.html.tracks import PlotScale, make_scale
 
 Series = dict[str, Any]
@@ -95,10 +95,10 @@ def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = 
         return []
     series: Series = {
         "a": arm.index,
-        "x": [round_digits(x, 7) for x in band.x],
-        "y": [round_digits(y) for y in band.mean],
+        "x": [round_to_digits(x, 7) for x in band.x],
+        "y": [round_to_digits(y) for y in band.mean],
     }
-    low, high = ([round_digits(y) for y in side] for side in (band.low, band.high))
+    low, high = ([round_to_digits(y) for y in side] for side in (band.low, band.high))
     if low != high:
         series |= {"lo": low, "hi": high}
     if stairs:
@@ -119,9 +119,9 @@ def mean_point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Ser
         return []
     series: Series = {"a": arm.index, "dots": 1}
     for name, values in (("x", x), ("y", y)):
-        series[name] = [round_digits(sum(values) / len(values))]
+        series[name] = [round_to_digits(sum(values) / len(values))]
         if len(values) > 1:
-            series[f"{name}r"] = [(round_digits(min(values)), round_digits(max(values)))]
+            series[f"{name}r"] = [(round_to_digits(min(values)), round_to_digits(max(values)))]
     return [series]
 
 
@@ -133,8 +133,8 @@ def divergence_marks(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) ->
     return [
         {
             "a": arm.index,
-            "x": [round_digits(x, 7) for _, x, _ in ends],
-            "y": [round_digits(y) for _, _, y in ends],
+            "x": [round_to_digits(x, 7) for _, x, _ in ends],
+            "y": [round_to_digits(y) for _, _, y in ends],
             "text": [
                 f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}" for run, _, _ in ends
             ],

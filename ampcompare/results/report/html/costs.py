@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ampcompare.base.formatting import MIB, format_seconds, printable
+from ampcompare.base.formatting import MIB, format_seconds, printable_line
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -22,25 +22,27 @@ from ampcompare.results.report.html.charts import (
     mean_point,
 )
 from ampcompare.results.report.html.learning_curves import metric_by_epoch, metric_of_arms
-from ampcompare.results.report.html.runs import ArmRuns, round_digits, undrawn_sentences, untimed_sentence
-from ampcompare.results.report.html.tracks import Track, TrackPlot, make_scale
+from ampcompare.results.report.html.runs import ArmRuns, round_to_digits, undrawn_sentences, untimed_sentence
+from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, make_scale
 
 QUARTERS = (1, 5, 10, 15, 19)  # indices of the 5, 25, 50, 75 and 95 % quantiles in a trace
 NEAR_FINAL = 0.99
 NO_STEP_TIMES = "No record holds the times of its steps."
 
 
-def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
+def memory_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return the highest peak of each arm in MiB."""
     peaks = {arm.index: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
     scale = make_scale(peaks.values(), zero=True)
-    return TrackPlot(
+    return ArmLinesPlot(
         "memory",
         "Peak memory",
         "Maximum over seeds. On CUDA allocated memory; on a CPU the growth of resident memory.",
         ["arm", "MiB", "peak MiB"],
         [
-            Track(arm.index, arm.name, [Cell(f"{peaks[arm.index]:,.1f}")], bar=scale.position_of(peaks[arm.index]))
+            ArmPlotLine(
+                arm.index, arm.name, [Cell(f"{peaks[arm.index]:,.1f}")], bar=scale.position_of(peaks[arm.index])
+            )
             for arm in arms
             if arm.index in peaks
         ],
@@ -49,7 +51,7 @@ def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
     )
 
 
-def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
+def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return the quantiles of step times in milliseconds."""
     times: dict[int, list[float]] = {}
     for arm in arms:
@@ -57,13 +59,13 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
         if known:
             times[arm.index] = [1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS]
     scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
-    return TrackPlot(
+    return ArmLinesPlot(
         "step-times",
         "Step time",
         "After the warm-up: median; box: quartiles; whiskers: 5 to 95 %; quantiles are means over seeds.",
         ["arm", "milliseconds", "median ms", "5 to 95 %"],
         [
-            Track(
+            ArmPlotLine(
                 arm.index,
                 arm.name,
                 [
@@ -113,13 +115,13 @@ def _time_to_accuracy_chart(arms: Sequence[ArmRuns], reference: str, most: int) 
             series += band_series(arm, band, dots=len(band.x) <= 30)
     return Chart(
         "time-to-accuracy",
-        f"Time to {printable(metric.quality)}",
-        f"{capitalize_sentence(printable(metric.name))} over seconds of training, evaluation left out.{meaning}",
+        f"Time to {printable_line(metric.quality)}",
+        f"{capitalize_sentence(printable_line(metric.name))} over seconds of training, evaluation left out.{meaning}",
         "seconds of training",
         [
             ChartView(
                 "",
-                printable(metric.head),
+                printable_line(metric.head),
                 series,
                 rules=[] if target is None else [target],
                 decimals=metric.decimals,
@@ -141,14 +143,14 @@ def _target_value(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None
         return None, ""
     metric = metric_of_arms(arms)
     share = NEAR_FINAL if metric.better == "higher" else 2 - NEAR_FINAL
-    target = round_digits(metric.factor * share * chosen.row.metric_mean, 4)
+    target = round_to_digits(metric.factor * share * chosen.row.metric_mean, 4)
     return (
         target,
         f" The dotted line is {target:g}{_unit_suffix(metric)}: {100 * share:g} % of what {chosen.name} ends with.",
     )
 
 
-def _time_to_reach(record: RunRecord, target: float) -> tuple[int, float] | None:
+def _time_to_reach_target(record: RunRecord, target: float) -> tuple[int, float] | None:
     """Return epochs and seconds until a run first has a value, as it is shown."""
     metric = record.metric
     for epoch, seconds in zip(record.summary.epochs, _seconds_by_epoch(record), strict=True):
@@ -159,14 +161,16 @@ def _time_to_reach(record: RunRecord, target: float) -> tuple[int, float] | None
 
 def _unit_suffix(metric: Metric) -> str:
     """Return the unit of a shown value, with its space."""
-    return f" {printable(metric.unit)}" if metric.unit else ""
+    return f" {printable_line(metric.unit)}" if metric.unit else ""
 
 
 def _time_to_target_table(arms: Sequence[ArmRuns], target: float) -> Table:
     rows: list[list[str | Cell]] = []
     for arm in arms:
-        reached = [found for record in arm.records_that_ran if (found := _time_to_reach(record, target)) is not None]
-        spent = [found[1] for record in arm.timed_runs if (found := _time_to_reach(record, target)) is not None]
+        reached = [
+            found for record in arm.records_that_ran if (found := _time_to_reach_target(record, target)) is not None
+        ]
+        spent = [found[1] for record in arm.timed_runs if (found := _time_to_reach_target(record, target)) is not None]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
         seconds: str | Cell = INVALID if reached else "-"
@@ -175,7 +179,7 @@ def _time_to_target_table(arms: Sequence[ArmRuns], target: float) -> Table:
         fault = Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
         rows.append([arm.name, f"{len(reached)} of {len(arm.records_that_ran)}", epochs, seconds, fault])
     reach = f"runs that reach {target:g}{_unit_suffix(metric_of_arms(arms))}"
-    return Table.of(["arm", reach, "epochs", "seconds", "why times do not count"], rows)
+    return Table.from_rows(["arm", reach, "epochs", "seconds", "why times do not count"], rows)
 
 
 def _why_not_drawn(arm: ArmRuns) -> str:
@@ -187,7 +191,7 @@ def _why_not_drawn(arm: ArmRuns) -> str:
 def _accuracy_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
     metric = metric_of_arms(arms)
-    head = f"final {printable(metric.head)}"
+    head = f"final {printable_line(metric.head)}"
     for arm in arms:
         done = [r.summary for r in arm.completed_runs if r.summary.metric_final is not None and r.summary.epochs]
         if not done:
@@ -199,8 +203,8 @@ def _accuracy_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
-        f"{capitalize_sentence(printable(metric.quality))} vs. time",
-        f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds."
+        f"{capitalize_sentence(printable_line(metric.quality))} vs. time",
+        f"Final {printable_line(metric.name)} and seconds of training: mean, and range over seeds."
         f"{undrawn_sentences(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [ChartView("", head, series, decimals=metric.decimals, unit=_unit_suffix(metric))],

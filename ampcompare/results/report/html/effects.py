@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ampcompare.base.formatting import format_decimal, printable
+from ampcompare.base.formatting import format_decimal, printable_line
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
-from ampcompare.results.analysis.pairing.scores import has_score
+from ampcompare.results.analysis.pairing.scores import is_score
 from ampcompare.results.records.comparison import Comparison, Quantity
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -13,12 +13,12 @@ from ampcompare.results.records.verdict import UNJUDGED, Verdict
 from ampcompare.results.report.columns import effect_format, effect_text, verdict_cell
 from ampcompare.results.report.document import Cell
 from ampcompare.results.report.html.runs import ArmRuns, join_names
-from ampcompare.results.report.html.tracks import PlotScale, Track, TrackPlot, make_scale
+from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, PlotScale, make_scale
 
 Gaps = Mapping[int, Sequence[tuple[float, int]]]  # of arms by their index: differences with their seeds
 
 
-def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
+def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return differences of the metric, in the unit that is shown, paired by seed."""
     metric, unit = comparison.metric, comparison.metric.difference_unit
     form = effect_format("quality", comparison)
@@ -30,20 +30,20 @@ def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> Tra
     def gap_text(gap: float) -> str:
         return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace("-", "\u2212")
 
-    tracks = [_effect_track(arm, "quality", comparison, axis, gaps, gap_text) for arm in rows]
+    tracks = [_effect_line_of_arm(arm, "quality", comparison, axis, gaps, gap_text) for arm in rows]
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
     confidence = f" ({join_names(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if axis.kind == "asinh" else ""
     better = " Left of 0 is better." if metric.better == "lower" else ""
     drawn = any(track.mean is not None for track in tracks)
-    return TrackPlot(
+    return ArmLinesPlot(
         "differences",
-        f"{capitalize_sentence(printable(metric.quality))} against {printable(comparison.reference, 40)}",
-        f"Difference of {printable(metric.name)}{_units_text(metric)}, paired by seed: a dot per "
+        f"{capitalize_sentence(printable_line(metric.quality))} against {printable_line(comparison.reference, 40)}",
+        f"Difference of {printable_line(metric.name)}{_units_text(metric)}, paired by seed: a dot per "
         "seed, a diamond at the "
         f"mean, and the interval of the test that decided the verdict{confidence}. The band is the margin of "
         f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
-        ["arm", printable(metric.difference_head), "\u0394 (interval)", "verdict"],
+        ["arm", printable_line(metric.difference_head), "\u0394 (interval)", "verdict"],
         tracks,
         [(axis.position_of(tick), _tick_text(tick)) for tick in axis.ticks()],
         (axis.position_of(form.limits[0]), axis.position_of(form.limits[-1])),
@@ -52,21 +52,21 @@ def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> Tra
     )
 
 
-def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
+def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
     valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]
     gaps, edge = _gaps_of_pairs(valid, arms, comparison, _step_time_ratio), 1 + comparison.time_margin
     bounds = [end for arm in valid for end in _interval_ends(arm.row.time)]
     axis = make_scale([*bounds, 1 / edge, edge, *_gap_values(gaps)], kind="log")
-    tracks = [_effect_track(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
+    tracks = [_effect_line_of_arm(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
     reasons: dict[str, list[str]] = {}
     for arm in rows:
         if arm not in valid:
-            reasons.setdefault(printable(str(arm.row.time), 120), []).append(arm.name)
-    return TrackPlot(
+            reasons.setdefault(printable_line(str(arm.row.time), 120), []).append(arm.name)
+    return ArmLinesPlot(
         "step-time-ratios",
-        f"Step time against {printable(comparison.reference, 40)}",
+        f"Step time against {printable_line(comparison.reference, 40)}",
         f"Ratio of median step times, paired by seed; below 1 is faster. The band is the margin of "
         f"{100 * comparison.time_margin:g} %.",
         ["arm", "relative step time", "ratio (interval)", "verdict"],
@@ -101,7 +101,7 @@ def _metric_difference(arm: RunRecord, reference: RunRecord) -> float | None:
     metric = arm.metric
     here = arm.summary.metric_final
     there = reference.summary.metric_final
-    if has_score(here, metric) and has_score(there, metric):
+    if is_score(here, metric) and is_score(there, metric):
         return metric.shown_difference(metric.differ(here, there))
     return None
 
@@ -119,16 +119,16 @@ def _interval_ends(verdict: Verdict) -> list[float]:
     return [end for end in (verdict.low, verdict.high) if end is not None]
 
 
-def _effect_track(
+def _effect_line_of_arm(
     arm: ArmRuns, quantity: Quantity, comparison: Comparison, axis: PlotScale, gaps: Gaps, text: Callable[[float], str]
-) -> Track:
+) -> ArmPlotLine:
     """Return the line of an arm: its mean, its interval as far as the axis goes, and a dot per seed."""
     verdict, form = arm.row.verdict(quantity), effect_format(quantity, comparison)
     ends = [
         axis.position_of(at_edge if end is None else form.of_shown(end))
         for end, at_edge in ((verdict.low, axis.low), (verdict.high, axis.high))
     ]
-    return Track(
+    return ArmPlotLine(
         arm.index,
         arm.name,
         [Cell(effect_text(arm.row, quantity, comparison)), verdict_cell(verdict, 120)],

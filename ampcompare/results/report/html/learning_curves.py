@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
-from ampcompare.results.analysis.pairing.scores import metric_of
+from ampcompare.results.analysis.pairing.scores import metric_of_runs
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -67,7 +67,7 @@ def trace_curve(record: RunRecord, values: Sequence[float]) -> Curve:
     return make_curve(zip(record.trace.steps, values, strict=False)) if record.trace else Curve([], [])
 
 
-def why_no_epoch(arm: ArmRuns) -> str:
+def why_no_evaluation(arm: ArmRuns) -> str:
     """Return why an arm has no evaluation."""
     if any(record.status == "diverged" for record in arm.records):
         step = min(record.summary.diverged_step or 0 for record in arm.records if record.status == "diverged")
@@ -82,7 +82,7 @@ def metric_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
 
 def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
     """Return the metric that the runs of these arms share."""
-    return metric_of(record for arm in arms for record in arm.records)
+    return metric_of_runs(record for arm in arms for record in arm.records)
 
 
 def _views_of_quantity(
@@ -121,7 +121,7 @@ def _views_of_quantity(
             continue
         relative += series_of(arm, gap)
         apart += divergence_marks(arm, paired)
-    of, decimals = printable(reference, 40), quantity.decimals
+    of, decimals = printable_line(reference, 40), quantity.decimals
     gaps = ChartView(
         "Difference", f"{quantity.gap_label} to {of}", relative, apart, signed=True, decimals=decimals,
         unit=quantity.gap_unit,
@@ -132,18 +132,18 @@ def _views_of_quantity(
     return [gaps, values, *log], equal
 
 
-def _longest_curve(views: Sequence[ChartView]) -> int:
+def _longest_curve_length(views: Sequence[ChartView]) -> int:
     return max((len(series["x"]) for view in views for series in view.series), default=0)
 
 
-def _arms_in(views: Sequence[ChartView]) -> set[int]:
+def _arms_in_views(views: Sequence[ChartView]) -> set[int]:
     return {series["a"] for view in views for series in view.series}
 
 
 def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     metric = metric_of_arms(arms)
-    head, name = printable(metric.head), printable(metric.name)
-    unit = f" {printable(metric.unit)}" if metric.unit else ""
+    head, name = printable_line(metric.head), printable_line(metric.name)
+    unit = f" {printable_line(metric.unit)}" if metric.unit else ""
     # A curve's differences are those of the values that it shows, in their unit.
     gap_unit = " pp" if metric.factor == 100 else unit
     gap_head = f"\u0394 {name}{f' ({gap_unit.strip()})' if gap_unit and gap_unit.strip() not in name else ''}"
@@ -152,15 +152,15 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     )
     bands = metric_by_epoch(arms, most)
     sentence = ""
-    if not _longest_curve(views):
+    if not _longest_curve_length(views):
         sentence = NO_EPOCH
-    elif _longest_curve(views) == 1:
+    elif _longest_curve_length(views) == 1:
         sentence = "Each run was evaluated once, at its end, so the differences above are all there is."
     return Chart(
         "accuracy",
         f"Validation {metric.quality}",
         f"{capitalize_sentence(name)} after each epoch, paired by seed."
-        f"{undrawn_sentences(arms, _arms_in(views), why_no_epoch)}{same}",
+        f"{undrawn_sentences(arms, _arms_in_views(views), why_no_evaluation)}{same}",
         "epoch",
         views,
         _epoch_table([(arm, bands[arm.index]) for arm in arms], metric.decimals),
@@ -187,7 +187,7 @@ def _epoch_table(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table 
             else:
                 cells.append(f"{band.mean[index]:.{decimals}f}")
         rows.append([arm.name, *cells])
-    return Table.of(["arm", *(f"epoch {longest[index]:g}" for index in indices)], rows)
+    return Table.from_rows(["arm", *(f"epoch {longest[index]:g}" for index in indices)], rows)
 
 
 def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
@@ -195,14 +195,14 @@ def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
         lambda record: curve_by_epoch(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True
     )
     views, same = _views_of_quantity(arms, reference, most, loss)
-    few = "" if _longest_curve(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
+    few = "" if _longest_curve_length(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
     return Chart(
         "validation-loss",
         "Validation loss",
         f"Mean over the validation set after each epoch, paired by seed.{same}",
         "epoch",
         views,
-        sentence=few if _longest_curve(views) else NO_EPOCH,
+        sentence=few if _longest_curve_length(views) else NO_EPOCH,
     )
 
 
@@ -213,10 +213,11 @@ def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> 
     return Chart(
         "training-loss",
         "Training loss",
-        f"Loss of single steps, evenly chosen, paired by seed.{undrawn_sentences(arms, _arms_in(views), why)}{same}",
+        "Loss of single steps, evenly chosen, paired by "
+        f"seed.{undrawn_sentences(arms, _arms_in_views(views), why)}{same}",
         "step",
         views,
-        sentence="" if _longest_curve(views) else NO_TRACE,
+        sentence="" if _longest_curve_length(views) else NO_TRACE,
     )
 
 

@@ -4,7 +4,7 @@ import re
 from functools import cache
 from typing import Any
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, document_of
@@ -54,9 +54,9 @@ def scoped_style() -> str:
 
 def document_view(document: Document) -> str | None:
     """Return a document as HTML for the output of a cell; None without the packages of the page."""
-    if FORMATS["html"].missing:
+    if FORMATS["html"].missing_packages:
         return None
-    sections = document.sections_in("notebook")
+    sections = document.sections_in_format("notebook")
     blocks = [block for section in sections for block in section.blocks]
     filled: str = load_template("notebook.html.j2").render(
         document=document,
@@ -72,7 +72,7 @@ def document_view(document: Document) -> str | None:
 def result_view(result: Any) -> tuple[str, str | None]:
     """Return a result that has a document as text and as HTML."""
     document = document_of(result)
-    text = Terminal().write(document).rstrip("\n")
+    text = Terminal().document_text(document).rstrip("\n")
     html = document_view(document)
     return text if html else f'{text}\n\nWith figures: pip install "ampcompare[html]"', html
 
@@ -87,8 +87,8 @@ def lint_view(report: Any) -> tuple[str, str | None]:
     rows = report.rows()
     unread = list(map(str, report.unread))
     title = report.summary()
-    lines = [f"{place}: {code} {printable(message, 500)}" for place, code, _, message, _ in rows]
-    table = Table.of(
+    lines = [f"{place}: {code} {printable_line(message, 500)}" for place, code, _, message, _ in rows]
+    table = Table.from_rows(
         ("place", "code", "level", "found", "remedy"), rows, caption="place, code, level, found, remedy", prose=True
     )
     document = Document("", [Section("found", [table] if rows else [])], title=title, warnings=unread)
@@ -100,7 +100,7 @@ def migration_view(migrated: Any) -> tuple[str, str | None]:
     rows = migrated.rows()
     patch = migrated.diff()
     title = migrated.summary()
-    table = Table.of(("place", "kind", "message"), rows, caption="place, kind, message", prose=True)
+    table = Table.from_rows(("place", "kind", "message"), rows, caption="place, kind, message", prose=True)
     sections = [Section("found", [table] if rows else []), Section("patch", [Code(patch)] if patch else [], "Patch")]
     text = "\n".join([title, "", patch, *migrated.lines()]).rstrip("\n")
     return text, document_view(Document("", sections, title=title))

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.base.version import __version__
 from ampcompare.results.report.base import FORMATS, MAX_LINE, Reporter
 from ampcompare.results.report.document import Block, Cell, Document, Figure, Table, Tone
@@ -31,14 +31,16 @@ BADGES: dict[Tone, str] = {"good": "good", "bad": "bad"}  # classes of report.cs
 class Html(Reporter):
     """One page; it loads nothing, and its security policy forbids it to."""
 
-    def write(self, document: Document) -> str:
+    def document_text(self, document: Document) -> str:
         """Return the page."""
-        if missing := FORMATS["html"].missing:
+        if missing := FORMATS["html"].missing_packages:
             raise BackendUnavailable(
                 f"the HTML report needs {' and '.join(missing)}, which this environment does not have; "
                 'pip install "ampcompare[html]"'
             )
-        whole = [Chapter(section.name, section.title, (section.name,)) for section in document.sections_in("html")]
+        whole = [
+            Chapter(section.name, section.title, (section.name,)) for section in document.sections_in_format("html")
+        ]
         made = [(chapter, document.sections_of(chapter.outline)) for chapter in PAGES.get(document.kind, whole)]
         chapters = [(chapter, sections) for chapter, sections in made if sections]
         blocks = [block for _, sections in chapters for section in sections for block in section.blocks]
@@ -54,7 +56,7 @@ class Html(Reporter):
             css=read_packaged_text("report.css"),
             script=script,
             policy=_security_policy(script),
-            data=_embed_json({"arms": arms, **chart_data(charts)}),
+            data=_json_for_script_element({"arms": arms, **chart_data(charts)}),
         )
         return page
 
@@ -63,7 +65,7 @@ def row_appearances(document: Document) -> list[dict[str, Any]]:
     """Return how each row of a result looks everywhere on a page: color, and dashes if colors repeat."""
     return [
         {
-            "name": printable(row, 60) or "(no name)",
+            "name": printable_line(row, 60) or "(no name)",
             "color": index % COLORS,
             "dash": DASHES[index // COLORS % len(DASHES)],
             "on": index < SHOWN_AT_FIRST,
@@ -81,18 +83,18 @@ def load_template(name: str) -> Any:
     loader = FunctionLoader(read_packaged_text)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        finalize=_template_value,
+        finalize=_text_without_control_characters,
     )  # fmt: skip
     environment.filters["numeric"] = _are_columns_numeric
     environment.filters["with_notes"] = _columns_with_notes
-    environment.filters["line"] = partial(printable, longest=MAX_LINE)
+    environment.filters["line"] = partial(printable_line, longest=MAX_LINE)
     environment.filters["kind"] = _kind_of_block
     environment.tests["of_kind"] = lambda block, kind: _kind_of_block(block) == kind
     environment.filters["color"] = lambda tone: BADGES.get(tone, "unclear")
     return environment.get_template(name)
 
 
-def _template_value(value: Any) -> Any:
+def _text_without_control_characters(value: Any) -> Any:
     """Return a text without control characters, which names in a record may have."""
     return CONTROLS.sub("", value) if type(value) is str else value
 
@@ -135,7 +137,7 @@ def _security_policy(script: str) -> str:
     return f"default-src 'none'; script-src 'sha256-{digest}'; {rest}"
 
 
-def _embed_json(data: Any) -> str:
+def _json_for_script_element(data: Any) -> str:
     """Return JSON that can stand inside a script element: no text in it can close the element or open another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

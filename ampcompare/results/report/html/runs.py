@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.base.formatting import printable
+from ampcompare.base.formatting import printable_line
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
@@ -26,7 +26,7 @@ class ArmRuns:
 
     @property
     def name(self) -> str:
-        return printable(self.row.arm, 60) or "(no name)"
+        return printable_line(self.row.arm, 60) or "(no name)"
 
     @property
     def records_that_ran(self) -> list[RunRecord]:
@@ -49,11 +49,11 @@ class ArmRuns:
     def time_fault(self) -> str:
         """Why its times do not count, such as `invalid: load 9.0 on 2 cores`; "" if they do."""
         if self.row.invalid_time:
-            return printable(f"invalid: {self.row.invalid_time}", 100)
+            return printable_line(f"invalid: {self.row.invalid_time}", 100)
         half = next((record.half for record in self.records_that_ran if record.half), None) or self.row.half or ""
         if emulated_type(half):
-            return printable(half, 60)
-        return printable(str(self.row.time), 100) if self.row.time.kind in UNJUDGED else ""
+            return printable_line(half, 60)
+        return printable_line(str(self.row.time), 100) if self.row.time.kind in UNJUDGED else ""
 
 
 def arms_with_runs(comparison: Comparison) -> list[ArmRuns]:
@@ -82,7 +82,7 @@ def undrawn_sentences(arms: Sequence[ArmRuns], drawn: Collection[int], why: Call
     return "".join(f" Not drawn: {join_names(names)} ({reason})." for reason, names in reasons.items())
 
 
-def round_digits(value: float, digits: int = 5) -> float:
+def round_to_digits(value: float, digits: int = 5) -> float:
     """Return a number with this many digits; a whole one as an int, which is shorter in JSON."""
     short = float(f"{value:.{digits}g}")
     return int(short) if short.is_integer() else short
@@ -98,8 +98,10 @@ class SharedFacts:
 
 def shared_settings(comparison: Comparison) -> SharedFacts:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
-    facts = [record.config.by_path() for record in comparison.records]
-    return _shared_facts(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
+    facts = [record.config.values_by_path() for record in comparison.records]
+    return _facts_shared_by_records(
+        comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts]
+    )
 
 
 def shared_nondefault_settings(comparison: Comparison, shared: SharedFacts) -> list[list[str]]:
@@ -122,7 +124,7 @@ def shared_environment(comparison: Comparison) -> SharedFacts:
             [(_setting_text(name), _setting_text(value)) for name, value in comparison.environment.items()], []
         )
     facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
-    return _shared_facts(records, facts)
+    return _facts_shared_by_records(records, facts)
 
 
 def _setting_text(value: Any) -> str:
@@ -132,10 +134,10 @@ def _setting_text(value: Any) -> str:
         return ", ".join(_setting_text(item) for item in value)
     if isinstance(value, Mapping) and not value:
         return "none"
-    return printable(str(value).lower() if isinstance(value, bool) else str(value), 200)
+    return printable_line(str(value).lower() if isinstance(value, bool) else str(value), 200)
 
 
-def _shared_facts(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> SharedFacts:
+def _facts_shared_by_records(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> SharedFacts:
     names = list(dict.fromkeys(name for found in facts for name in found))
     equal: list[tuple[str, str]] = []
     differing: list[tuple[str, list[tuple[str, str]]]] = []
@@ -146,7 +148,7 @@ def _shared_facts(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any
             continue
         by_value: dict[str, dict[str, None]] = {}
         for record, value in zip(records, seen, strict=True):
-            by_value.setdefault(value, {})[printable(record.arm, 60)] = None
+            by_value.setdefault(value, {})[printable_line(record.arm, 60)] = None
         differing.append((_setting_text(name), [(value, join_names(arms)) for value, arms in by_value.items()]))
     return SharedFacts(equal, differing)
 

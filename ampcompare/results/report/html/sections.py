@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import NamedTuple
 
-from ampcompare.base.formatting import format_count, printable
+from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.records.comparison import Comparison
@@ -34,14 +34,14 @@ from ampcompare.results.report.html.runs import (
     SharedFacts,
     arms_with_runs,
     join_names,
-    round_digits,
+    round_to_digits,
     shared_environment,
     shared_nondefault_settings,
     shared_settings,
     undrawn_sentences,
     untimed_sentence,
 )
-from ampcompare.results.report.html.tracks import TrackPlot
+from ampcompare.results.report.html.tracks import ArmLinesPlot
 
 MAX_POINTS = 100
 ALL_POINTS = 1200  # of one chart, shared by its arms, so that a page of hundreds of arms stays small
@@ -58,7 +58,7 @@ class SwitchedCharts(NamedTuple):
     """
 
     charts: Sequence[Chart]
-    plots: Sequence[TrackPlot] = ()
+    plots: Sequence[ArmLinesPlot] = ()
     fault: str = ""
 
 
@@ -72,7 +72,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""
     shared = cache(lambda: shared_settings(comparison))
 
-    def effect_blocks(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
+    def effect_blocks(draw: Callable[[Comparison, Sequence[ArmRuns]], ArmLinesPlot]) -> list[Block]:
         return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
 
     def learning_curve_charts() -> SwitchedCharts:
@@ -99,7 +99,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
             "arm",
             "seed",
             "status",
-            printable(comparison.metric.head),
+            printable_line(comparison.metric.head),
             best,
             "loss",
             "step ms",
@@ -107,14 +107,16 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
             "MiB",
         ]
         links = [logs.get(record.cell, "") for record in records]
-        table = Table.of([*heads, "loss scale", "skipped", "note"], map(_run_cells, records), caption="Runs")
+        table = Table.from_rows(
+            [*heads, "loss scale", "skipped", "note"], map(_table_cells_of_run, records), caption="Runs"
+        )
         return [replace(table, links=links if any(links) else ())]
 
     def settings_blocks() -> list[Block]:
         rows = shared_nondefault_settings(comparison, shared())
         if not rows:
             return [Text(["All settings have their defaults."])]
-        return [Table.of(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]
+        return [Table.from_rows(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]
 
     def machine_blocks() -> list[Block]:
         known = shared_environment(comparison)
@@ -145,7 +147,7 @@ def _blocks_of_commands(comparison: Comparison) -> list[Block]:
     if not comparison.command:
         return [Text(["These records do not say which command made them."])]
     again = "The same command resumes where it stopped; --force runs all cells again."
-    return [Code(printable(comparison.command, MAX_LINE)), Text([again])]
+    return [Code(printable_line(comparison.command, MAX_LINE)), Text([again])]
 
 
 def page_subtitle(comparison: Comparison) -> list[str]:
@@ -154,21 +156,21 @@ def page_subtitle(comparison: Comparison) -> list[str]:
     if comparison.records:
         words += _what_was_trained(comparison.records[0])
     words.append(format_count(len(comparison.seeds), "seed"))
-    words.append(f"reference {printable(comparison.reference, 60)}")
+    words.append(f"reference {printable_line(comparison.reference, 60)}")
     on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
     device = comparison.environment.get("processor" if on_cpu else "device_name")
     if device:
-        words.append(f"on {printable(str(device), 60)}")
+        words.append(f"on {printable_line(str(device), 60)}")
     if len(comparison.records) < len(comparison.order):
         words.append(f"{len(comparison.records)} of {len(comparison.order)} runs done")
     return words
 
 
-def answer_of(comparison: Comparison) -> tuple[list[str], str, list[str]]:
+def answer_of_comparison(comparison: Comparison) -> tuple[list[str], str, list[str]]:
     """Return what a reader must know first, the answer in one sentence, and what else it says."""
     warnings, answer = warnings_and_answer(comparison)
     count = len(comparison.arms)
-    named = f"One arm: {printable(comparison.arms[0].arm, 60)}" if count == 1 else f"{count} arms side by side"
+    named = f"One arm: {printable_line(comparison.arms[0].arm, 60)}" if count == 1 else f"{count} arms side by side"
     title, *further = answer or [named]
     return warnings, title, further
 
@@ -176,16 +178,16 @@ def answer_of(comparison: Comparison) -> tuple[list[str], str, list[str]]:
 def _what_was_trained(record: RunRecord) -> list[str]:
     config = record.config
     if config.script is not None:
-        return [f"script {printable(config.script.name, 60)}"]
+        return [f"script {printable_line(config.script.name, 60)}"]
     recipe = config.recipe
     return [
-        f"{printable(recipe.model.arch, 60)} on {printable(recipe.data.name, 60)}",
+        f"{printable_line(recipe.model.arch, 60)} on {printable_line(recipe.data.name, 60)}",
         format_count(recipe.max_steps, "step") if recipe.max_steps else format_count(recipe.epochs, "epoch"),
         f"batch {recipe.batch_size}",
     ]
 
 
-def _run_cells(record: RunRecord) -> list[str | Cell]:
+def _table_cells_of_run(record: RunRecord) -> list[str | Cell]:
     """Return the line of one run."""
     metric = record.metric
     summary = record.summary
@@ -194,7 +196,7 @@ def _run_cells(record: RunRecord) -> list[str | Cell]:
     if summary.diverged_step is not None:
         note = f"step {summary.diverged_step}: {summary.divergence}"
     return [
-        printable(record.arm, 60) or "(no name)",
+        printable_line(record.arm, 60) or "(no name)",
         str(record.config.recipe.seed),
         state_cell(record.status),
         metric_text(metric, summary.metric_final),
@@ -205,7 +207,7 @@ def _run_cells(record: RunRecord) -> list[str | Cell]:
         _number_text(summary.peak_bytes, "{:,.1f}", 2**-20),
         _number_text(summary.final_loss_scale, "{:g}"),
         f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
-        printable(note, 160) or "-",
+        printable_line(note, 160) or "-",
     ]
 
 
@@ -231,8 +233,8 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         if first is None or not timed:
             continue
         median = statistics.median(seconds for _, seconds in timed)
-        x = [round_digits((moment - first) / 60) for moment, _ in timed]
-        y = [round_digits(100 * seconds / median) for _, seconds in timed]
+        x = [round_to_digits((moment - first) / 60) for moment, _ in timed]
+        y = [round_to_digits(100 * seconds / median) for _, seconds in timed]
         series.append({"a": arm.index, "x": x, "y": y, "dots": 1})
         rows.append([arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"])
     since = "" if first is None else f" since {datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -244,7 +246,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         f"affects all arms alike.{undrawn_sentences(arms, drawn, lambda arm: 'no start is recorded')}",
         "minutes",
         [ChartView("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
-        Table.of(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,
+        Table.from_rows(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,
         sentence="" if series else "No record says when its run started.",
         whole_x=False,
     )

@@ -26,15 +26,15 @@ class PlotScale:
     knee: float = 1.0
     base: int = 0
 
-    def _bend_value(self, value: float) -> float:
+    def _value_on_scale(self, value: float) -> float:
         if self.kind == "log":
             return math.log(value) if value > 0 else -math.inf
         return math.asinh(value / self.knee) if self.kind == "asinh" else value
 
     def position_of(self, value: float, *, beyond: float = 0.0) -> float:
         """Return the position of a value; those outside lie on the edge, or this share of the width beyond it."""
-        start, end = self._bend_value(self.low), self._bend_value(self.high)
-        return round(100 * min(1 + beyond, max(-beyond, (self._bend_value(value) - start) / (end - start))), 2)
+        start, end = self._value_on_scale(self.low), self._value_on_scale(self.high)
+        return round(100 * min(1 + beyond, max(-beyond, (self._value_on_scale(value) - start) / (end - start))), 2)
 
     def ticks(self, most: int = 7, *, whole: bool = False) -> list[float]:
         """Return about `most` round values on it; only whole numbers if that is asked for."""
@@ -50,7 +50,7 @@ class PlotScale:
                 near = (factor * 10.0**power for power in range(powers.start - 1, powers.stop) for factor in (1, 2, 5))
                 return list(filter(self._contains_value, near))
             return [float(self.base) ** power for power in powers[:: -max(1, math.ceil(len(powers) / most))]]
-        step = _round_step((self.high - self.low) / most)
+        step = _round_tick_step((self.high - self.low) / most)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         marks = [number * step for number in range(first, last + 1)]
         return [mark for mark in marks if not whole or round(mark, 9).is_integer()]
@@ -59,7 +59,7 @@ class PlotScale:
         return self.low <= value <= self.high
 
 
-def _round_step(least: float) -> float:
+def _round_tick_step(least: float) -> float:
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= least * (1 - 1e-9))
 
@@ -98,7 +98,7 @@ def make_scale(
 
 
 @dataclass(frozen=True)
-class Track:
+class ArmPlotLine:
     """One line of a plot; all positions are percent of the width.
 
     Attributes:
@@ -123,7 +123,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class TrackPlot:
+class ArmLinesPlot:
     """A plot.
 
     Attributes:
@@ -139,7 +139,7 @@ class TrackPlot:
     title: str
     caption: str
     headers: Sequence[str]
-    tracks: Sequence[Track]
+    tracks: Sequence[ArmPlotLine]
     ticks: Sequence[tuple[float, str]] = ()
     band: tuple[float, float] | None = None
     zero: float | None = None

@@ -8,13 +8,13 @@ from ampcompare.source.lint.module import (
     LintModule,
     Mistake,
     Trace,
+    dotted_text_of,
     events_before,
     events_between,
-    literal,
-    name_of,
-    rule,
+    register_rule,
+    text_of_literal,
 )
-from ampcompare.source.lint.update_events import Event, Kind, plain
+from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
 from ampcompare.source.syntax import argument
 
 GPU_WORDS = ("cuda", "device", "gpu", "rank")
@@ -25,24 +25,24 @@ TORCH_DDP_ARGUMENTS = {
 }  # fmt: skip
 
 
-def _models_of_initialize(event: Event) -> set[str]:
+def _models_of_initialize(event: TrainingEvent) -> set[str]:
     """Return the names of the models of an `amp.initialize`."""
     first = argument(event.call, "models", 0)
     if isinstance(first, (ast.List, ast.Tuple)):
-        return {name_of(element) for element in first.elts} - {""}
+        return {dotted_text_of(element) for element in first.elts} - {""}
     return {event.subject} - {""}
 
 
-def _is_statement(event: Event) -> bool:
+def _changes_object_in_place(event: TrainingEvent) -> bool:
     """Return whether a call changes an object in place: it stands alone, or is bound to the object again."""
     if isinstance(event.statement, ast.Expr):
         return event.statement.value is event.call
     if isinstance(event.statement, ast.Assign) and event.statement.value is event.call:
-        return [name_of(target) for target in event.statement.targets] == [name_of(event.receiver)]
+        return [dotted_text_of(target) for target in event.statement.targets] == [dotted_text_of(event.receiver)]
     return False
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP101",
         "initialize-after-wrapping",
@@ -146,19 +146,19 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 )
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
-    for trace, index, event in module.events(Kind.INITIALIZE):
+    for trace, index, event in module.events(EventKind.INITIALIZE):
         models = _models_of_initialize(event)
         after = [other for other in trace[index + 1 :] if other.may_follow(event)]
-        for other in events_before(trace, event, Kind.WRAP, Kind.HALF):
+        for other in events_before(trace, event, EventKind.WRAP, EventKind.HALF):
             again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
-            again = again or _is_of_callee(other, event)
-            if other.kind is Kind.WRAP and other.target and other.target in models and not again:
-                shown = f"`{plain(other.target)}` was wrapped in line {other.call.lineno}"
+            again = again or _wraps_local_of_callee(other, event)
+            if other.kind is EventKind.WRAP and other.target and other.target in models and not again:
+                shown = f"`{name_in_source(other.target)}` was wrapped in line {other.call.lineno}"
                 yield module.finding("AMP101", event.call, shown)
-            elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
+            elif other.kind is EventKind.HALF and other.subject in models and _changes_object_in_place(other):
                 if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                     continue  # two options, of which one may exclude the other
-                yield module.finding("AMP112", other.call, f"`{other.name}` is cast before `amp.initialize`")
+                yield module.finding("AMP112", other.call, f"`{other.subject_name}` is cast before `amp.initialize`")
         for other in after:
             follow = FOLLOWING.get(other.kind)
             if follow is not None:
@@ -166,94 +166,98 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
         yield from _rebuilt_optimizer_findings(module, event, after)
 
 
-def _is_of_callee(wrap: Event, event: Event) -> bool:
+def _wraps_local_of_callee(wrap: TrainingEvent, event: TrainingEvent) -> bool:
     """Return whether a model is wrapped under a local name of another function, which does not return it."""
-    if wrap.scope in event.scope.enclosing() or not isinstance(wrap.statement, ast.Assign):
+    if wrap.scope in event.scope.lookup_scopes() or not isinstance(wrap.statement, ast.Assign):
         return False
     target = wrap.statement.targets[0]
-    return isinstance(target, ast.Name) and not _is_returned(target.id, wrap)
+    return isinstance(target, ast.Name) and not _is_object_returned(target.id, wrap)
 
 
-def _rebuilt_optimizer_findings(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
+def _rebuilt_optimizer_findings(
+    module: LintModule, event: TrainingEvent, after: list[TrainingEvent]
+) -> Iterator[Finding]:
     """Yield the optimizers that replace one that `amp.initialize` has patched."""
-    optimizer = name_of(argument(event.call, "optimizers", 1) or event.call)
-    if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
+    optimizer = dotted_text_of(argument(event.call, "optimizers", 1) or event.call)
+    if not optimizer or any(other.kind is EventKind.INITIALIZE for other in after):
         return
     for index, other in enumerate(after):
-        if other.kind is Kind.NEW_OPTIMIZER and other.scope is event.scope and other.name == optimizer:
-            scaled = [one for one in after[index:] if one.kind is Kind.SCALE_LOSS and one.may_follow(other)]
-            if any(one.target == other.subject for one in scaled) or _is_returned(optimizer, other):
+        if other.kind is EventKind.NEW_OPTIMIZER and other.scope is event.scope and other.subject_name == optimizer:
+            scaled = [one for one in after[index:] if one.kind is EventKind.SCALE_LOSS and one.may_follow(other)]
+            if any(one.target == other.subject for one in scaled) or _is_object_returned(optimizer, other):
                 shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
                 yield module.finding("AMP121", other.call, shown)
 
 
-def _is_returned(name: str, event: Event) -> bool:
+def _is_object_returned(name: str, event: TrainingEvent) -> bool:
     """Return whether the function around an event returns an object, maybe with others."""
     returns = [node.value for node in ast.walk(event.scope.node) if isinstance(node, ast.Return)]
     return any(
-        name in [name_of(one) for one in (value.elts if isinstance(value, ast.Tuple) else [value])]
+        name in [dotted_text_of(one) for one in (value.elts if isinstance(value, ast.Tuple) else [value])]
         for value in returns
         if value is not None
     )
 
 
 def _reinitialize_findings(
-    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+    module: LintModule, trace: Trace, event: TrainingEvent, other: TrainingEvent, models: set[str]
 ) -> Iterator[Finding]:
     if other.call is event.call or other.scope is not event.scope:
         return
     # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
     if argument(event.call, "optimizers", 1) is None and event.call.args:
         return
-    if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models_of_initialize(other):
+    if not events_between(trace, event, other, EventKind.BACKWARD, EventKind.STEP) and models != _models_of_initialize(
+        other
+    ):
         yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
 
 
 def _late_cast_findings(
-    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+    module: LintModule, trace: Trace, event: TrainingEvent, other: TrainingEvent, models: set[str]
 ) -> Iterator[Finding]:
-    if other.subject not in models or not _is_statement(other):
+    if other.subject not in models or not _changes_object_in_place(other):
         return
-    trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
+    trains = [last for last in trace[trace.index(other) :] if last.kind is EventKind.SCALE_LOSS]
     if any(last.may_follow(other) for last in trains):
-        yield module.finding("AMP111", other.call, f"`{other.name}` is cast after `amp.initialize`")
+        yield module.finding("AMP111", other.call, f"`{other.subject_name}` is cast after `amp.initialize`")
 
 
 def _late_move_findings(
-    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+    module: LintModule, trace: Trace, event: TrainingEvent, other: TrainingEvent, models: set[str]
 ) -> Iterator[Finding]:
-    if other.subject not in models or not _is_statement(other) or not _moves_to_gpu(other):
+    if other.subject not in models or not _changes_object_in_place(other) or not _is_move_to_gpu(other):
         return
-    moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
-    trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
+    moved = [one for one in trace[: trace.index(event)] if one.kind is EventKind.CUDA]
+    trained = events_between(trace, event, other, EventKind.BACKWARD, EventKind.STEP, EventKind.LOAD)
     if not trained and not any(one.subject == other.subject for one in moved):
-        yield module.finding("AMP113", other.call, f"`{other.name}` is moved after `amp.initialize`")
+        yield module.finding("AMP113", other.call, f"`{other.subject_name}` is moved after `amp.initialize`")
 
 
 def _late_conversion_findings(
-    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+    module: LintModule, trace: Trace, event: TrainingEvent, other: TrainingEvent, models: set[str]
 ) -> Iterator[Finding]:
     if other.subject in models:
-        yield module.finding("AMP114", other.call, f"`{other.name}` went through `amp.initialize` before")
+        yield module.finding("AMP114", other.call, f"`{other.subject_name}` went through `amp.initialize` before")
 
 
 # What an event behind an `amp.initialize` with some models may be wrong about, by its kind.
-FOLLOWING: dict[Kind, Callable[[LintModule, Trace, Event, Event, set[str]], Iterator[Finding]]] = {
-    Kind.INITIALIZE: _reinitialize_findings,
-    Kind.HALF: _late_cast_findings,
-    Kind.CUDA: _late_move_findings,
-    Kind.SYNC_BATCH_NORM: _late_conversion_findings,
+FOLLOWING: dict[EventKind, Callable[[LintModule, Trace, TrainingEvent, TrainingEvent, set[str]], Iterator[Finding]]] = {
+    EventKind.INITIALIZE: _reinitialize_findings,
+    EventKind.HALF: _late_cast_findings,
+    EventKind.CUDA: _late_move_findings,
+    EventKind.SYNC_BATCH_NORM: _late_conversion_findings,
 }
 
 
-def _moves_to_gpu(event: Event) -> bool:
+def _is_move_to_gpu(event: TrainingEvent) -> bool:
     assert isinstance(event.call.func, ast.Attribute)
     if event.call.func.attr == "cuda":
         return True
     return bool(event.call.args) and any(word in ast.unparse(event.call.args[0]).lower() for word in GPU_WORDS)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP123",
         "sync-batch-norm-after-optimizer",
@@ -276,12 +280,12 @@ model, optimizer = amp.initialize(model, optimizer)
 )
 def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
     """Synchronized batch norm that replaces weights which an optimizer has."""
-    for trace, index, event in module.events(Kind.SYNC_BATCH_NORM):
+    for trace, index, event in module.events(EventKind.SYNC_BATCH_NORM):
         if not event.subject:
             continue
-        rebuilt = {other.subject for other in trace[index:] if other.kind is Kind.NEW_OPTIMIZER}
+        rebuilt = {other.subject for other in trace[index:] if other.kind is EventKind.NEW_OPTIMIZER}
         for other in trace[:index]:
-            if other.kind is not Kind.NEW_OPTIMIZER or not other.may_follow(event) or other.subject in rebuilt:
+            if other.kind is not EventKind.NEW_OPTIMIZER or not other.may_follow(event) or other.subject in rebuilt:
                 continue
             if any(name == event.subject or name.startswith(f"{event.subject}.") for name in other.sources):
                 shown = f"the optimizer of line {other.call.lineno} holds the weights that this replaces"
@@ -289,7 +293,7 @@ def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
                 break
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP124",
         "apex-state-loaded-early",
@@ -304,21 +308,21 @@ model, optimizer = amp.initialize(model, optimizer)  # wrong
     ),
     needs=("apex", "initialize", "load_state_dict"),
 )
-def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
+def state_loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
-    for trace, index, event in module.events(Kind.INITIALIZE):
-        known = {id(other.call) for other in trace[:index] if other.kind is Kind.INITIALIZE}
+    for trace, index, event in module.events(EventKind.INITIALIZE):
+        known = {id(other.call) for other in trace[:index] if other.kind is EventKind.INITIALIZE}
         for other in trace[:index]:
-            if other.kind is not Kind.LOAD or id(event.call) in known or not other.may_follow(event):
+            if other.kind is not EventKind.LOAD or id(event.call) in known or not other.may_follow(event):
                 continue
             if module.resolve(other.call.func, other.scope) != "apex.amp.load_state_dict":
                 continue
-            if not events_between(trace, other, event, Kind.SCALE_LOSS, Kind.STEP):
+            if not events_between(trace, other, event, EventKind.SCALE_LOSS, EventKind.STEP):
                 shown = f"`amp.initialize` in line {event.call.lineno} makes new loss scales"
                 yield module.finding("AMP124", other.call, shown)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP108",
         "opt-level-typo",
@@ -340,27 +344,27 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
         return
     for call in module.calls:
         values = [one.value for one in call.keywords if one.arg in ("opt_level", "fp16_opt_level", "amp_opt_level")]
-        flags = " ".join(filter(None, map(literal, call.args)))
-        if name_of(call.func).endswith("add_argument") and "opt" in flags and "level" in flags:
+        flags = " ".join(filter(None, map(text_of_literal, call.args)))
+        if dotted_text_of(call.func).endswith("add_argument") and "opt" in flags and "level" in flags:
             values += [one.value for one in call.keywords if one.arg == "default"]
         for value in values:
-            yield from _typo_findings(module, value)
+            yield from _opt_level_typo_findings(module, value)
     for scope in module.scopes:
         for name, assigned in scope.values.items():
             if name.endswith("opt_level"):
                 for value in assigned:
-                    yield from _typo_findings(module, value)
+                    yield from _opt_level_typo_findings(module, value)
 
 
-def _typo_findings(module: LintModule, value: ast.expr) -> Iterator[Finding]:
-    right = TYPOS.get(literal(value) or "")
+def _opt_level_typo_findings(module: LintModule, value: ast.expr) -> Iterator[Finding]:
+    right = TYPOS.get(text_of_literal(value) or "")
     if right is not None:
         source = module.source(value)
-        edits = module.replace(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
+        edits = module.replacement_edits(value, f"{source[0]}{right}{source[-1]}") if len(source) == 4 else ()
         yield module.finding("AMP108", value, f"{source} is not an opt level; Apex knows {right!r}", edits)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP109",
         "initialize-misbound",
@@ -375,32 +379,35 @@ model = amp.initialize(model, opt_level="O1")  # right
     ),
     needs=("apex", "initialize"),
 )
-def result_of_initialize(module: LintModule) -> Iterator[Finding]:
+def misbound_result_of_initialize(module: LintModule) -> Iterator[Finding]:
     """What the result of `amp.initialize` is bound to."""
-    for call in module.calls_of("apex.amp.initialize"):
-        named = [name_of(argument(call, "models", 0) or call), name_of(argument(call, "optimizers", 1) or call)]
+    for call in module.calls_of_functions("apex.amp.initialize"):
+        named = [
+            dotted_text_of(argument(call, "models", 0) or call),
+            dotted_text_of(argument(call, "optimizers", 1) or call),
+        ]
         statement = module.parents[call]
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and all(named):
             target = statement.targets[0]
-            bound = [name_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
-            if bound == named[:1] or bound == named[::-1] or _overwrites(module, call, named, bound):
+            bound = [dotted_text_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            if bound == named[:1] or bound == named[::-1] or _misnames_optimizer(module, call, named, bound):
                 right, shown = ", ".join(named), ", ".join(bound)
-                edits = module.replace(target, right)
+                edits = module.replacement_edits(target, right)
                 yield module.finding("AMP109", call, f"`{right}` are returned, but bound to `{shown}`", edits)
 
 
-def _overwrites(module: LintModule, call: ast.Call, named: list[str], bound: list[str]) -> bool:
+def _misnames_optimizer(module: LintModule, call: ast.Call, named: list[str], bound: list[str]) -> bool:
     """Return whether the optimizer that comes back takes the name of something else, and is used by its old one."""
     if len(bound) != 2 or bound[0] != named[0] or bound[1] == named[1] or not bound[1]:
         return False
     scope = module.scope_of[call]
     values = module.values_of(bound[1], scope) or []
-    used = {name_of(one.func) for one in module.calls}
+    used = {dotted_text_of(one.func) for one in module.calls}
     others = [value for value in values if not isinstance(value, ast.Starred)]
     return bool(others) and f"{named[1]}.step" in used and f"{bound[1]}.step" not in used
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP115",
         "sync-batch-norm-result",
@@ -417,10 +424,10 @@ model = convert_syncbn_model(model)  # right
     ),
     needs=("apex", "convert_syncbn_model"),
 )
-def result_of_conversion(module: LintModule) -> Iterator[Finding]:
+def misbound_result_of_conversion(module: LintModule) -> Iterator[Finding]:
     """What the result of Apex's `convert_syncbn_model` is bound to."""
-    for call in module.calls_of("apex.parallel.convert_syncbn_model"):
-        statement, model = module.parents[call], name_of(argument(call, "module", 0) or call.func)
+    for call in module.calls_of_functions("apex.parallel.convert_syncbn_model"):
+        statement, model = module.parents[call], dotted_text_of(argument(call, "module", 0) or call.func)
         if isinstance(statement, ast.Expr):
             edits = module.insertion_edits(module.start(statement), f"{model} = ") if call.args and model else ()
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
@@ -429,7 +436,7 @@ def result_of_conversion(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP115", call, f"one model is returned, but unpacked into {count} names")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP116",
         "ddp-arguments",
@@ -445,15 +452,15 @@ model = DDP(model, device_ids=[rank])  # AMP116
     ),
     needs=("apex", "DistributedDataParallel"),
 )
-def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
+def apex_arguments_of_torch_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""
-    for call in module.calls_of("apex.parallel.DistributedDataParallel"):
+    for call in module.calls_of_functions("apex.parallel.DistributedDataParallel"):
         wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
-        if wrong and not module.has_alternatives(call.func):
+        if wrong and not module.has_alternative_bindings(call.func):
             yield module.finding("AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP127",
         "initialize-without-scale-loss",
@@ -488,39 +495,41 @@ optimizer = FusedLAMB(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # right
     ),
     needs=("apex", "initialize|max_grad_norm"),
 )
-def never_scaled(module: LintModule) -> Iterator[Finding]:
+def losses_never_scaled(module: LintModule) -> Iterator[Finding]:
     """A plain backward pass and step of what `amp.initialize` got, and arguments that `FusedAdam` does not have."""
-    for call in module.calls_of("apex.optimizers.FusedAdam"):
+    for call in module.calls_of_functions("apex.optimizers.FusedAdam"):
         if argument(call, "max_grad_norm") is not None:
             yield module.finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
-    prepared = list(module.events(Kind.INITIALIZE))
+    prepared = list(module.events(EventKind.INITIALIZE))
     if not prepared or module.mentions(r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"):
         return
     for trace, index, event in prepared:
         optimizers, enabled = argument(event.call, "optimizers", 1), argument(event.call, "enabled")
         level, scale = argument(event.call, "opt_level"), argument(event.call, "loss_scale")
-        if optimizers is None or (enabled is not None and literal_of(enabled) is False):
+        if optimizers is None or (enabled is not None and value_of_literal(enabled) is False):
             continue
-        if literal(level) in ("O0", "O3") or (scale is not None and literal_of(scale) in (1, 1.0, "1.0", "1")):
+        if text_of_literal(level) in ("O0", "O3") or (
+            scale is not None and value_of_literal(scale) in (1, 1.0, "1.0", "1")
+        ):
             continue
-        if _trains_plainly(module, trace[index + 1 :], event, name_of(optimizers)):
+        if _trains_without_scaling(module, trace[index + 1 :], event, dotted_text_of(optimizers)):
             yield module.finding("AMP127", event.call, "the loss of what this prepares is not scaled")
 
 
-def literal_of(node: ast.expr) -> object:
+def value_of_literal(node: ast.expr) -> object:
     """Return the value of a literal; None for any other expression."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
-def _trains_plainly(module: LintModule, behind: Trace, event: Event, optimizer: str) -> bool:
+def _trains_without_scaling(module: LintModule, behind: Trace, event: TrainingEvent, optimizer: str) -> bool:
     """Return whether a plain backward pass and a step of an optimizer follow, where it surely is initialized."""
     tail = optimizer.rpartition(".")[2]
     later = [one for one in behind if one.may_follow(event)]
     if event.scope.owner is not None:  # other methods of the object train
         traces = [trace for trace in module.traces if trace and trace[0].scope.owner is event.scope.owner]
         later += [one for trace in traces for one in trace if one.may_follow(event)]
-    if any(one.kind in (Kind.FOREIGN_BACKWARD, Kind.OPAQUE) for one in later):
+    if any(one.kind in (EventKind.FOREIGN_BACKWARD, EventKind.OPAQUE) for one in later):
         return False
-    passes = [one for one in later if one.kind is Kind.BACKWARD and not one.scaler]
-    steps = [one for one in later if one.kind is Kind.STEP and one.name.rpartition(".")[2] == tail]
+    passes = [one for one in later if one.kind is EventKind.BACKWARD and not one.scaler]
+    steps = [one for one in later if one.kind is EventKind.STEP and one.subject_name.rpartition(".")[2] == tail]
     return any(one.may_follow(step) and one.loops == step.loops for one in passes for step in steps)

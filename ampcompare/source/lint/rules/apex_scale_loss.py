@@ -4,19 +4,19 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from ampcompare.source.branches import Facts, conditions, contradict, narrow
+from ampcompare.source.branches import Facts, add_conditions_of_test, conditions_contradict, conditions_of_test
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
     Mistake,
     Trace,
+    dotted_text_of,
     events_after,
     events_before,
-    literal,
-    name_of,
-    rule,
+    register_rule,
+    text_of_literal,
 )
-from ampcompare.source.lint.update_events import Event, Kind
+from ampcompare.source.lint.update_events import EventKind, TrainingEvent
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name, strip_star
 
@@ -30,7 +30,7 @@ OPTIMIZER_NAME = re.compile(r"(?i)opt")
 LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP103",
         "clip-in-scale-loss",
@@ -77,27 +77,27 @@ optimizer.step()
 )
 def misuse_inside_scale_loss(module: LintModule) -> Iterator[Finding]:
     """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
-    for trace, _, event in module.events(Kind.CLIP, Kind.STEP, Kind.BACKWARD):
+    for trace, _, event in module.events(EventKind.CLIP, EventKind.STEP, EventKind.BACKWARD):
         block = event.apex_block()
         if block is None or block.call is None:
             continue
-        if event.kind is not Kind.BACKWARD:
-            if any(other.apex_block() is block for other in events_before(trace, event, Kind.BACKWARD)):
-                shown = f"`{event.name}` steps with gradients that are still scaled"
-                code = "AMP105" if event.kind is Kind.STEP else "AMP103"
-                shown = shown if event.kind is Kind.STEP else "the gradients are still scaled inside this block"
+        if event.kind is not EventKind.BACKWARD:
+            if any(other.apex_block() is block for other in events_before(trace, event, EventKind.BACKWARD)):
+                shown = f"`{event.subject_name}` steps with gradients that are still scaled"
+                code = "AMP105" if event.kind is EventKind.STEP else "AMP103"
+                shown = shown if event.kind is EventKind.STEP else "the gradients are still scaled inside this block"
                 yield module.finding(code, event.call, shown)
         elif isinstance(event.call.func, ast.Attribute):
             loss = argument(block.call, "loss", 0)
             if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
                 continue
-            if name_of(event.receiver) and name_of(event.receiver) == name_of(loss):
+            if dotted_text_of(event.receiver) and dotted_text_of(event.receiver) == dotted_text_of(loss):
                 bound = next(item.optional_vars for item in block.node.items if item.context_expr is block.call)
-                edits = () if bound is None else module.replace(event.receiver, name_of(bound))
-                yield module.finding("AMP106", event.call, f"`{name_of(loss)}` is not the scaled loss", edits)
+                edits = () if bound is None else module.replacement_edits(event.receiver, dotted_text_of(bound))
+                yield module.finding("AMP106", event.call, f"`{dotted_text_of(loss)}` is not the scaled loss", edits)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP104",
         "clip-model-under-o2",
@@ -137,62 +137,65 @@ for parameter in model.parameters():  # right
     ),
     needs=("apex", "initialize"),
 )
-def copies_of_o2(module: LintModule) -> Iterator[Finding]:
+def misused_copies_of_o2(module: LintModule) -> Iterator[Finding]:
     """Gradients of the fp16 copies that are clipped or changed under O2."""
     if module.opt_levels != {"O2"}:
         return
-    for trace, _, event in module.events(Kind.GRADIENT, Kind.CLIP):
-        if _never_initialized(module, event) or event.apex_block() is not None:
+    for trace, _, event in module.events(EventKind.GRADIENT, EventKind.CLIP):
+        if _never_runs_with_initialize(module, event) or event.apex_block() is not None:
             continue
-        if event.kind is Kind.GRADIENT:
-            if _changes_copy(module, trace, event):
+        if event.kind is EventKind.GRADIENT:
+            if _changes_gradient_of_copy(module, trace, event):
                 yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
         elif event.subject.endswith(".parameters()"):
-            if events_before(trace, event, Kind.SCALE_LOSS) or _is_of_initialized(module, event):
-                yield module.finding("AMP104", event.call, f"`{event.name}` are the fp16 copies under O2")
+            if events_before(trace, event, EventKind.SCALE_LOSS) or _clips_model_of_other_method(module, event):
+                yield module.finding("AMP104", event.call, f"`{event.subject_name}` are the fp16 copies under O2")
 
 
-def _never_initialized(module: LintModule, event: Event) -> bool:
+def _never_runs_with_initialize(module: LintModule, event: TrainingEvent) -> bool:
     """Return whether an event never runs where models are initialized: a flag guards the one or the other.
 
     Functions may know a flag by different names, such as `args.fp16` and `self.fp16`: the last part of it counts.
     """
     if any(not value and ASKS_FOR_APEX.search(key) for key, value in event.facts.items()):
         return True
-    calls = [one for trace in module.traces for one in trace if one.kind is Kind.INITIALIZE]
-    here = _facts_of_flags(module, event.facts, event.scope)
+    calls = [one for trace in module.traces for one in trace if one.kind is EventKind.INITIALIZE]
+    here = _conditions_of_flags(module, event.facts, event.scope)
     return bool(calls) and all(
-        contradict(here, _facts_of_flags(module, _facts_of_call(one), one.scope)) for one in calls
+        conditions_contradict(here, _conditions_of_flags(module, _conditions_of_initialize(one), one.scope))
+        for one in calls
     )
 
 
-def _facts_of_call(event: Event) -> Facts:
+def _conditions_of_initialize(event: TrainingEvent) -> Facts:
     """Return the conditions of an `amp.initialize`, its `enabled=` among them."""
     enabled = argument(event.call, "enabled")
     if enabled is None or isinstance(enabled, ast.Constant):
         return event.facts
-    return narrow(event.facts, enabled, True)
+    return add_conditions_of_test(event.facts, enabled, True)
 
 
-def _facts_of_flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
+def _conditions_of_flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
     """Return what facts say of flags, and of what these are assigned from, by the last part of their names."""
     found = dict(facts)
     for key, value in facts.items():
         values = module.values_of(key, scope) or []
         if len(values) == 1 and isinstance(value, bool) and isinstance(values[0], FLAGS):
-            found |= conditions(values[0], value)
+            found |= conditions_of_test(values[0], value)
     return {LAST_PART.sub("", key): value for key, value in found.items()}
 
 
-def _is_of_initialized(module: LintModule, event: Event) -> bool:
+def _clips_model_of_other_method(module: LintModule, event: TrainingEvent) -> bool:
     """Return whether a class clips the parameters of a model that another of its methods gave to `amp.initialize`."""
     model = event.subject.removesuffix(".parameters()")
-    calls = module.calls_of("apex.amp.initialize")
-    homes = [module.scope_of[call].owner for call in calls if name_of(argument(call, "models", 0) or call) == model]
+    calls = module.calls_of_functions("apex.amp.initialize")
+    homes = [
+        module.scope_of[call].owner for call in calls if dotted_text_of(argument(call, "models", 0) or call) == model
+    ]
     return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
 
 
-def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
+def _changes_gradient_of_copy(module: LintModule, trace: Trace, event: TrainingEvent) -> bool:
     """Return whether the gradient of a model's parameter is changed between `scale_loss` and the step."""
     if isinstance(event.call, ast.Call):
         method = last_name(event.call.func)
@@ -203,11 +206,11 @@ def _changes_copy(module: LintModule, trace: Trace, event: Event) -> bool:
         return False
     source = last_name(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
     of_model = source in ("modules", "named_modules") or module.kinds.model_of_parameters(loop.iter, event.scope)
-    before, after = events_before(trace, event, Kind.SCALE_LOSS), events_after(trace, event, Kind.STEP)
+    before, after = events_before(trace, event, EventKind.SCALE_LOSS), events_after(trace, event, EventKind.STEP)
     return bool(of_model and before and after)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP107",
         "scale-loss-without-with",
@@ -226,22 +229,23 @@ with block as scaled_loss:  # right
 )
 def scale_loss_without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
-    for call in module.calls_of("apex.amp.scale_loss"):
+    for call in module.calls_of_functions("apex.amp.scale_loss"):
         parent = module.parents[call]
         used = isinstance(parent, (ast.Attribute, ast.Expr))
         if isinstance(parent, ast.Assign) and parent.value is call:
-            name = name_of(parent.targets[0])
-            uses = [name_of(other.func) for other in module.calls]
+            name = dotted_text_of(parent.targets[0])
+            uses = [dotted_text_of(other.func) for other in module.calls]
             used = bool(name) and f"{name}.backward" in uses
             entered = any(
-                isinstance(node, ast.withitem) and name_of(node.context_expr) == name for node in ast.walk(module.tree)
+                isinstance(node, ast.withitem) and dotted_text_of(node.context_expr) == name
+                for node in ast.walk(module.tree)
             )
             used = used and not entered
         if used:
             yield module.finding("AMP107", call, "`amp.scale_loss` is not entered by `with`")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP125",
         "scaled-by-another-optimizer",
@@ -267,42 +271,44 @@ def steps_scaled_by_another(module: LintModule) -> Iterator[Finding]:
         models = {
             event.subject: {name.partition(".")[0] for name in event.sources}
             for event in trace
-            if event.kind is Kind.NEW_OPTIMIZER
+            if event.kind is EventKind.NEW_OPTIMIZER
         }
         for index, step in enumerate(trace):
-            if step.kind is Kind.STEP and step.subject and "[" not in step.subject:
+            if step.kind is EventKind.STEP and step.subject and "[" not in step.subject:
                 passes = _pending_scale_loss_blocks(trace[:index], step)
                 named = [names for one in passes if (names := _optimizers_named(one)) is not None]
                 if len(named) < len(passes):
                     continue  # a name may hold several
                 others = [one for one, names in zip(passes, named, strict=True) if step.subject not in names]
-                steps = {one.subject for one in trace if one.kind is Kind.STEP}
+                steps = {one.subject for one in trace if one.kind is EventKind.STEP}
                 if len(others) < len(passes):
-                    others = [one for one in others if _shares_graph(trace, one, step, models)]
+                    others = [one for one in others if _shares_graph_with_step(trace, one, step, models)]
                 if others and all(name in steps for names in named for name in names):
-                    shown = f"`{step.name}` gets gradients of line {others[0].call.lineno}, which does not name it"
+                    shown = (
+                        f"`{step.subject_name}` gets gradients of line {others[0].call.lineno}, which does not name it"
+                    )
                     yield module.finding("AMP125", step.call, shown)
 
 
-def _pending_scale_loss_blocks(before: Trace, step: Event) -> list[Event]:
+def _pending_scale_loss_blocks(before: Trace, step: TrainingEvent) -> list[TrainingEvent]:
     """Return the `scale_loss` blocks whose gradients an optimizer may find at its step; none where other passes run."""
-    found: list[Event] = []
+    found: list[TrainingEvent] = []
     for other in reversed([one for one in before if one.may_follow(step)]):
         outside = other.loops[: len(step.loops)] != step.loops
-        own = other.kind in (Kind.ZERO_GRAD, Kind.STEP) and other.subject == step.subject
-        of_model = other.kind is Kind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.name)
-        if other.kind in (Kind.FOREIGN_BACKWARD, Kind.OPAQUE):
+        own = other.kind in (EventKind.ZERO_GRAD, EventKind.STEP) and other.subject == step.subject
+        of_model = other.kind is EventKind.ZERO_GRAD and not OPTIMIZER_NAME.search(other.subject_name)
+        if other.kind in (EventKind.FOREIGN_BACKWARD, EventKind.OPAQUE):
             return []
-        if other.kind is Kind.BACKWARD and other.apex_block() is None:
+        if other.kind is EventKind.BACKWARD and other.apex_block() is None:
             return []
         if outside or own or of_model:
             break
-        if other.kind is Kind.SCALE_LOSS:
+        if other.kind is EventKind.SCALE_LOSS:
             found.append(other)
     return found
 
 
-def _optimizers_named(event: Event) -> set[str] | None:
+def _optimizers_named(event: TrainingEvent) -> set[str] | None:
     """Return the optimizers that a `scale_loss` names, by their own names; None where a name may hold several."""
     node = argument(event.call, "optimizers", 1)
     if isinstance(node, (ast.List, ast.Tuple)):
@@ -311,19 +317,23 @@ def _optimizers_named(event: Event) -> set[str] | None:
     return {event.target} if event.target and "[" not in event.target else None
 
 
-def _shares_graph(trace: Trace, block: Event, step: Event, models: Mapping[str, set[str]]) -> bool:
+def _shares_graph_with_step(
+    trace: Trace, block: TrainingEvent, step: TrainingEvent, models: Mapping[str, set[str]]
+) -> bool:
     """Return whether a loss that names other optimizers surely reaches weights of the one that steps.
 
     Both hold parts of one model, and the graph of the loss is kept for the loss of the other.
     """
     kept = [
-        one for one in trace if one.kind is Kind.BACKWARD and is_literal(argument(one.call, "retain_graph", 1), True)
+        one
+        for one in trace
+        if one.kind is EventKind.BACKWARD and is_literal(argument(one.call, "retain_graph", 1), True)
     ]
     mine = models.get(step.subject, set())
     return bool(kept) and any(mine & models.get(name, set()) for name in _optimizers_named(block) or ())
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP118",
         "scaled-loss-logged",
@@ -345,22 +355,22 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
         node: ast.expr | None = None
         if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
             node = call.func.value
-        elif name_of(call.func) == "float" and len(call.args) == 1:
+        elif dotted_text_of(call.func) == "float" and len(call.args) == 1:
             node = call.args[0]
         parent = module.parents[call]
         if not isinstance(node, ast.Name) or (
             isinstance(parent, ast.BinOp) and isinstance(parent.op, (ast.Div, ast.FloorDiv))
         ):
             continue
-        for value in _values_at(module, call, node.id):
+        for value in _values_of_name_at(module, call, node.id):
             inner = strip_star(value)
-            if not isinstance(inner, ast.Call) or _is_labelled(parent):
+            if not isinstance(inner, ast.Call) or _is_labelled_as_scaled(parent):
                 continue
             if module.resolve(inner.func) == "apex.amp.scale_loss":
                 yield module.finding("AMP118", call, f"`{node.id}` follows the loss scale")
 
 
-def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
+def _values_of_name_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
     """Return what a name holds at a call: its only value, or the nearest above it whose block the call stands in."""
     values = module.scope_of[call].values.get(name, [])
     if len(values) < 2:
@@ -369,16 +379,16 @@ def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
     nearest = max(above, key=lambda value: value.lineno, default=None)
     if nearest is None:
         return []
-    return [nearest] if module.parent(module.statement(nearest)) in module.ancestors(call) else []
+    return [nearest] if module.parent(module.statement_around(nearest)) in module.ancestors(call) else []
 
 
-def _is_labelled(parent: ast.AST) -> bool:
+def _is_labelled_as_scaled(parent: ast.AST) -> bool:
     """Return whether a number goes into a call that names it the scaled loss, as in `log("scaled_loss", ...)`."""
-    texts = [literal(one) or "" for one in parent.args] if isinstance(parent, ast.Call) else []
+    texts = [text_of_literal(one) or "" for one in parent.args] if isinstance(parent, ast.Call) else []
     return any("scaled" in text.lower() for text in texts)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP126",
         "scale-loss-without-step",
@@ -406,43 +416,43 @@ for batch in loader:
 )
 def scale_loss_without_step(module: LintModule) -> Iterator[Finding]:
     """A branch with `scale_loss` but without a step, next to one that steps the same optimizer."""
-    for call in module.calls_of("apex.amp.scale_loss"):
+    for call in module.calls_of_functions("apex.amp.scale_loss"):
         met = [(trace, event) for trace in module.traces for event in trace if event.call is call]
-        met = [(trace, event) for trace, event in met if event.kind is Kind.SCALE_LOSS]
-        if not met or argument(call, "delay_unscale") is not None or not _is_called_here(module, call):
+        met = [(trace, event) for trace, event in met if event.kind is EventKind.SCALE_LOSS]
+        if not met or argument(call, "delay_unscale") is not None or not _is_called_in_module_alone(module, call):
             continue
         if any(_leads_to_step(trace, event) for trace, event in met):
             continue
-        if any(_steps_otherwise(trace, event) for trace, event in met):
+        if any(_steps_in_other_branch(trace, event) for trace, event in met):
             shown = f"nothing steps `{met[0][1].target.rpartition(':')[2]}` here, as another branch does"
             yield module.finding("AMP126", call, shown)
 
 
-def _is_called_here(module: LintModule, call: ast.Call) -> bool:
+def _is_called_in_module_alone(module: LintModule, call: ast.Call) -> bool:
     """Return whether all that calls the function of a call is in this module, and something does."""
     scope = module.scope_of[call]
     if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return isinstance(scope.node, ast.Module)
-    calls, complete = module.index.callers(scope)
+    calls, complete = module.index.calls_of_function(scope)
     return complete and bool(calls)
 
 
-def _leads_to_step(trace: Trace, block: Event) -> bool:
+def _leads_to_step(trace: Trace, block: TrainingEvent) -> bool:
     """Return whether a step, or something that may step, follows a block, in the next round of its loop too."""
-    kinds = (Kind.STEP, Kind.SCALER_STEP, Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
+    kinds = (EventKind.STEP, EventKind.SCALER_STEP, EventKind.OPAQUE, EventKind.FOREIGN_BACKWARD)
     return any(
         one.kind in kinds and one.may_follow(block) and (trace.index(one) > trace.index(block) or one.loops)
         for one in trace
     )
 
 
-def _steps_otherwise(trace: Trace, block: Event) -> bool:
+def _steps_in_other_branch(trace: Trace, block: TrainingEvent) -> bool:
     """Return whether another branch, by a flag that stays, scales a loss and steps the optimizer of a block."""
     for step in trace:
-        if step.kind is not Kind.STEP or step.subject != block.target or step.may_follow(block):
+        if step.kind is not EventKind.STEP or step.subject != block.target or step.may_follow(block):
             continue
         decided = [key for key, value in block.facts.items() if key in step.facts and step.facts[key] != value]
         if decided and all(FLAG.fullmatch(key) and not IN_TURN.search(key) for key in decided):
-            if any(one.kind is Kind.SCALE_LOSS and one.may_follow(step) for one in trace):
+            if any(one.kind is EventKind.SCALE_LOSS and one.may_follow(step) for one in trace):
                 return True
     return False

@@ -4,24 +4,24 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.branches import conditions, contradict
+from ampcompare.source.branches import conditions_contradict, conditions_of_test
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
     Mistake,
+    dotted_text_of,
     events_after,
     events_before,
-    literal,
-    name_of,
-    rule,
+    register_rule,
+    text_of_literal,
 )
-from ampcompare.source.lint.outside_autocast import move_outside
-from ampcompare.source.lint.update_events import Context, Event, Kind
+from ampcompare.source.lint.outside_autocast import edits_moving_outside
+from ampcompare.source.lint.update_events import EventKind, TrainingEvent, WithBlock
 from ampcompare.source.syntax import argument, is_literal
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP221",
         "backward-in-autocast",
@@ -43,20 +43,20 @@ def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
     if not module.enters_autocast:
         return
-    for _, _, event in module.events(Kind.BACKWARD):
-        block = event.autocast()
-        if block is not None and _may_be_on(block, event):
+    for _, _, event in module.events(EventKind.BACKWARD):
+        block = event.autocast_block()
+        if block is not None and _may_autocast_be_on(block, event):
             shown = f"the autocast block begins in line {block.node.lineno}"
             yield module.finding("AMP221", event.call, shown)
 
 
-def _may_be_on(block: Context, event: Event) -> bool:
+def _may_autocast_be_on(block: WithBlock, event: TrainingEvent) -> bool:
     """Return whether the argument `enabled` of an autocast can be true under the conditions of an event."""
     enabled = None if block.call is None else argument(block.call, "enabled")
-    return enabled is None or not contradict(conditions(enabled, True), event.facts)
+    return enabled is None or not conditions_contradict(conditions_of_test(enabled, True), event.facts)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP237",
         "training-loop-in-autocast",
@@ -84,8 +84,8 @@ def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
     if not module.enters_autocast:
         return
-    for trace, _, event in module.events(Kind.STEP, Kind.SCALER_STEP):
-        if not event.loops or all(one.loops != event.loops for one in events_before(trace, event, Kind.BACKWARD)):
+    for trace, _, event in module.events(EventKind.STEP, EventKind.SCALER_STEP):
+        if not event.loops or all(one.loops != event.loops for one in events_before(trace, event, EventKind.BACKWARD)):
             continue
         line = _line_of_block_around(event) or _line_of_decorator(module, event)
         if line and not module.mentions(r"clear_autocast_cache"):
@@ -93,13 +93,13 @@ def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP237", event.call, shown)
 
 
-def _line_of_block_around(event: Event) -> int:
+def _line_of_block_around(event: TrainingEvent) -> int:
     """Return the line of an autocast block that is on and lies around the loop of an event; 0 if none does."""
     for block in event.contexts:
         if (
             block.kind != "autocast"
             or not block.enabled
-            or not _may_be_on(block, event)
+            or not _may_autocast_be_on(block, event)
             or not _caches_casts(block.call)
         ):
             continue
@@ -110,9 +110,9 @@ def _line_of_block_around(event: Event) -> int:
     return 0
 
 
-def _line_of_decorator(module: LintModule, event: Event) -> int:
+def _line_of_decorator(module: LintModule, event: TrainingEvent) -> int:
     """Return the line of an autocast that decorates the function with the loop of an event; 0 if none does."""
-    function = module.function(event.loops[-1])
+    function = module.function_around(event.loops[-1])
     for one in function.decorator_list if function is not None else ():
         if isinstance(one, ast.Call) and module.resolve(one.func) in AUTOCASTS and _caches_casts(one):
             off = is_literal(argument(one, "enabled"), False)
@@ -124,7 +124,7 @@ def _caches_casts(call: ast.Call | None) -> bool:
     return call is None or argument(call, "cache_enabled") is None
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP222",
         "autocast-not-entered",
@@ -143,7 +143,7 @@ with context:  # right
 )
 def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
-    for call in module.calls_of(*AUTOCASTS):
+    for call in module.calls_of_functions(*AUTOCASTS):
         if isinstance(module.parents[call], ast.Expr):
             yield module.finding("AMP222", call, "this autocast is not entered")
     for node in module.nodes:
@@ -154,10 +154,10 @@ def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
             uncalled = node.decorator_list
         for one in uncalled:
             if isinstance(one, (ast.Name, ast.Attribute)) and module.resolve(one) in AUTOCASTS:
-                yield module.finding("AMP222", one, f"`{name_of(one)}` is not called")
+                yield module.finding("AMP222", one, f"`{dotted_text_of(one)}` is not called")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP229",
         "autocast-device",
@@ -174,10 +174,10 @@ with torch.autocast(device.type):  # right
     ),
     needs=("autocast",),
 )
-def device_of_autocast(module: LintModule) -> Iterator[Finding]:
+def wrong_device_of_autocast(module: LintModule) -> Iterator[Finding]:
     """`torch.autocast` without a device type, or with something else than the type of a device."""
-    for call in module.calls_of("torch.autocast", "torch.amp.autocast"):
-        if module.has_alternatives(call.func) or any(one.arg is None for one in call.keywords):
+    for call in module.calls_of_functions("torch.autocast", "torch.amp.autocast"):
+        if module.has_alternative_bindings(call.func) or any(one.arg is None for one in call.keywords):
             continue
         if any(isinstance(argument, ast.Starred) for argument in call.args):
             continue
@@ -185,26 +185,26 @@ def device_of_autocast(module: LintModule) -> Iterator[Finding]:
         edits: tuple[Edit, ...] = ()
         if device is None:
             yield module.finding("AMP229", call, "autocast has no device type")
-        elif ":" in (literal(device) or ""):
+        elif ":" in (text_of_literal(device) or ""):
             source = module.source(device)
             if source.count(":") == 1 and source[0] in "'\"":
-                edits = module.replace(device, source.partition(":")[0] + source[-1])
+                edits = module.replacement_edits(device, source.partition(":")[0] + source[-1])
             yield module.finding("AMP229", call, f"{source} is a device, not a device type", edits)
-        elif _is_device(module, device):
-            edits = module.replace(device, f"{name_of(device)}.type") if name_of(device) else ()
+        elif _is_torch_device(module, device):
+            edits = module.replacement_edits(device, f"{dotted_text_of(device)}.type") if dotted_text_of(device) else ()
             yield module.finding("AMP229", call, f"`{module.source(device)}` is a device, not a device type", edits)
 
 
-def _is_device(module: LintModule, node: ast.expr) -> bool:
+def _is_torch_device(module: LintModule, node: ast.expr) -> bool:
     """Return whether an expression is surely a `torch.device`."""
     scope = module.scope_of[node]
-    values = [node] if isinstance(node, ast.Call) else module.values_of(name_of(node), scope) or []
+    values = [node] if isinstance(node, ast.Call) else module.values_of(dotted_text_of(node), scope) or []
     return bool(values) and all(
         isinstance(value, ast.Call) and module.resolve(value.func, scope) == "torch.device" for value in values
     )
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP230",
         "bce-in-autocast",
@@ -228,28 +228,28 @@ def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     if not module.enters_autocast:
         return
     losses: dict[ast.stmt, set[ast.Call]] = {}
-    for _, _, event in module.events(Kind.CROSS_ENTROPY):
+    for _, _, event in module.events(EventKind.CROSS_ENTROPY):
         losses.setdefault(event.statement, set()).add(event.call)
-    for _, _, event in module.events(Kind.CROSS_ENTROPY):
-        block = event.autocast()
+    for _, _, event in module.events(EventKind.CROSS_ENTROPY):
+        block = event.autocast_block()
         if block is None or block.call is None:
             continue
-        if _may_be_on(block, event) and _is_of_cuda(module, block.call):
-            edits = move_outside(module, event.statement, losses[event.statement], block.call)
+        if _may_autocast_be_on(block, event) and _is_autocast_of_cuda(module, block.call):
+            edits = edits_moving_outside(module, event.statement, losses[event.statement], block.call)
             yield module.finding("AMP230", event.call, f"the autocast block begins in line {block.node.lineno}", edits)
 
 
 SCALES = r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"
 
 
-def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
+def _is_autocast_of_cuda(module: LintModule, call: ast.Call) -> bool:
     """Return whether an autocast is surely one of CUDA."""
     if module.resolve(call.func) == "torch.cuda.amp.autocast":
         return True
-    return literal(argument(call, "device_type", 0)) == "cuda"
+    return text_of_literal(argument(call, "device_type", 0)) == "cuda"
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP232",
         "fp16-without-scaler",
@@ -273,31 +273,31 @@ def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""
     if not module.enters_autocast:
         return
-    for trace, _, event in module.events(Kind.BACKWARD):
-        steps = events_after(trace, event, Kind.STEP) if "(" not in event.subject else []
-        if steps and _is_computed_in_fp16(module, event) and not module.mentions(SCALES):
-            yield module.finding("AMP232", event.call, f"`{event.name}` comes from fp16 autocast")
+    for trace, _, event in module.events(EventKind.BACKWARD):
+        steps = events_after(trace, event, EventKind.STEP) if "(" not in event.subject else []
+        if steps and _is_loss_computed_in_fp16(module, event) and not module.mentions(SCALES):
+            yield module.finding("AMP232", event.call, f"`{event.subject_name}` comes from fp16 autocast")
 
 
-def _is_computed_in_fp16(module: LintModule, event: Event) -> bool:
+def _is_loss_computed_in_fp16(module: LintModule, event: TrainingEvent) -> bool:
     """Return whether a loss is assigned under fp16 autocast."""
-    values = module.values_of(event.name, event.scope) or []
+    values = module.values_of(event.subject_name, event.scope) or []
     return len(values) == 1 and is_in_fp16_block(module, values[0])
 
 
 def is_in_fp16_block(module: LintModule, node: ast.AST) -> bool:
     """Return whether the innermost autocast around a node is surely on, of CUDA, and of fp16."""
-    for outer in module.within_function(node):
+    for outer in module.nodes_up_to_function(node):
         for item in outer.items if isinstance(outer, ast.With) else ():
             call = item.context_expr
             if isinstance(call, ast.Call) and module.resolve(call.func) in AUTOCASTS:
-                return is_fp16(module, call)
+                return is_fp16_autocast(module, call)
     return False
 
 
-def is_fp16(module: LintModule, call: ast.Call) -> bool:
+def is_fp16_autocast(module: LintModule, call: ast.Call) -> bool:
     """Return whether an autocast is surely on, of CUDA, and of fp16."""
     dtype = argument(call, "dtype", 1)
     half = dtype is None or module.resolve(dtype) in ("torch.float16", "torch.half")
     of_cuda_alone = module.resolve(call.func) == "torch.cuda.amp.autocast"
-    return half and argument(call, "enabled", 0 if of_cuda_alone else 2) is None and _is_of_cuda(module, call)
+    return half and argument(call, "enabled", 0 if of_cuda_alone else 2) is None and _is_autocast_of_cuda(module, call)

@@ -4,9 +4,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, nodes_of
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
-from ampcompare.source.lint.update_events import Kind, plain
+from ampcompare.source.index import Function, nodes_of_scope
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    dotted_text_of,
+    is_switched_off,
+    register_rule,
+    text_of_literal,
+)
+from ampcompare.source.lint.update_events import EventKind, name_in_source
 from ampcompare.source.syntax import argument, argument_values
 
 SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
@@ -20,7 +28,7 @@ KEEPER = re.compile(
 )
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP119",
         "apex-state-unsaved",
@@ -53,29 +61,29 @@ torch.save(model.state_dict(), weights)  # right
     ),
     needs=("apex|caler", "save"),
 )
-def state_unsaved(module: LintModule) -> Iterator[Finding]:
+def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
     """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
-    source = module.code
-    saves_apex = next(module.calls_of("apex.amp.state_dict"), None) is not None
-    apex = None if saves_apex else next(module.calls_of("apex.amp.initialize"), None)
-    scalers = [call for call in module.new_scalers if not is_off(call)]
+    source = module.text_without_comments
+    saves_apex = next(module.calls_of_functions("apex.amp.state_dict"), None) is not None
+    apex = None if saves_apex else next(module.calls_of_functions("apex.amp.initialize"), None)
+    scalers = [call for call in module.calls_making_scalers if not is_switched_off(call)]
     for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
-        if maker is None or state.search(source) or _is_passed_to_saver(module):
+        if maker is None or state.search(source) or _is_scaler_passed_to_saver(module):
             continue
         reported: set[ast.expr] = set()
         for call in _saving_calls(module):
             values = _saved_values(module, call)
-            mappings = [_mapping_of(module, value, call) for value in values]
+            mappings = [_find_dict_of_value(module, value, call) for value in values]
             saved = next((one for one in mappings if one is not None), None)
             if saved in reported:
                 continue
             alone = any(_is_state_of_optimizer(module, value) for value in values)
-            alone = alone or (code == "AMP226" and _is_saved_elsewhere(module, call))
+            alone = alone or (code == "AMP226" and _is_optimizer_saved_elsewhere(module, call))
             if not alone and not any(_holds_optimizer(module, value, call) for value in values):
                 continue
-            if not _belongs_to(module, maker, call, of_process=code == "AMP119"):
+            if not _saves_training_of_scaler(module, maker, call, of_process=code == "AMP119"):
                 continue
-            if _is_new_each_time(module, maker, call):
+            if _is_scaler_new_each_round(module, maker, call):
                 continue
             if code == "AMP226" and _steps_without_scaler(module, call, saved):
                 continue
@@ -84,44 +92,48 @@ def state_unsaved(module: LintModule) -> Iterator[Finding]:
             yield module.finding(code, call, shown)
 
 
-def _is_passed_to_saver(module: LintModule) -> bool:
+def _is_scaler_passed_to_saver(module: LintModule) -> bool:
     """Return whether a scaler is passed to something else than a function of the module that may save it."""
     for call in module.calls:
-        name = name_of(call.func).rpartition(".")[2]
-        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not module.names_own(call.func):
-            if any(module.kinds.of(value, module.scope_of[call]) == "scaler" for value in argument_values(call)):
+        name = dotted_text_of(call.func).rpartition(".")[2]
+        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not module.may_be_own_function(call.func):
+            if any(
+                module.kinds.kind_of_object(value, module.scope_of[call]) == "scaler" for value in argument_values(call)
+            ):
                 return True
     return False
 
 
-def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
+def _is_optimizer_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
     """Return whether a function of another module gets an optimizer to save, and can reach no scaler of this one."""
-    name = name_of(call.func)
+    name = dotted_text_of(call.func)
     scope = module.scope_of[call]
     if (
         not STATE_SAVER.match(name.rpartition(".")[2])
-        or module.names_own(call.func)
+        or module.may_be_own_function(call.func)
         or any(one.arg is None for one in call.keywords)
     ):
         return False
-    if re.fullmatch(r"self\.\w+", name) or any(name_of(value) == "self" for value in argument_values(call)):
+    if re.fullmatch(r"self\.\w+", name) or any(dotted_text_of(value) == "self" for value in argument_values(call)):
         return False
-    if not any(module.kinds.of(value, scope) == "optimizer" for value in argument_values(call)):
+    if not any(module.kinds.kind_of_object(value, scope) == "optimizer" for value in argument_values(call)):
         return False
     return all(
-        _is_kept_nowhere_else(module, node) for node in module.scope_of if isinstance(node, (ast.Name, ast.Attribute))
+        _is_scaler_kept_nowhere_else(module, node)
+        for node in module.scope_of
+        if isinstance(node, (ast.Name, ast.Attribute))
     )
 
 
-def _is_kept_nowhere_else(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
+def _is_scaler_kept_nowhere_else(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use of a scaler gives it to nothing that may keep it; other names are no matter."""
-    if module.kinds.of(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
+    if module.kinds.kind_of_object(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
         return True
     parent = module.parents[node]
     while isinstance(parent, (ast.keyword, ast.IfExp, ast.BoolOp)):
         parent = module.parents[parent]
     if isinstance(parent, ast.Call):
-        return parent.func is node or not KEEPER.search(name_of(parent.func).rpartition(".")[2])
+        return parent.func is node or not KEEPER.search(dotted_text_of(parent.func).rpartition(".")[2])
     return not isinstance(parent, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Assign, ast.Return, ast.Starred))
 
 
@@ -129,12 +141,12 @@ def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
     """Yield the calls of `torch.save`, and of functions whose names say that they save."""
     known = {id(call): name for call, name in module.resolved_calls}
     for call in sorted(module.calls, key=lambda each: each.lineno):
-        name = known.get(id(call)) or name_of(call.func)
+        name = known.get(id(call)) or dotted_text_of(call.func)
         if name == "torch.save" or SAVER.match(name.rpartition(".")[2]):
             yield call
 
 
-def _belongs_to(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
+def _saves_training_of_scaler(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
     """Return whether a checkpoint belongs to the training of a loss scale; each method reaches one `of_process`."""
     home, here = module.scope_of[maker], module.scope_of[save]
     if of_process and home.owner is not None and home.owner is here.owner:
@@ -142,7 +154,7 @@ def _belongs_to(module: LintModule, maker: ast.Call, save: ast.Call, *, of_proce
     kept = home.owner is not None and any(
         maker in values for name, values in home.owner.values.items() if name.startswith("self.")
     )
-    if home in here.enclosing() or (kept and home.owner is here.owner):
+    if home in here.lookup_scopes() or (kept and home.owner is here.owner):
         return True
     return any({maker, save} <= {event.call for event in trace} for trace in module.traces)
 
@@ -155,21 +167,23 @@ def _saved_values(module: LintModule, call: ast.Call) -> list[ast.expr]:
     return [] if value is None else [value]
 
 
-def _mapping_of(module: LintModule, value: ast.expr, place: ast.expr) -> ast.Dict | ast.Call | None:
+def _find_dict_of_value(module: LintModule, value: ast.expr, place: ast.expr) -> ast.Dict | ast.Call | None:
     """Return the dict that a value is above a place, written with braces or as a call of `dict` with keywords."""
     if isinstance(value, ast.Name):
         values = module.scope_of[value].values.get(value.id, [])
         above = [each for each in values if getattr(each, "lineno", place.lineno) < place.lineno]
         # A method that gets the dict may add entries to it.
-        made = [each for each in above if not (isinstance(each, ast.Call) and value.id in map(name_of, each.args))]
+        made = [
+            each for each in above if not (isinstance(each, ast.Call) and value.id in map(dotted_text_of, each.args))
+        ]
         nearest = max(made, key=lambda each: each.lineno, default=None)
-        return None if nearest is None else _mapping_of(module, nearest, nearest)
-    if isinstance(value, ast.Call) and name_of(value.func) == "dict" and not value.args:
+        return None if nearest is None else _find_dict_of_value(module, nearest, nearest)
+    if isinstance(value, ast.Call) and dotted_text_of(value.func) == "dict" and not value.args:
         return value
     return value if isinstance(value, ast.Dict) else None
 
 
-def _is_new_each_time(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
+def _is_scaler_new_each_round(module: LintModule, maker: ast.Call, save: ast.Call) -> bool:
     """Return whether each round of a loop, such as an epoch, has its own scaler: a resume changes nothing."""
     for trace in module.traces:
         made = [event.loops for event in trace if event.call is maker]
@@ -182,10 +196,12 @@ def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | 
     """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
     states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
     owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]
-    names = {name_of(one) for one in owners if module.kinds.of(one, module.scope_of[call]) == "optimizer"}
+    names = {
+        dotted_text_of(one) for one in owners if module.kinds.kind_of_object(one, module.scope_of[call]) == "optimizer"
+    }
     events = [event for trace in module.traces for event in trace]
-    scaled = {plain(event.target) for event in events if event.kind is Kind.SCALER_STEP}
-    alone = {plain(event.subject) for event in events if event.kind is Kind.STEP}
+    scaled = {name_in_source(event.target) for event in events if event.kind is EventKind.SCALER_STEP}
+    alone = {name_in_source(event.subject) for event in events if event.kind is EventKind.STEP}
     return bool(scaled) and bool(names) and names <= alone - scaled
 
 
@@ -194,9 +210,9 @@ def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bo
     if isinstance(value, ast.Call) and value in module.scope_of:
         found = module.index.callee(value, module.scope_of[value])
         if isinstance(found, Function) and found.module is module and found.name != "__init__":
-            returned = [node.value for node in nodes_of(found.scope) if isinstance(node, ast.Return)]
+            returned = [node.value for node in nodes_of_scope(found.scope) if isinstance(node, ast.Return)]
             return len(returned) == 1 and returned[0] is not None and _holds_optimizer(module, returned[0], returned[0])
-    mapping = _mapping_of(module, value, place)
+    mapping = _find_dict_of_value(module, value, place)
     values: list[ast.expr | None] = [] if mapping is None else [*_items_of_mapping(mapping)]
     if isinstance(value, ast.Name):
         values += _values_added_to_dict(module, value.id, place)
@@ -212,18 +228,18 @@ def _values_added_to_dict(module: LintModule, name: str, place: ast.expr) -> Ite
     for node in ast.walk(module.scope_of[place].node):
         if isinstance(node, ast.Assign) and node.lineno < place.lineno:
             target = node.targets[0]
-            if isinstance(target, ast.Subscript) and name_of(target.value) == name:
+            if isinstance(target, ast.Subscript) and dotted_text_of(target.value) == name:
                 yield node.value
-        elif isinstance(node, ast.Call) and name_of(node.func) == f"{name}.update":
+        elif isinstance(node, ast.Call) and dotted_text_of(node.func) == f"{name}.update":
             yield from (one.value if one.arg else None for one in node.keywords)
             for one in node.args:
                 yield from _items_of_value(module, one, node)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr) and name_of(node.target) == name:
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr) and dotted_text_of(node.target) == name:
             yield from _items_of_value(module, node.value, node.value)
 
 
 def _items_of_value(module: LintModule, value: ast.expr, place: ast.expr) -> list[ast.expr | None]:
-    mapping = _mapping_of(module, value, place)
+    mapping = _find_dict_of_value(module, value, place)
     return [None] if mapping is None else [*_items_of_mapping(mapping)]
 
 
@@ -233,10 +249,13 @@ def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:
     if isinstance(value, ast.Name):
         values = module.scope_of[value].values.get(value.id, [])
         return any(isinstance(each, ast.Call) and _is_state_of_optimizer(module, each) for each in values)
-    return value is not None and module.kinds.of_method(value, "state_dict", module.scope_of[value]) == "optimizer"
+    return (
+        value is not None
+        and module.kinds.kind_of_method_owner(value, "state_dict", module.scope_of[value]) == "optimizer"
+    )
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP122",
         "apex-state-unloaded",
@@ -263,26 +282,32 @@ scaler.load_state_dict(torch.load(path)["scaler"])  # right
     ),
     needs=("apex|caler", "load_state_dict"),
 )
-def state_unloaded(module: LintModule) -> Iterator[Finding]:
+def scale_state_unloaded(module: LintModule) -> Iterator[Finding]:
     """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""
     of_optimizer = _loads_of_optimizer_alone(module)
     if not of_optimizer:
         return
-    if next(module.calls_of("apex.amp.state_dict"), None) is not None:
+    if next(module.calls_of_functions("apex.amp.state_dict"), None) is not None:
         shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
         yield module.finding("AMP122", of_optimizer[0], shown)
-    elif any(module.kinds.of_method(one, "state_dict", module.scope_of[one]) == "scaler" for one in module.calls):
+    elif any(
+        module.kinds.kind_of_method_owner(one, "state_dict", module.scope_of[one]) == "scaler" for one in module.calls
+    ):
         shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
         yield module.finding("AMP231", of_optimizer[0], shown)
 
 
 def _loads_of_optimizer_alone(module: LintModule) -> list[ast.Call]:
     """Return the calls that load the state of an optimizer, in a module that surely loads none of a loss scale."""
-    loads = [call for call in module.calls if name_of(call.func).endswith(".load_state_dict")]
+    loads = [call for call in module.calls if dotted_text_of(call.func).endswith(".load_state_dict")]
     if any(_may_load_scale(module, call) for call in loads):
         return []
     kinds = module.kinds
-    return [call for call in loads if kinds.of_method(call, "load_state_dict", module.scope_of[call]) == "optimizer"]
+    return [
+        call
+        for call in loads
+        if kinds.kind_of_method_owner(call, "load_state_dict", module.scope_of[call]) == "optimizer"
+    ]
 
 
 def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
@@ -291,9 +316,9 @@ def _may_load_scale(module: LintModule, call: ast.Call) -> bool:
     if of_apex or re.search(r"(?i)scaler|(?:\b|_)amp", ast.unparse(call)):
         return True
     assert isinstance(call.func, ast.Attribute)
-    values = module.values_of(name_of(call.func.value), module.scope_of[call]) or []
+    values = module.values_of(dotted_text_of(call.func.value), module.scope_of[call]) or []
     keys = [node.slice for node in ast.walk(call) if isinstance(node, ast.Subscript)]
     # An element of what a loop goes over; `model, optimizer = amp.initialize(...)` has none.
     elements = [value for value in values if isinstance(value, ast.Starred)]
     is_any = any(not isinstance(module.parent(value.value), ast.Assign) for value in elements)
-    return is_any or any(literal(key) is None for key in keys)
+    return is_any or any(text_of_literal(key) is None for key in keys)

@@ -5,22 +5,22 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import CLIPS
-from ampcompare.source.branches import conditions, expression_of
+from ampcompare.source.branches import conditions_of_test, expression_of_condition
 from ampcompare.source.edits import Edit, Edits
-from ampcompare.source.index import Function, nodes_of
+from ampcompare.source.index import Function, nodes_of_scope
 from ampcompare.source.lint.module import (
     EXITS,
     Finding,
     LintModule,
     Mistake,
     Trace,
+    dotted_text_of,
     events_after,
     events_before,
     events_between,
-    name_of,
-    rule,
+    register_rule,
 )
-from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
+from ampcompare.source.lint.update_events import FINITE, EventKind, TrainingEvent, name_in_source
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name
 
@@ -30,7 +30,7 @@ OF_MODEL = re.compile(r"param|modules\(")
 SCALE_WORDS = re.compile(r"get_scale|inv_scale")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP201",
         "clip-scaled",
@@ -66,23 +66,25 @@ scaler.update()
     ),
     needs=("caler", "backward", "step"),
 )
-def scaled_gradients(module: LintModule) -> Iterator[Finding]:
+def misuse_of_scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
-    for trace, _, event in module.events(Kind.CLIP, Kind.GRADIENT, Kind.ELSEWHERE):
-        if event.apex_block() is not None or (event.kind is Kind.ELSEWHERE and not _clips_elsewhere(module, event)):
+    for trace, _, event in module.events(EventKind.CLIP, EventKind.GRADIENT, EventKind.ELSEWHERE):
+        if event.apex_block() is not None or (
+            event.kind is EventKind.ELSEWHERE and not _clips_in_other_file(module, event)
+        ):
             continue
-        if event.kind is Kind.GRADIENT and not _depends_on_scale(event):
+        if event.kind is EventKind.GRADIENT and not _depends_on_gradient_size(event):
             continue
-        for last in _latest_passes(trace, event):
-            steps = _steps_of_scaled(trace, last, event)
+        for last in _latest_scaled_passes(trace, event):
+            steps = _steps_with_scaled_gradients(trace, last, event)
             if steps and not SCALE_WORDS.search(_source_around(module, event)):
-                near = events_between(trace, last, event, Kind.CLIP)
-                near += events_between(trace, event, steps[0], Kind.UNSCALE)
-                yield _scaled_finding(module, event, last, steps, may_unscale=not near)
+                near = events_between(trace, last, event, EventKind.CLIP)
+                near += events_between(trace, event, steps[0], EventKind.UNSCALE)
+                yield _scaled_gradient_finding(module, event, last, steps, may_unscale=not near)
                 break
 
 
-def _clips_elsewhere(module: LintModule, event: Event) -> bool:
+def _clips_in_other_file(module: LintModule, event: TrainingEvent) -> bool:
     """Return whether a function of another file of the project surely clips, or takes norms of gradients."""
     found = module.index_of_project.callee(event.call, event.scope)
     return isinstance(found, Function) and found.module is not module and _reads_gradients(found)
@@ -90,7 +92,7 @@ def _clips_elsewhere(module: LintModule, event: Event) -> bool:
 
 def _reads_gradients(function: Function) -> bool:
     """Return whether a function clips with torch, or measures and multiplies gradients by itself."""
-    nodes = list(nodes_of(function.scope))
+    nodes = list(nodes_of_scope(function.scope))
     calls = [each for each in nodes if isinstance(each, ast.Call)]
     if any(function.module.resolve(each.func) in CLIPS for each in calls):
         return True
@@ -98,69 +100,71 @@ def _reads_gradients(function: Function) -> bool:
     return bool(of_grad) and any(last_name(each.func) in (*READS, "clamp_", "clip_") for each in calls)
 
 
-def _depends_on_scale(event: Event) -> bool:
+def _depends_on_gradient_size(event: TrainingEvent) -> bool:
     """Return whether an event reads or changes the gradient of a parameter in a way that its size decides."""
     if not isinstance(event.call, ast.Call) or last_name(event.call.func) not in (*READS, *IN_PLACE):
         return False
     gradient = next(node for node in ast.walk(event.call) if isinstance(node, ast.Attribute) and node.attr == "grad")
-    owner = name_of(gradient.value).partition(".")[0]
+    owner = dotted_text_of(gradient.value).partition(".")[0]
     values = event.scope.values.get(owner, [])
     loops = [ast.unparse(value.value) for value in values if isinstance(value, ast.Starred)]
     return len(loops) == len(values) > 0 and all(OF_MODEL.search(loop) for loop in loops)
 
 
-def _latest_passes(trace: Trace, event: Event) -> list[Event]:
+def _latest_scaled_passes(trace: Trace, event: TrainingEvent) -> list[TrainingEvent]:
     """Return the scaled backward passes that may be the last before an event: one for each branch."""
-    found: list[Event] = []
+    found: list[TrainingEvent] = []
     for other in reversed(trace[: trace.index(event)]):
-        if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD) and other.may_follow(event):
+        if other.kind in (EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD) and other.may_follow(event):
             if any(other.may_follow(later) for later in found):
                 break
             found.append(other)
     return [one for one in found if one.scaler]
 
 
-def _steps_of_scaled(trace: Trace, last: Event, event: Event) -> list[Event]:
+def _steps_with_scaled_gradients(trace: Trace, last: TrainingEvent, event: TrainingEvent) -> list[TrainingEvent]:
     """Return the steps that use the gradients of an event, if nothing unscales them between backward pass and event."""
-    unscaling = (Kind.UNSCALE, Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE, Kind.OPAQUE)
+    unscaling = (EventKind.UNSCALE, EventKind.SCALER_STEP, EventKind.STEP, EventKind.UPDATE, EventKind.OPAQUE)
     if any(other.call is not event.call for other in events_between(trace, last, event, *unscaling)):
         return []
     # Which gradients are clipped, and which are unscaled below, is known only of one optimizer.
-    optimizers = {other.target for other in trace if other.kind is Kind.SCALER_STEP}
+    optimizers = {other.target for other in trace if other.kind is EventKind.SCALER_STEP}
     steps = []
     for other in trace[trace.index(event) + 1 :]:
         if not (other.may_follow(event) and other.may_follow(last)):
             continue
-        unscales = other.kind is Kind.UNSCALE and event.kind is Kind.CLIP
-        if other.kind is Kind.BACKWARD or (unscales and len(optimizers) > 1):
+        unscales = other.kind is EventKind.UNSCALE and event.kind is EventKind.CLIP
+        if other.kind is EventKind.BACKWARD or (unscales and len(optimizers) > 1):
             break
-        if other.kind is Kind.SCALER_STEP and other.subject == last.scaler:
+        if other.kind is EventKind.SCALER_STEP and other.subject == last.scaler:
             steps.append(other)
     return steps
 
 
-def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event], *, may_unscale: bool) -> Finding:
+def _scaled_gradient_finding(
+    module: LintModule, event: TrainingEvent, last: TrainingEvent, steps: list[TrainingEvent], *, may_unscale: bool
+) -> Finding:
     """Return the finding, with the edit that unscales unless something near it does, or will once it is corrected."""
-    code = "AMP218" if event.kind is Kind.GRADIENT else "AMP201"
+    code = "AMP218" if event.kind is EventKind.GRADIENT else "AMP201"
     edits: tuple[Edit, ...] = ()
-    names = {(plain(step.subject), plain(step.target)) for step in steps}
+    names = {(name_in_source(step.subject), name_in_source(step.target)) for step in steps}
     same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
     known = all(event.facts.get(key) == value for key, value in last.facts.items())
-    if event.kind is Kind.CLIP and len(names) == 1 and same_place and known and may_unscale:
+    if event.kind is EventKind.CLIP and len(names) == 1 and same_place and known and may_unscale:
         optimizer = "".join(map(module.source, steps[0].call.args[:1]))
         line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
         unscale = Edits(module)
-        unscale.before(event.statement, [line])
+        unscale.insert_above(event.statement, [line])
         edits = unscale.sorted_edits() if module.is_alone(event.statement) else ()
-    return module.finding(code, event.call, f"the gradients are still scaled by `{plain(last.scaler)}`", edits)
+    return module.finding(code, event.call, f"the gradients are still scaled by `{name_in_source(last.scaler)}`", edits)
 
 
-def _source_around(module: LintModule, event: Event) -> str:
+def _source_around(module: LintModule, event: TrainingEvent) -> str:
     function = module.scope_of[event.call].node
-    return module.code if isinstance(function, ast.Module) else ast.unparse(function)
+    return module.text_without_comments if isinstance(function, ast.Module) else ast.unparse(function)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP219",
         "update-skipped",
@@ -185,40 +189,40 @@ for batch in loader:
 )
 def update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` whose update depends on a condition that is decided after it."""
-    for trace, _, event in module.events(Kind.UNSCALE):
-        if not (event.loops or _is_of_one_step(trace, event)):
+    for trace, _, event in module.events(EventKind.UNSCALE):
+        if not (event.loops or _is_in_function_of_one_step(trace, event)):
             continue
-        updates = [other for other in events_after(trace, event, Kind.UPDATE) if other.subject == event.subject]
-        if any(other.subject == event.subject for other in events_after(trace, event, Kind.OPAQUE)):
+        updates = [other for other in events_after(trace, event, EventKind.UPDATE) if other.subject == event.subject]
+        if any(other.subject == event.subject for other in events_after(trace, event, EventKind.OPAQUE)):
             continue
         keys = {key for update in updates for key in update.facts if key not in event.facts and "%" not in key}
         for key in sorted(keys):
             values = {update.facts.get(key, "both") for update in updates}
-            if len(values) == 1 and _is_decided_after(module, event, key):
-                if not _ends_otherwise(module, updates[0].scope, key, values.pop()):
-                    shown = f"`{plain(event.subject)}.update()` runs only for one outcome of `{key}`"
+            if len(values) == 1 and _is_condition_decided_after(module, event, key):
+                if not _ends_training_otherwise(module, updates[0].scope, key, values.pop()):
+                    shown = f"`{name_in_source(event.subject)}.update()` runs only for one outcome of `{key}`"
                     yield module.finding("AMP219", event.call, shown)
                     break
 
 
-def _is_of_one_step(trace: Trace, event: Event) -> bool:
+def _is_in_function_of_one_step(trace: Trace, event: TrainingEvent) -> bool:
     """Return whether an event stands in a function that makes one step: with a backward pass, and without a loop."""
     return isinstance(event.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
-        other.scaler == event.subject and not other.loops for other in events_before(trace, event, Kind.BACKWARD)
+        other.scaler == event.subject and not other.loops for other in events_before(trace, event, EventKind.BACKWARD)
     )
 
 
-def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
+def _is_condition_decided_after(module: LintModule, event: TrainingEvent, key: str) -> bool:
     """Return whether a condition asks for something that comes from the gradients which an event has unscaled."""
     if FINITE.search(key):
         return True
-    test = expression_of(key)
+    test = expression_of_condition(key)
     for node in ast.walk(test) if test is not None else ():
         if isinstance(node, (ast.Name, ast.Attribute)):
-            values = event.scope.values.get(name_of(node), ())
+            values = event.scope.values.get(dotted_text_of(node), ())
             if any(value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)):
                 return True
-        if isinstance(node, ast.Call) and (scope := _called_function(module, event, node)) is not None:
+        if isinstance(node, ast.Call) and (scope := _find_function_called_by_test(module, event, node)) is not None:
             inside = list(ast.walk(scope.node))
             if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in inside):
                 return True
@@ -227,29 +231,29 @@ def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
     return False
 
 
-def _called_function(module: LintModule, event: Event, call: ast.Call) -> Scope | None:
+def _find_function_called_by_test(module: LintModule, event: TrainingEvent, call: ast.Call) -> Scope | None:
     """Return the function of this module that a test calls."""
     found = module.index.callee(call, event.scope)
     return found.scope if isinstance(found, Function) and found.module is module else None
 
 
-def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -> bool:
+def _ends_training_otherwise(module: LintModule, scope: Scope, key: str, value: object) -> bool:
     """Return whether training ends where a condition of a scope has another value than the given one."""
     for node in ast.walk(scope.node):
         if not isinstance(node, ast.If):
             continue
         for branch, holds in ((node.body, True), (node.orelse, False)):
-            if branch and conditions(node.test, holds).get(key, value) != value:
+            if branch and conditions_of_test(node.test, holds).get(key, value) != value:
                 last = branch[-1]
-                around = [one for one in module.within_function(node) if isinstance(one, (ast.For, ast.While))]
+                around = [one for one in module.nodes_up_to_function(node) if isinstance(one, (ast.For, ast.While))]
                 if isinstance(last, (ast.Raise, ast.Break)) or (isinstance(last, ast.Return) and around):
                     return True
-                if any(isinstance(one, ast.Call) and EXITS.search(name_of(one.func)) for one in ast.walk(last)):
+                if any(isinstance(one, ast.Call) and EXITS.search(dotted_text_of(one.func)) for one in ast.walk(last)):
                     return True
     return False
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP220",
         "penalty-scaled",
@@ -267,14 +271,14 @@ scaler.update()
     ),
     needs=("create_graph", "caler", "autograd"),
 )
-def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
+def penalty_from_scaled_loss(module: LintModule) -> Iterator[Finding]:
     """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""
-    for call in module.calls_of("torch.autograd.grad"):
+    for call in module.calls_of_functions("torch.autograd.grad"):
         graph, outputs = argument(call, "create_graph"), argument(call, "outputs", 0)
         if not is_literal(graph, True) or outputs is None:
             continue
         scope = module.scope_of[call]
         values = scope.values.get(outputs.id, []) if isinstance(outputs, ast.Name) else [outputs]
-        scaled = [value for value in values if module.kinds.of_method(value, "scale", scope) == "scaler"]
+        scaled = [value for value in values if module.kinds.kind_of_method_owner(value, "scale", scope) == "scaler"]
         if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
             yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

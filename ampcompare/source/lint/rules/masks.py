@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, dotted_text_of, register_rule
 from ampcompare.source.lint.rules.autocast import is_in_fp16_block
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, last_name
@@ -36,7 +36,7 @@ KEEPING = frozenset(
 )
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP236",
         "mask-beyond-fp16",
@@ -75,11 +75,11 @@ def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
             if dtype is None or module.resolve(dtype) not in HALF:
                 continue
             shown = f"this tensor is fp16, which holds no number beyond {LARGEST:.0f}"
-            yield module.finding("AMP236", call, shown, _limit_edit(module, value, number, module.source(dtype)))
-        elif tensor is not None and _is_half(module, tensor, scope, call.lineno):
+            yield module.finding("AMP236", call, shown, _dtype_limit_edits(module, value, number, module.source(dtype)))
+        elif tensor is not None and _is_fp16_tensor(module, tensor, scope, call.lineno):
             shown = f"`{module.source(tensor)}` is fp16, which holds no number beyond {LARGEST:.0f}"
-            of_tensor = f"{name_of(tensor)}.dtype" if name_of(tensor) else ""
-            yield module.finding("AMP236", call, shown, _limit_edit(module, value, number, of_tensor))
+            of_tensor = f"{dotted_text_of(tensor)}.dtype" if dotted_text_of(tensor) else ""
+            yield module.finding("AMP236", call, shown, _dtype_limit_edits(module, value, number, of_tensor))
 
 
 def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scope) -> float | None:
@@ -94,10 +94,12 @@ def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scop
         except (ArithmeticError, TypeError, ValueError):  # no real number
             return None
     if isinstance(node, ast.Call) and len(node.args) == 1:
-        if name_of(node.func) == "float" or module.resolve(node.func) == "torch.tensor":
+        if dotted_text_of(node.func) == "float" or module.resolve(node.func) == "torch.tensor":
             return _number_of_expression(module, node.args[0], scope)
     if isinstance(node, ast.Attribute) and node.attr in ("min", "max") and isinstance(node.value, ast.Call):
-        is_fp32 = module.resolve(node.value.func) == "torch.finfo" and node.value.args and name_of(node.value.args[0])
+        is_fp32 = (
+            module.resolve(node.value.func) == "torch.finfo" and node.value.args and dotted_text_of(node.value.args[0])
+        )
         return {"min": -LARGEST_FP32, "max": LARGEST_FP32}[node.attr] if is_fp32 in FP32 else None
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str)):
         try:
@@ -106,7 +108,7 @@ def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scop
             return None
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return None
-    values = _constants_assigned_to(module, name_of(node), scope)
+    values = _constants_assigned_to(module, dotted_text_of(node), scope)
     if len(values) != 1 or _is_made_of_name(values[0], node):
         return None
     return _number_of_expression(module, values[0], module.scope_of.get(values[0], module.top))
@@ -120,19 +122,19 @@ def _constants_assigned_to(module: LintModule, name: str, scope: Scope) -> list[
     return [*values, *(home.values.get(attribute, ()) if home is not None else ())]
 
 
-def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> bool:
+def _is_fp16_tensor(module: LintModule, node: ast.expr, scope: Scope, line: int) -> bool:
     """Return whether an expression above a line is surely an fp16 tensor."""
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.MatMult):
             return is_in_fp16_block(module, node)
-        return _is_half(module, node.left, scope, line) and _is_plain_number(module, node.right, scope)
+        return _is_fp16_tensor(module, node.left, scope, line) and _is_plain_number(module, node.right, scope)
     if isinstance(node, ast.Name):
         above = [one for one in scope.values.get(node.id, []) if getattr(one, "lineno", line) < line]
         # A parameter is set in each call by a statement of the function's own body alone.
-        is_always_set = any(module.parent(module.statement(one)) is scope.node for one in above)
+        is_always_set = any(module.parent(module.statement_around(one)) is scope.node for one in above)
         if node.id in scope.parameters and not is_always_set:
             return False
-        return bool(above) and all(_is_half(module, one, scope, one.lineno) for one in above)
+        return bool(above) and all(_is_fp16_tensor(module, one, scope, one.lineno) for one in above)
     if not isinstance(node, ast.Call):
         return False
     if (module.resolve(node.func) or "") in CAST_TO_FP16:
@@ -147,7 +149,7 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
     if node.func.attr in ("half", "to"):
         return node.func.attr == "half" or any(module.resolve(one) in HALF for one in node.args)
     plain = node.func.attr not in ("div", "div_", "mul", "mul_") or _is_plain_number(module, node.args[0], scope)
-    return node.func.attr in KEEPING and plain and _is_half(module, node.func.value, scope, line)
+    return node.func.attr in KEEPING and plain and _is_fp16_tensor(module, node.func.value, scope, line)
 
 
 def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
@@ -159,7 +161,7 @@ def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
         return isinstance(node.op, ast.Pow) and _number_of_expression(module, node.right, scope) in (0.5, -0.5)
     if isinstance(node, ast.Call):
         return (module.resolve(node.func) or "").startswith(("math.", "numpy.sqrt"))
-    values = module.values_of(name_of(node), scope) or []
+    values = module.values_of(dotted_text_of(node), scope) or []
     return bool(values) and all(
         not _is_made_of_name(one, node) and _is_plain_number(module, one, scope) for one in values
     )
@@ -167,11 +169,11 @@ def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
 
 def _is_made_of_name(value: ast.expr, node: ast.AST) -> bool:
     """Return whether a value is an element of something, or made of the name that it is assigned to."""
-    return isinstance(value, ast.Starred) or any(name_of(one) == name_of(node) for one in ast.walk(value))
+    return isinstance(value, ast.Starred) or any(dotted_text_of(one) == dotted_text_of(node) for one in ast.walk(value))
 
 
-def _limit_edit(module: LintModule, value: ast.expr, number: float, dtype: str) -> tuple[Edit, ...]:
+def _dtype_limit_edits(module: LintModule, value: ast.expr, number: float, dtype: str) -> tuple[Edit, ...]:
     """Return the edit that writes the limit of a dtype, where that and torch have plain names."""
     if not dtype or module.top.imports.get("torch") != ["torch"]:
         return ()
-    return module.replace(value, f"torch.finfo({dtype}).{'min' if number < 0 else 'max'}")
+    return module.replacement_edits(value, f"torch.finfo({dtype}).{'min' if number < 0 else 'max'}")

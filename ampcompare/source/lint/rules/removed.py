@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import TypeGuard
 
 from ampcompare.source.amp_names import CORE
-from ampcompare.source.branches import is_exclusive
+from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, name_of, rule
+from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, dotted_text_of, register_rule
 from ampcompare.source.syntax import last_name
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
@@ -36,7 +36,7 @@ QUERIES = {
 }
 
 
-def _is_guarded(module: LintModule, node: ast.AST) -> bool:
+def _is_import_guarded(module: LintModule, node: ast.AST) -> bool:
     """Return whether a statement stands under a condition, or in a `try` whose handlers let the script go on."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if isinstance(outer, ast.If):
@@ -55,12 +55,12 @@ def _handler_ends_script(statement: ast.Try) -> bool:
         if any(one is None or last_name(one) in CATCHES_IMPORT for one in caught):
             last = handler.body[-1]
             called = last.value if isinstance(last, ast.Expr) else None
-            exits = isinstance(called, ast.Call) and EXITS.search(name_of(called.func)) is not None
+            exits = isinstance(called, ast.Call) and EXITS.search(dotted_text_of(called.func)) is not None
             return isinstance(last, ast.Raise) or exits
     return True  # none catches it
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP301",
         "apex-removed",
@@ -119,12 +119,12 @@ except ImportError:
     ),
     needs=("apex|amp", "apex|init|initialize|scale_loss|master_params|state_dict|disable_casts|_function"),
 )
-def imports(module: LintModule) -> Iterator[Finding]:
+def removed_imports(module: LintModule) -> Iterator[Finding]:
     """Imports of what was removed or moved."""
     for node, _, name in module.imports:
         package, _, last = name.rpartition(".")
         parts = name.split(".")
-        if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_guarded(module, node):
+        if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_import_guarded(module, node):
             yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
         elif name == "apex.optimizers.FP16_Optimizer":
             yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
@@ -134,7 +134,7 @@ def imports(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP404", node, "the names used from `apex.fp16_utils` are not visible")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP120",
         "bare-except-import",
@@ -152,7 +152,7 @@ except ImportError:  # right
     ),
     needs=("apex", "except"),
 )
-def bare_except(module: LintModule) -> Iterator[Finding]:
+def bare_except_around_apex(module: LintModule) -> Iterator[Finding]:
     """A bare `except:` around an import of Apex."""
     for node in module.nodes:
         if isinstance(node, ast.Try) and any(_imports_amp(module, statement) for statement in node.body):
@@ -177,12 +177,12 @@ def _handler_reports(handler: ast.ExceptHandler) -> bool:
     words = ("print", "warn", "log", "exit", "info", "error")
     return any(
         isinstance(node, ast.Raise)
-        or (isinstance(node, ast.Call) and any(word in name_of(node.func).lower() for word in words))
+        or (isinstance(node, ast.Call) and any(word in dotted_text_of(node.func).lower() for word in words))
         for node in ast.walk(handler)
     )
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP302",
         "device-amp-deprecated",
@@ -221,30 +221,34 @@ class Square(torch.autograd.Function):
     ),
     needs=("autocast|GradScaler|custom_fwd|custom_bwd", "cuda|cpu", "amp"),
 )
-def device_amp(module: LintModule) -> Iterator[Finding]:
+def deprecated_device_amp(module: LintModule) -> Iterator[Finding]:
     """Uses of `torch.cuda.amp` and `torch.cpu.amp`."""
     if module.versions.torch < (2, 4):  # which has no `torch.amp.custom_fwd`
         return
     statements = dict.fromkeys(each.statement for each in module.imports)
-    groups = {name: edits for node in statements for name, edits in _import_edits(module, node).items()}
-    attributes = [node for node in module.nodes if isinstance(node, ast.Attribute) and _may_be_deprecated(node)]
+    groups = {name: edits for node in statements for name, edits in _edits_by_imported_name(module, node).items()}
+    attributes = [node for node in module.nodes if isinstance(node, ast.Attribute) and _may_be_deprecated_name(node)]
     of_attributes = any((module.resolve(each) or "").rpartition(".")[0] in PACKAGES for each in attributes)
     if not of_attributes and not any(each.full.rpartition(".")[0] in PACKAGES for each in module.imports):
         return  # a name means one of these by an import, or by what it is assigned
-    for use in filter(_may_be_deprecated, module.nodes):
+    for use in filter(_may_be_deprecated_name, module.nodes):
         full = module.resolve(use) or ""
-        if full.rpartition(".")[0] in PACKAGES and not module.has_alternatives(use) and not is_fallback(module, use):
-            yield from _deprecated_use(module, use, full, groups)
+        if (
+            full.rpartition(".")[0] in PACKAGES
+            and not module.has_alternative_bindings(use)
+            and not is_only_fallback(module, use)
+        ):
+            yield from _deprecated_use_findings(module, use, full, groups)
 
 
-def _may_be_deprecated(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
+def _may_be_deprecated_name(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
     """Return whether a node reads a name, which an import may bind, or an attribute of a deprecated name."""
     if isinstance(node, ast.Attribute):
         return isinstance(node.ctx, ast.Load) and node.attr in (*CALLED, *DECORATORS)
     return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
 
 
-def _deprecated_use(
+def _deprecated_use_findings(
     module: LintModule, node: ast.Name | ast.Attribute, full: str, groups: Mapping[str, tuple[Edit, ...]]
 ) -> Iterator[Finding]:
     """Yield the finding of a name of these packages, with the edits of all uses of the import that binds it."""
@@ -261,7 +265,7 @@ def _deprecated_use(
         yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
 
 
-def is_fallback(module: LintModule, node: ast.AST) -> bool:
+def is_only_fallback(module: LintModule, node: ast.AST) -> bool:
     """Return whether a name is used only where something newer is missing."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if isinstance(outer, ast.ExceptHandler):
@@ -275,15 +279,15 @@ def is_fallback(module: LintModule, node: ast.AST) -> bool:
 def _rename_edits(module: LintModule, node: ast.Attribute, full: str) -> tuple[Edit, ...]:
     """Return the edits of `torch.cuda.amp.NAME`, written out."""
     package, _, last = full.rpartition(".")
-    text = name_of(node)
+    text = dotted_text_of(node)
     if not text.endswith(f".{full.removeprefix('torch.')}"):
         return ()
     head = text.removesuffix(f".{full.removeprefix('torch.')}")
-    changed = _changed_use(module, node, last, PACKAGES[package])
-    return () if changed is None else (*module.replace(node, f"{head}.amp.{last}"), *changed)
+    changed = _edits_naming_device(module, node, last, PACKAGES[package])
+    return () if changed is None else (*module.replacement_edits(node, f"{head}.amp.{last}"), *changed)
 
 
-def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> tuple[Edit, ...] | None:
+def _edits_naming_device(module: LintModule, node: ast.expr, name: str, device: str) -> tuple[Edit, ...] | None:
     """Return the edits that name the device where a name is used; None where it is not clear how."""
     parent = module.parents[node]
     call = parent if isinstance(parent, ast.Call) and parent.func is node else None
@@ -311,12 +315,12 @@ def _place_behind_parenthesis(module: LintModule, call: ast.Call) -> int:
     return module.text.index("(", module.end(call.func)) + 1
 
 
-def _import_edits(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
+def _edits_by_imported_name(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
     """Return, for the names that an import binds, the edits of the import and of every use of them.
 
     Either names of one of the packages, or the package itself under a name of its own.
     """
-    if _is_guarded(module, node):
+    if _is_import_guarded(module, node):
         return {}
     written, alias = module.source(node), node.names[0]
     of_names = isinstance(node, ast.ImportFrom) and node.module in PACKAGES
@@ -335,7 +339,7 @@ def _import_edits(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict
         names = [alias.asname] if alias.asname else []
     if package not in PACKAGES or not names:
         return {}
-    edits = list(module.replace(node, new))
+    edits = list(module.replacement_edits(node, new))
     for name in module.nodes:
         if isinstance(name, ast.Name) and name.id in names:
             use = name if of_names else module.parents[name]
@@ -343,14 +347,14 @@ def _import_edits(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict
                 return {}
             last = last_name(use)
             known = last in (*CALLED, *DECORATORS) and module.resolve(use) == f"{package}.{last}"
-            changed = _changed_use(module, use, last, PACKAGES[package]) if known else None
+            changed = _edits_naming_device(module, use, last, PACKAGES[package]) if known else None
             if changed is None:
                 return {}
             edits += changed
     return dict.fromkeys(names, tuple(edits))
 
 
-@rule(
+@register_rule(
     "AMP304",
     Mistake(
         "AMP306",
@@ -393,19 +397,19 @@ dtype = torch.get_autocast_dtype("cuda")  # right
         "init|initialize|scale_loss|master_params|state_dict|disable_casts|_function|clip_grad_norm|autocast_gpu_dtype|autocast_cpu_dtype|autocast_cpu_enabled",
     ),
 )
-def calls(module: LintModule) -> Iterator[Finding]:
+def removed_calls(module: LintModule) -> Iterator[Finding]:
     """Calls of what was renamed, removed, or is no part of the package."""
     for call, full in module.resolved_calls:
         package, _, last = full.rpartition(".")
         if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
             yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
         elif full == "torch.nn.utils.clip_grad_norm":
-            written = name_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
+            written = dotted_text_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
             edits = module.insertion_edits(module.end(call.func), "_") if written else ()
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")
-        elif full in QUERIES and not is_fallback(module, call):
+        elif full in QUERIES and not is_only_fallback(module, call):
             source = module.source(call.func)
             edits = ()
             if isinstance(call.func, ast.Attribute) and not call.keywords:
@@ -415,7 +419,7 @@ def calls(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP312",
         "tf32-switches-mixed",
@@ -433,7 +437,7 @@ else:  # right
     ),
     needs=("fp32_precision", "allow_tf32|float32_matmul_precision|flags"),
 )
-def tf32_switches(module: LintModule) -> Iterator[Finding]:
+def mixed_tf32_switches(module: LintModule) -> Iterator[Finding]:
     """Old switches of TF32 in a module that sets a new one, and not in its place."""
     used = [
         (node, module.resolve(node) or "")
@@ -442,14 +446,14 @@ def tf32_switches(module: LintModule) -> Iterator[Finding]:
     ]
     new = [node for node, full in used if full.endswith(".fp32_precision") and isinstance(node.ctx, ast.Store)]
     for node, full in used if new else ():
-        if full in OLD_TF32 and not is_fallback(module, node):
-            setting = next((one for one in new if not is_exclusive(module, one, node)), None)
-            if setting is not None and not is_fallback(module, setting):
-                shown = f"line {setting.lineno} sets `{name_of(setting)}`"
+        if full in OLD_TF32 and not is_only_fallback(module, node):
+            setting = next((one for one in new if not exclude_each_other(module, one, node)), None)
+            if setting is not None and not is_only_fallback(module, setting):
+                shown = f"line {setting.lineno} sets `{dotted_text_of(setting)}`"
                 yield module.finding("AMP312", node, shown)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP305",
         "amp-not-imported",
@@ -474,9 +478,9 @@ except NameError:  # right
     ),
     needs=("initialize|scale_loss", "amp"),
 )
-def not_imported(module: LintModule) -> Iterator[Finding]:
+def amp_not_imported(module: LintModule) -> Iterator[Finding]:
     """Calls of `amp`, where nothing binds that name."""
-    called = [each for each in module.calls if name_of(each.func) in ("amp.initialize", "amp.scale_loss")]
+    called = [each for each in module.calls if dotted_text_of(each.func) in ("amp.initialize", "amp.scale_loss")]
     if not called or any(each.alias.name == "*" for each in module.imports):
         return
     if module.mentions(r"globals\(\)|setattr\(|exec\("):

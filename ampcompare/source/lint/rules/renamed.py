@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, rule
-from ampcompare.source.lint.rules.removed import OLD_TF32, TF32_NAMES, is_fallback
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, register_rule, text_of_literal
+from ampcompare.source.lint.rules.removed import OLD_TF32, TF32_NAMES, is_only_fallback
 from ampcompare.source.syntax import last_name
 
 MATMUL, ON_CPU = "torch.backends.cuda.matmul", "torch.backends.mkldnn.matmul"
@@ -18,7 +18,7 @@ PRECISIONS = {"highest": "ieee", "high": "tf32"}
 FIRST_TORCH, FIRST_TRANSFORMERS = (2, 9), (4, 56)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP313",
         "old-tf32-switch",
@@ -43,21 +43,21 @@ def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
             full = module.resolve(node) or ""
             if full.endswith(".fp32_precision"):
                 return  # AMP312 says so where both are set
-            if full in OLD_TF32 and full != "torch.backends.cudnn.flags" and not is_fallback(module, node):
+            if full in OLD_TF32 and full != "torch.backends.cudnn.flags" and not is_only_fallback(module, node):
                 uses.append((node, full))
-    edits, lines = Edits(module), [_new_switch(module, node, full) for node, full in uses]
+    edits, lines = Edits(module), [_find_new_switch_statement(module, node, full) for node, full in uses]
     for (node, _), line in zip(uses, lines, strict=True):
         if line is not None:
-            edits.replace_statement(module.statement(node), [line])
+            edits.replace_statement(module.statement_around(node), [line])
     for node, full in uses:
         yield module.finding(
             "AMP313", node, f"`{full}` is of torch before 2.9", edits.sorted_edits() if all(lines) else ()
         )
 
 
-def _new_switch(module: LintModule, node: ast.expr, full: str) -> str | None:
+def _find_new_switch_statement(module: LintModule, node: ast.expr, full: str) -> str | None:
     """Return the statement that does the same as the one around an old switch; None for any but a plain setting."""
-    statement, call = module.statement(node), module.parent(node)
+    statement, call = module.statement_around(node), module.parent(node)
     if isinstance(statement, ast.Assign) and statement.targets == [node] and full in SWITCHES:
         if isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, bool):
             return _setting_text(SWITCHES[full], '"tf32"' if statement.value.value else '"ieee"')
@@ -69,7 +69,7 @@ def _new_switch(module: LintModule, node: ast.expr, full: str) -> str | None:
         and statement.value is call
         and len(call.args) == 1
     ):
-        precision = PRECISIONS.get(literal(call.args[0]) or "")
+        precision = PRECISIONS.get(text_of_literal(call.args[0]) or "")
         return None if precision is None else _setting_text((MATMUL, ON_CPU), f'"{precision}"')
     return None
 
@@ -78,7 +78,7 @@ def _setting_text(switches: tuple[str, ...], value: str) -> str:
     return " = ".join([*(f"{each}.fp32_precision" for each in switches), value])
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP314",
         "torch-dtype",
@@ -104,5 +104,5 @@ def torch_dtype(module: LintModule) -> Iterator[Finding]:
         given = {each.arg: each for each in call.keywords}
         if name.startswith("transformers.") and "torch_dtype" in given and "dtype" not in given:
             keyword = given["torch_dtype"]
-            edits = module.replace(keyword, f"dtype={module.source(keyword.value)}")
+            edits = module.replacement_edits(keyword, f"dtype={module.source(keyword.value)}")
             yield module.finding("AMP314", call, "`torch_dtype` is `dtype` since transformers 4.56", edits)

@@ -3,13 +3,21 @@
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, events_between, last_before, rule
-from ampcompare.source.lint.update_events import Event, Kind, plain
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    events_between,
+    last_event_before,
+    register_rule,
+)
+from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
 
-UNKNOWN = (Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
+UNKNOWN = (EventKind.OPAQUE, EventKind.FOREIGN_BACKWARD)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP202",
         "step-twice",
@@ -47,41 +55,41 @@ scaler.update()  # wrong
 )
 def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
     """Steps of an optimizer with and without the scaler, and without it alone."""
-    for trace, _, event in module.events(Kind.STEP):
+    for trace, _, event in module.events(EventKind.STEP):
         same = [
             other
             for other in trace
-            if other.kind is Kind.SCALER_STEP and other.target == event.subject and other.may_follow(event)
+            if other.kind is EventKind.SCALER_STEP and other.target == event.subject and other.may_follow(event)
         ]
         twins = [other for other in same if other.loops == event.loops]
         for other in twins:
             first, last = sorted((event, other), key=trace.index)
-            if events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UPDATE):
-                if first is event or events_between(trace, first, last, Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
+            if events_between(trace, first, last, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD, EventKind.UPDATE):
+                if first is event or events_between(trace, first, last, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD):
                     continue
-            backward = last_before(trace, first, Kind.BACKWARD)
+            backward = last_event_before(trace, first, EventKind.BACKWARD)
             if backward is None or not backward.scaler:
                 continue
-            message = f"`{plain(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
+            message = f"`{name_in_source(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
             yield module.finding("AMP202", event.call, message)
             break
         if not same:
             yield from _steps_without_scaler_findings(module, trace, event)
 
 
-def _steps_without_scaler_findings(module: LintModule, trace: Trace, event: Event) -> Iterator[Finding]:
-    last = last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
+def _steps_without_scaler_findings(module: LintModule, trace: Trace, event: TrainingEvent) -> Iterator[Finding]:
+    last = last_event_before(trace, event, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD)
     if last is None or not last.scaler or last.loops != event.loops:
         return
     # Which optimizer a pass belongs to is known only where there is one.
-    optimizers = {other.subject for other in trace if other.kind is Kind.STEP}
-    stepped = [other for other in trace if other.kind in (Kind.SCALER_STEP, Kind.UNSCALE, *UNKNOWN)]
+    optimizers = {other.subject for other in trace if other.kind is EventKind.STEP}
+    stepped = [other for other in trace if other.kind in (EventKind.SCALER_STEP, EventKind.UNSCALE, *UNKNOWN)]
     if len(optimizers) > 1 or stepped or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\("):
         return
-    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{plain(last.scaler)}`")
+    yield module.finding("AMP203", event.call, f"the gradients are scaled by `{name_in_source(last.scaler)}`")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP204",
         "update-missing",
@@ -99,44 +107,46 @@ scaler.update()  # right
 def update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
     if module.mentions(r"\.update\(|_maybe_opt_step|\.update\b(?!\()"):
-        calls = list(module.methods("update"))
+        calls = list(module.method_calls("update"))
         for call, updated in calls:
-            known = module.kinds.of(updated, module.scope_of[call])
+            known = module.kinds.kind_of_object(updated, module.scope_of[call])
             if known == "scaler" or "scaler" in ast.unparse(updated).lower():
                 return
         if not calls:
             return
     for trace in module.traces:
-        steps = [event for event in trace if event.kind is Kind.SCALER_STEP]
+        steps = [event for event in trace if event.kind is EventKind.SCALER_STEP]
         for event in steps:
-            last = last_before(trace, event, Kind.BACKWARD)
+            last = last_event_before(trace, event, EventKind.BACKWARD)
             if last is None or last.scaler != event.subject:
                 continue
-            if any(other.kind is Kind.OPAQUE and other.subject == event.subject for other in trace):
+            if any(other.kind is EventKind.OPAQUE and other.subject == event.subject for other in trace):
                 continue
-            yield module.finding("AMP204", event.call, f"`{plain(event.subject)}` is never updated")
+            yield module.finding("AMP204", event.call, f"`{name_in_source(event.subject)}` is never updated")
             break
 
 
-@rule(
+@register_rule(
     "AMP204",
     needs=("caler", "step"),
 )
 def steps_again(module: LintModule) -> Iterator[Finding]:
     """A second step of an optimizer before the scaler is updated."""
-    for trace, _, event in module.events(Kind.SCALER_STEP):
+    for trace, _, event in module.events(EventKind.SCALER_STEP):
         if "[" in event.target:
             continue
-        again = (Kind.SCALER_STEP, Kind.UPDATE, Kind.OPAQUE)
-        first = last_before(trace, event, *again)
-        if first is None or first.kind is not Kind.SCALER_STEP or first.call is event.call:
+        again = (EventKind.SCALER_STEP, EventKind.UPDATE, EventKind.OPAQUE)
+        first = last_event_before(trace, event, *again)
+        if first is None or first.kind is not EventKind.SCALER_STEP or first.call is event.call:
             continue
         if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
-            shown = f"`{plain(event.target)}` steps again in line {event.call.lineno}, without an update between"
+            shown = (
+                f"`{name_in_source(event.target)}` steps again in line {event.call.lineno}, without an update between"
+            )
             yield module.finding("AMP204", first.call, shown)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP205",
         "update-between-steps",
@@ -157,26 +167,26 @@ scaler.update()
 )
 def update_between(module: LintModule) -> Iterator[Finding]:
     """An update between steps whose backward passes have all run before it."""
-    for trace, index, event in module.events(Kind.UPDATE):
-        before = last_before(trace, event, Kind.SCALER_STEP, Kind.BACKWARD, Kind.UPDATE)
-        if before is None or before.kind is not Kind.SCALER_STEP or before.loops != event.loops:
+    for trace, index, event in module.events(EventKind.UPDATE):
+        before = last_event_before(trace, event, EventKind.SCALER_STEP, EventKind.BACKWARD, EventKind.UPDATE)
+        if before is None or before.kind is not EventKind.SCALER_STEP or before.loops != event.loops:
             continue
         if before.subject != event.subject:
             continue
         for other in trace[index + 1 :]:
             if not other.may_follow(event) or not other.may_follow(before):
                 continue
-            if other.kind in (Kind.BACKWARD, Kind.UPDATE, *UNKNOWN):
+            if other.kind in (EventKind.BACKWARD, EventKind.UPDATE, *UNKNOWN):
                 break
-            if other.kind is Kind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
+            if other.kind is EventKind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
                 if other.target != before.target:
                     line = other.call.lineno
-                    shown = f"`{plain(other.target)}` steps in line {line}, without a backward pass between"
+                    shown = f"`{name_in_source(other.target)}` steps in line {line}, without a backward pass between"
                     yield module.finding("AMP205", event.call, shown)
                 break
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP206",
         "unscale-twice",
@@ -215,29 +225,29 @@ scaler.update()
 )
 def misplaced_unscale(module: LintModule) -> Iterator[Finding]:
     """`unscale_` after `unscale_` or after the step, without an update between."""
-    for trace, index, event in module.events(Kind.UNSCALE):
+    for trace, index, event in module.events(EventKind.UNSCALE):
         for other in reversed(trace[:index]):
             if not other.may_follow(event) or other.loops != event.loops:
-                if other.kind is Kind.UPDATE:
+                if other.kind is EventKind.UPDATE:
                     break
                 continue
-            if other.kind is Kind.UPDATE or (other.kind is Kind.OPAQUE and other.subject == event.subject):
+            if other.kind is EventKind.UPDATE or (other.kind is EventKind.OPAQUE and other.subject == event.subject):
                 break
             if other.subject != event.subject or other.target != event.target or other.call is event.call:
                 continue
             if "[" in event.target or not event.target:
                 break
-            if other.kind is Kind.UNSCALE:
-                shown = f"`{plain(event.target)}` was unscaled in line {other.call.lineno}"
+            if other.kind is EventKind.UNSCALE:
+                shown = f"`{name_in_source(event.target)}` was unscaled in line {other.call.lineno}"
                 yield module.finding("AMP206", event.call, shown)
                 break
-            if other.kind is Kind.SCALER_STEP:
-                shown = f"`{plain(event.target)}` has stepped in line {other.call.lineno}"
+            if other.kind is EventKind.SCALER_STEP:
+                shown = f"`{name_in_source(event.target)}` has stepped in line {other.call.lineno}"
                 yield module.finding("AMP207", event.call, shown)
                 break
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP208",
         "scale-missing",
@@ -270,34 +280,34 @@ scaler.update()
 )
 def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""
-    for trace, _, event in module.events(Kind.SCALER_STEP):
+    for trace, _, event in module.events(EventKind.SCALER_STEP):
         passes = _passes_before(trace, event)
         unscaled = [other for other in passes if not other.scaler and other.apex_block() is None]
         if not unscaled or any(other.kind in UNKNOWN for other in passes):
             continue
-        if any(other.kind is Kind.STEP and other.may_follow(event) for other in trace):
+        if any(other.kind is EventKind.STEP and other.may_follow(event) for other in trace):
             continue
         scaled = [other for other in passes if other.scaler == event.subject]
         for other in unscaled:
-            shown = f"`{plain(other.subject)}` is not scaled by `{plain(event.subject)}`"
+            shown = f"`{name_in_source(other.subject)}` is not scaled by `{name_in_source(event.subject)}`"
             if len(passes) == 1 and not module.mentions(r"\.scale\("):
                 yield module.finding("AMP208", other.call, shown)
             elif scaled and all(other.may_follow(one) and other.loops == one.loops for one in scaled):
                 yield module.finding("AMP216", other.call, shown)
 
 
-def _passes_before(trace: Trace, event: Event) -> list[Event]:
+def _passes_before(trace: Trace, event: TrainingEvent) -> list[TrainingEvent]:
     """Return the backward passes, and calls that no one knows, since the last step or cleared gradients."""
-    found: list[Event] = []
+    found: list[TrainingEvent] = []
     for other in reversed(trace[: trace.index(event)]):
         if not other.may_follow(event):
             continue
-        if other.kind in (Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE) and found:
+        if other.kind in (EventKind.SCALER_STEP, EventKind.STEP, EventKind.UPDATE) and found:
             break
-        if other.kind is Kind.ZERO_GRAD or other.loops != event.loops:
+        if other.kind is EventKind.ZERO_GRAD or other.loops != event.loops:
             if found:
                 break
             continue
-        if other.kind in (Kind.BACKWARD, Kind.FOREIGN_BACKWARD):
+        if other.kind in (EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD):
             found.append(other)
     return found

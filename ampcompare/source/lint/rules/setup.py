@@ -5,15 +5,23 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.index import Function, nodes_of
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, is_off, name_of, rule
-from ampcompare.source.lint.update_events import Event, Kind, plain
-from ampcompare.source.syntax import argument, bound_in, is_literal
+from ampcompare.source.index import Function, nodes_of_scope
+from ampcompare.source.lint.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    dotted_text_of,
+    events_between,
+    is_switched_off,
+    register_rule,
+)
+from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
+from ampcompare.source.syntax import argument, is_literal, names_bound_in
 
 TRIALS = re.compile(r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", re.IGNORECASE)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP223",
         "scaler-with-bf16",
@@ -33,11 +41,11 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 )
 def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     """A scaler that is always on, where each autocast is bf16 by a literal."""
-    casts = [call for call in module.calls_of(*AUTOCASTS) if not _is_literally_off(module, call)]
+    casts = [call for call in module.calls_of_functions(*AUTOCASTS) if not _is_autocast_literally_off(module, call)]
     kinds = {_autocast_dtype(module, call) for call in casts}
     if kinds != {"torch.bfloat16"} or module.mentions(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
         return
-    for call in module.new_scalers:
+    for call in module.calls_making_scalers:
         choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
         enabled = argument(call, "enabled")
         switches = {
@@ -45,7 +53,7 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
         }
         # A scaler with the switch of each autocast is on where these are.
         is_on = enabled is None or switches == {ast.unparse(enabled)}
-        if is_on and not choice and not module.is_conditional(call):
+        if is_on and not choice and not module.is_under_if(call):
             yield module.finding("AMP223", call, "each autocast of this module has dtype bfloat16")
 
 
@@ -55,7 +63,7 @@ def _autocast_dtype(module: LintModule, call: ast.Call) -> str:
     return "" if value is None else module.resolve(value) or "unknown"
 
 
-def _is_literally_off(module: LintModule, call: ast.Call) -> bool:
+def _is_autocast_literally_off(module: LintModule, call: ast.Call) -> bool:
     position = None if module.resolve(call.func) in ("torch.autocast", "torch.amp.autocast") else 0
     return is_literal(argument(call, "enabled", position), False)
 
@@ -80,11 +88,15 @@ def _dicts_of_expression(module: LintModule, node: ast.expr) -> list[ast.expr]:
     """Return the dicts that an expression is: what a name holds, or what a function of the module returns."""
     scope = module.scope_of[node]
     if isinstance(node, (ast.Name, ast.Attribute)):
-        return module.values_of(name_of(node), scope) or []
+        return module.values_of(dotted_text_of(node), scope) or []
     if isinstance(node, ast.Call):
         found = module.index.callee(node, scope)
         if isinstance(found, Function) and found.module is module:
-            return [one.value for one in nodes_of(found.scope) if isinstance(one, ast.Return) and one.value is not None]
+            return [
+                one.value
+                for one in nodes_of_scope(found.scope)
+                if isinstance(one, ast.Return) and one.value is not None
+            ]
     return [node]
 
 
@@ -92,10 +104,10 @@ def _dict_entry(node: ast.expr, name: str) -> ast.expr | None:
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return next((value for key, value in pairs if is_literal(key, name)), None)
-    return argument(node, name) if isinstance(node, ast.Call) and name_of(node.func) == "dict" else None
+    return argument(node, name) if isinstance(node, ast.Call) and dotted_text_of(node.func) == "dict" else None
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP225",
         "scaler-in-loop",
@@ -123,22 +135,22 @@ for fold in folds:  # right
 )
 def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
-    for trace, index, event in module.events(Kind.NEW_SCALER):
-        if not event.loops or not event.subject or is_off(event.call):
+    for trace, index, event in module.events(EventKind.NEW_SCALER):
+        if not event.loops or not event.subject or is_switched_off(event.call):
             continue  # one that is off has no scale that it could forget
-        passes = (one for one in trace[index + 1 :] if one.kind is Kind.BACKWARD and one.scaler == event.subject)
-        if any(one.loops == event.loops for one in passes) and _is_of_each_batch(event):
-            yield module.finding("AMP225", event.call, f"`{event.name}` is new for each step")
+        passes = (one for one in trace[index + 1 :] if one.kind is EventKind.BACKWARD and one.scaler == event.subject)
+        if any(one.loops == event.loops for one in passes) and _is_loop_over_batches(event):
+            yield module.finding("AMP225", event.call, f"`{event.subject_name}` is new for each step")
 
 
-def _is_of_each_batch(event: Event) -> bool:
+def _is_loop_over_batches(event: TrainingEvent) -> bool:
     """Return whether a loop is over no trials, and no test that it changes, such as `if epoch == 0:`, decides."""
     loop = event.loops[-1]
     head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
-    return bound_in(loop).isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts))) and not TRIALS.search(head)
+    return names_bound_in(loop).isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts))) and not TRIALS.search(head)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP227",
         "step-with-closure",
@@ -160,13 +172,13 @@ scaler.update()  # wrong
 )
 def step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
-    for _, _, event in module.events(Kind.SCALER_STEP):
+    for _, _, event in module.events(EventKind.SCALER_STEP):
         value = argument(event.call, "closure", 1)
-        if value is not None and module.names_own(value):
+        if value is not None and module.may_be_own_function(value):
             yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP238",
         "scaler-state-discarded",
@@ -191,8 +203,8 @@ for batch in loader:
 def state_discarded(module: LintModule) -> Iterator[Finding]:
     """A new scaler in the place of one whose state was loaded."""
     loads = [event for trace in module.traces for event in trace if _loads_scaler(module, event)]
-    for trace, index, event in module.events(Kind.NEW_SCALER):
-        if not event.subject or is_off(event.call):
+    for trace, index, event in module.events(EventKind.NEW_SCALER):
+        if not event.subject or is_switched_off(event.call):
             continue
         later = [other for other in trace[index + 1 :] if other.subject == event.subject and other.may_follow(event)]
         if any(_loads_scaler(module, other) for other in later):
@@ -200,16 +212,16 @@ def state_discarded(module: LintModule) -> Iterator[Finding]:
         before = [other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)]
         made_before = any(other.call is event.call for other in before)
         lost = [other for other in before if _loads_scaler(module, other)]
-        lost = [other for other in lost if not events_between(trace, other, event, Kind.SCALER_STEP)]
+        lost = [other for other in lost if not events_between(trace, other, event, EventKind.SCALER_STEP)]
         if lost and not made_before:
             yield _discard_finding(module, event, lost[0])
-        elif any(other.kind is Kind.SCALER_STEP for other in later):
-            load = _load_in_another_method(event, loads)
+        elif any(other.kind is EventKind.SCALER_STEP for other in later):
+            load = _find_load_in_another_method(event, loads)
             if load is not None:
                 yield _discard_finding(module, event, load)
 
 
-def _load_in_another_method(event: Event, loads: Sequence[Event]) -> Event | None:
+def _find_load_in_another_method(event: TrainingEvent, loads: Sequence[TrainingEvent]) -> TrainingEvent | None:
     """Return a load of the scaler that a method makes as an attribute, by methods that all are other ones.
 
     One method of an object loads, another one makes and trains: whichever comes first.
@@ -220,10 +232,10 @@ def _load_in_another_method(event: Event, loads: Sequence[Event]) -> Event | Non
     return of_object[0] if of_object and all(one.scope is not event.scope for one in of_object) else None
 
 
-def _loads_scaler(module: LintModule, event: Event) -> bool:
-    return event.kind is Kind.LOAD and module.kinds.of(event.receiver, event.scope) == "scaler"
+def _loads_scaler(module: LintModule, event: TrainingEvent) -> bool:
+    return event.kind is EventKind.LOAD and module.kinds.kind_of_object(event.receiver, event.scope) == "scaler"
 
 
-def _discard_finding(module: LintModule, event: Event, load: Event) -> Finding:
-    shown = f"this replaces `{plain(event.subject)}`, whose state is loaded in line {load.call.lineno}"
+def _discard_finding(module: LintModule, event: TrainingEvent, load: TrainingEvent) -> Finding:
+    shown = f"this replaces `{name_in_source(event.subject)}`, whose state is loaded in line {load.call.lineno}"
     return module.finding("AMP238", event.call, shown)

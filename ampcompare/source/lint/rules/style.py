@@ -4,13 +4,13 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, register_rule, text_of_literal
 from ampcompare.source.syntax import argument
 
 PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP401",
         "private-state",
@@ -24,7 +24,7 @@ model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)  # rig
     ),
     needs=("_amp_sta",),
 )
-def private_state(module: LintModule) -> Iterator[Finding]:
+def private_state_of_apex(module: LintModule) -> Iterator[Finding]:
     """`_amp_state` and `_amp_stash` of Apex."""
     if not module.mentions("_amp_sta"):
         return
@@ -41,7 +41,7 @@ def private_state(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP401", node, f"`{name}` is private to Apex")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP403",
         "boolean-flag",
@@ -56,11 +56,11 @@ parser.add_argument("--shuffle", type=bool, default=False)  # right
     ),
     needs=("add_argument", "type=bool"),
 )
-def boolean_flag(module: LintModule) -> Iterator[Finding]:
+def options_of_type_bool(module: LintModule) -> Iterator[Finding]:
     """Options of mixed precision with `type=bool`."""
-    for call, _ in module.methods("add_argument"):
+    for call, _ in module.method_calls("add_argument"):
         kind = argument(call, "type")
-        flags = [literal(one) or "" for one in call.args]
+        flags = [text_of_literal(one) or "" for one in call.args]
         if isinstance(kind, ast.Name) and kind.id == "bool" and argument(call, "action") is None:
             flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
             if flag:

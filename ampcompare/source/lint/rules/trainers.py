@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, register_rule, text_of_literal
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
 OF_APEX = ("amp_backend", "amp_level")
@@ -17,7 +17,7 @@ APEX_OPTIONS = {
 }
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP310",
         "lightning-apex",
@@ -33,7 +33,7 @@ trainer = pl.Trainer(precision="16-mixed")  # right
     ),
     needs=("amp_backend|amp_level", "ightning"),
 )
-def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
+def apex_arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
     """Arguments with which a Trainer of Lightning 1 chose Apex."""
     for call, name in module.resolved_calls:
         if name.startswith(PACKAGES) and name.endswith(".Trainer"):
@@ -42,7 +42,7 @@ def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP311",
         "transformers-apex",
@@ -58,26 +58,28 @@ arguments = TrainingArguments("out", fp16=True)  # right
     ),
     needs=("half_precision_backend|fp16_backend|fp16_opt_level",),
 )
-def options_of_transformers(module: LintModule) -> Iterator[Finding]:
+def apex_options_of_transformers(module: LintModule) -> Iterator[Finding]:
     """Options with which the Trainer of transformers chose Apex: as arguments, in a dict, or on a command line."""
     if {name.partition(".")[0] for _, _, name in module.imports} & SETS_OPTIONS:
         for node in module.nodes:
-            for place, option, value in _options_in(module, node):
-                if literal(value) in APEX_OPTIONS.get(option, ()):
+            for place, option, value in _options_set_by_node(module, node):
+                if text_of_literal(value) in APEX_OPTIONS.get(option, ()):
                     yield module.finding("AMP311", place, f"`{option}` is an option of Apex")
 
 
-def _options_in(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.expr]]:
+def _options_set_by_node(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.expr]]:
     """Yield what a node sets by a name: where, the name, and the value."""
-    if isinstance(node, ast.Call) and not module.names_own(node.func):
+    if isinstance(node, ast.Call) and not module.may_be_own_function(node.func):
         yield from ((one.value, one.arg or "", one.value) for one in node.keywords)
     elif isinstance(node, ast.Dict):
-        yield from ((value, literal(key) or "", value) for key, value in zip(node.keys, node.values, strict=True))
+        yield from (
+            (value, text_of_literal(key) or "", value) for key, value in zip(node.keys, node.values, strict=True)
+        )
     elif isinstance(node, ast.Assign):
         yield from ((node, one.attr, node.value) for one in node.targets if isinstance(one, ast.Attribute))
     elif isinstance(node, (ast.List, ast.Tuple)):
         for word, value in pairwise(node.elts):
-            yield word, (literal(word) or "").removeprefix("--"), value
+            yield word, (text_of_literal(word) or "").removeprefix("--"), value
         for one in node.elts:  # --option=value
-            option, _, text = (literal(one) or "").removeprefix("--").partition("=")
+            option, _, text = (text_of_literal(one) or "").removeprefix("--").partition("=")
             yield one, option, ast.Constant(text)

@@ -4,42 +4,42 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.branches import Facts, expression_of, facts_at
+from ampcompare.source.branches import Facts, expression_of_condition, known_conditions_at
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
     Mistake,
     Trace,
+    dotted_text_of,
     events_after,
     events_before,
     events_between,
-    first_after,
-    last_before,
-    name_of,
-    rule,
+    first_event_after,
+    last_event_before,
+    register_rule,
 )
-from ampcompare.source.lint.update_events import FINITE, Event, Kind, plain
-from ampcompare.source.module import Scope, flat_values
+from ampcompare.source.lint.update_events import FINITE, EventKind, TrainingEvent, name_in_source
+from ampcompare.source.module import Scope, flatten_conditional_values
 from ampcompare.source.syntax import last_name
 
-STEPS = (Kind.STEP, Kind.SCALER_STEP)
+STEPS = (EventKind.STEP, EventKind.SCALER_STEP)
 LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
 CLEARING = re.compile(r"(?i)zero_?grad|(?:clear|reset|clean)_?grad|^zero_$|foreach_zero")
 # The `zero_grad` events of a trace, by the call: a function that clears may be called for several optimizers.
-Cleared = dict[int, list[Event]]
+Cleared = dict[int, list[TrainingEvent]]
 SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
 
 
-def _optimizer_name(event: Event) -> str:
-    return event.target if event.kind is Kind.SCALER_STEP else event.subject
+def _optimizer_name(event: TrainingEvent) -> str:
+    return event.target if event.kind is EventKind.SCALER_STEP else event.subject
 
 
-def _accumulation_condition(event: Event, other: Event) -> str:
+def _accumulation_condition(event: TrainingEvent, other: TrainingEvent) -> str:
     """Return the condition on a remainder under which one event runs and another does not, if there is one."""
     return next((key for key in event.facts if "%" in key and key not in other.facts), "")
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP209",
         "update-every-microbatch",
@@ -95,7 +95,7 @@ for i, batch in enumerate(loader):
     ),
     needs=("caler|apex", "backward", "step"),
 )
-def every_microbatch(module: LintModule) -> Iterator[Finding]:
+def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
     """Calls that run for each micro-batch of an accumulation and belong to the step."""
     for trace in module.amp_traces:
         for step in trace:
@@ -105,36 +105,36 @@ def every_microbatch(module: LintModule) -> Iterator[Finding]:
                 condition = (
                     _accumulation_condition(step, event) if event.loops == step.loops and event.may_follow(step) else ""
                 )
-                if not condition or any("%" in key for key in event.facts) or _steps_each_time(trace, event):
+                if not condition or any("%" in key for key in event.facts) or _other_step_runs_as_often(trace, event):
                     continue
                 if code := _code_of_microbatch(trace, event, step):
                     yield module.finding(code, event.call, f"the step runs only if `{condition}`")
 
 
-def _is_after_accumulation(trace: Trace, step: Event) -> bool:
+def _is_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
     """Return whether an event is a step that runs for some micro-batches of a loop with a backward pass for each."""
     loop = step.loops[-1:]
     if step.kind not in STEPS or not loop or not any("%" in key for key in step.facts):
         return False
-    passes = (other for other in trace if other.kind is Kind.BACKWARD and other.loops[-1:] == loop)
+    passes = (other for other in trace if other.kind is EventKind.BACKWARD and other.loops[-1:] == loop)
     # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
     return any(other.may_follow(step) and _accumulation_condition(step, other) for other in passes)
 
 
-def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:
+def _code_of_microbatch(trace: Trace, event: TrainingEvent, step: TrainingEvent) -> str:
     """Return the code of a rule that an event breaks as it runs more often than a step; "" if none."""
-    if event.kind is Kind.CLIP:
+    if event.kind is EventKind.CLIP:
         return "AMP211"
-    if step.kind is not Kind.SCALER_STEP:
+    if step.kind is not EventKind.SCALER_STEP:
         return ""
-    if event.kind is Kind.UPDATE and event.subject == step.subject:
+    if event.kind is EventKind.UPDATE and event.subject == step.subject:
         return "AMP209"
-    unscales = event.kind is Kind.UNSCALE and event.target == step.target
-    updates = [other for other in trace if other.kind is Kind.UPDATE and other.loops == event.loops]
+    unscales = event.kind is EventKind.UNSCALE and event.target == step.target
+    updates = [other for other in trace if other.kind is EventKind.UPDATE and other.loops == event.loops]
     return "AMP210" if unscales and all(any("%" in key for key in other.facts) for other in updates) else ""
 
 
-def _steps_each_time(trace: Trace, event: Event) -> bool:
+def _other_step_runs_as_often(trace: Trace, event: TrainingEvent) -> bool:
     """Return whether another step runs as often as a call does, which then belongs to that one."""
     for other in trace:
         is_conditional = any("%" in key for key in other.facts)
@@ -143,7 +143,7 @@ def _steps_each_time(trace: Trace, event: Event) -> bool:
     return False
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP212",
         "clip-after-step",
@@ -171,17 +171,19 @@ for batch in loader:
 )
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
-    for trace, _, event in module.events(Kind.CLIP, with_amp=True):
-        before = events_before(trace, event, *STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.UNSCALE)
+    for trace, _, event in module.events(EventKind.CLIP, with_amp=True):
+        before = events_before(trace, event, *STEPS, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD, EventKind.UNSCALE)
         if not before or before[-1].kind not in STEPS or before[-1].loops != event.loops:
             continue
-        if events_after(trace, event, *STEPS, Kind.UNSCALE) or all(one.kind is not Kind.BACKWARD for one in before):
+        if events_after(trace, event, *STEPS, EventKind.UNSCALE) or all(
+            one.kind is not EventKind.BACKWARD for one in before
+        ):
             continue
-        shown = f"`{plain(_optimizer_name(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+        shown = f"`{name_in_source(_optimizer_name(before[-1]))}` has stepped in line {before[-1].call.lineno}"
         yield module.finding("AMP212", event.call, shown)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP213",
         "scheduler-first",
@@ -200,40 +202,44 @@ for batch in loader:
     ),
     needs=("caler|apex", "backward", "step"),
 )
-def scheduler_first(module: LintModule) -> Iterator[Finding]:
+def scheduler_before_step(module: LintModule) -> Iterator[Finding]:
     """A scheduler that is called between backward pass and step."""
     own = {scope.node.name for scope in module.scopes if isinstance(scope.node, ast.ClassDef)}
-    for trace, _, event in module.events(Kind.SCHEDULE, with_amp=True):
+    for trace, _, event in module.events(EventKind.SCHEDULE, with_amp=True):
         if not event.loops:
             continue
-        last = last_before(trace, event, *STEPS, Kind.BACKWARD)
-        following = first_after(trace, event, *STEPS, Kind.BACKWARD, Kind.SCHEDULE, Kind.OPAQUE)
-        if last is None or following is None or last.kind is not Kind.BACKWARD or following.kind not in STEPS:
+        last = last_event_before(trace, event, *STEPS, EventKind.BACKWARD)
+        following = first_event_after(trace, event, *STEPS, EventKind.BACKWARD, EventKind.SCHEDULE, EventKind.OPAQUE)
+        if last is None or following is None or last.kind is not EventKind.BACKWARD or following.kind not in STEPS:
             continue
-        if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
+        if (
+            last.loops != event.loops
+            or following.loops != event.loops
+            or _is_scheduler_of_own_class(module, event, own)
+        ):
             continue
-        shown = f"`{plain(_optimizer_name(following))}` steps after it, in line {following.call.lineno}"
+        shown = f"`{name_in_source(_optimizer_name(following))}` steps after it, in line {following.call.lineno}"
         yield module.finding("AMP213", event.call, shown)
 
 
-def _is_own(module: LintModule, event: Event, classes: set[str]) -> bool:
+def _is_scheduler_of_own_class(module: LintModule, event: TrainingEvent, classes: set[str]) -> bool:
     """Return whether a scheduler is of a class outside torch, which may set the first rate in its first step."""
-    last = name_of(event.receiver).rpartition(".")[2]
+    last = dotted_text_of(event.receiver).rpartition(".")[2]
     for scope in module.scopes:
         for name, values in scope.values.items():
             if name.rpartition(".")[2] != last:
                 continue
-            for value in flat_values(values):
+            for value in flatten_conditional_values(values):
                 if not isinstance(value, ast.Call):
                     continue
-                made = module.resolve(value.func, scope) or name_of(value.func)
+                made = module.resolve(value.func, scope) or dotted_text_of(value.func)
                 kind = made.rpartition(".")[2]
                 if kind in classes or (kind[:1].isupper() and not made.startswith(LIBRARIES)):
                     return True
     return False
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP214",
         "zero-grad-before-step",
@@ -253,12 +259,12 @@ for batch in loader:
 )
 def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
-    for trace, _, event in module.events(Kind.ZERO_GRAD, with_amp=True):
-        if module.kinds.of(event.receiver, event.scope) != "optimizer":
+    for trace, _, event in module.events(EventKind.ZERO_GRAD, with_amp=True):
+        if module.kinds.kind_of_object(event.receiver, event.scope) != "optimizer":
             continue
-        relevant = (*STEPS, Kind.BACKWARD, Kind.FOREIGN_BACKWARD, Kind.OPAQUE)
-        last, after = last_before(trace, event, *relevant), first_after(trace, event, *relevant)
-        if last is None or after is None or last.kind is not Kind.BACKWARD or after.kind not in STEPS:
+        relevant = (*STEPS, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD, EventKind.OPAQUE)
+        last, after = last_event_before(trace, event, *relevant), first_event_after(trace, event, *relevant)
+        if last is None or after is None or last.kind is not EventKind.BACKWARD or after.kind not in STEPS:
             continue
         if any(FINITE.search(key) for key in event.facts):
             continue  # gradients that are not finite are dropped on purpose
@@ -267,11 +273,11 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
             and _optimizer_name(after) == event.subject
             and "[" not in event.subject
         ):
-            shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
+            shown = f"`{name_in_source(event.subject)}` steps in line {after.call.lineno} without gradients"
             yield module.finding("AMP214", event.call, shown)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP215",
         "zero-grad-missing",
@@ -298,7 +304,7 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     for trace in module.amp_traces:
         cleared: Cleared = {}
         for event in trace:
-            if event.kind is Kind.ZERO_GRAD:
+            if event.kind is EventKind.ZERO_GRAD:
                 cleared.setdefault(id(event.call), []).append(event)
         scopes = {event.scope for event in trace}
         steps = {_optimizer_name(event) for event in trace if event.kind in STEPS}
@@ -309,24 +315,24 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
             # A function of one step may be called by a file that clears, unless it does so itself in another branch.
             if event.kind not in STEPS or not (event.loops or seen):
                 continue
-            if not _follows_scaled_pass(trace, event):
+            if not _step_follows_scaled_pass(trace, event):
                 continue
-            if not any(_clears_for(module, event, node, cleared, others, scopes) for node in clearing):
+            if not any(_node_may_clear_for_step(module, event, node, cleared, others, scopes) for node in clearing):
                 where = " in this branch" if seen or len(cleared) < len(clearing) else ""
-                shown = f"the gradients of `{plain(optimizer)}` are never cleared{where}"
+                shown = f"the gradients of `{name_in_source(optimizer)}` are never cleared{where}"
                 yield module.finding("AMP215", event.call, shown)
 
 
-def _follows_scaled_pass(trace: Trace, step: Event) -> bool:
+def _step_follows_scaled_pass(trace: Trace, step: TrainingEvent) -> bool:
     """Return whether a step is next to a backward pass whose loss is scaled for it, and nothing else may step."""
-    passes = (one for one in trace[: trace.index(step)] if one.kind is Kind.BACKWARD)
-    known = [one for one in passes if one.loops == step.loops and _scales_for(one, step)]
-    is_passed_on = any(one.kind is Kind.OPAQUE and one.subject == _optimizer_name(step) for one in trace)
+    passes = (one for one in trace[: trace.index(step)] if one.kind is EventKind.BACKWARD)
+    known = [one for one in passes if one.loops == step.loops and _scales_loss_for_step(one, step)]
+    is_passed_on = any(one.kind is EventKind.OPAQUE and one.subject == _optimizer_name(step) for one in trace)
     return bool(known) and not is_passed_on and known[-1].scope is step.scope
 
 
-def _clears_for(
-    module: LintModule, step: Event, node: ast.AST, cleared: Cleared, others: set[str], scopes: set[Scope]
+def _node_may_clear_for_step(
+    module: LintModule, step: TrainingEvent, node: ast.AST, cleared: Cleared, others: set[str], scopes: set[Scope]
 ) -> bool:
     """Return whether a node that clears gradients may clear those of a step.
 
@@ -339,13 +345,15 @@ def _clears_for(
         scopes: those of the trace.
     """
     if id(node) in cleared:
-        return any(_may_clear(module, step, one.subject in others, one.facts) for one in cleared[id(node)])
-    return _may_clear_unseen(module, step, node, scopes)
+        return any(
+            _event_may_clear_for_step(module, step, one.subject in others, one.facts) for one in cleared[id(node)]
+        )
+    return _unseen_node_may_clear_for_step(module, step, node, scopes)
 
 
-def _scales_for(backward: Event, step: Event) -> bool:
+def _scales_loss_for_step(backward: TrainingEvent, step: TrainingEvent) -> bool:
     """Return whether the loss of a backward pass is scaled, by Apex or the scaler that makes a step."""
-    if step.kind is Kind.SCALER_STEP:
+    if step.kind is EventKind.SCALER_STEP:
         return backward.scaler == step.subject
     return backward.apex_block() is not None and backward.may_follow(step)
 
@@ -359,34 +367,36 @@ def _may_clear_gradients(node: ast.AST) -> bool:
     return any(isinstance(one, ast.Attribute) and one.attr == "grad" for target in targets for one in ast.walk(target))
 
 
-def _may_clear(module: LintModule, event: Event, of_others: bool, facts: Facts) -> bool:
+def _event_may_clear_for_step(module: LintModule, event: TrainingEvent, of_others: bool, facts: Facts) -> bool:
     """Return whether gradients may be cleared for a step: not those of others, nor where the step never runs."""
     if of_others:
         return False
     return not any(
-        key in event.facts and event.facts[key] != value and _condition_stays(module, key, event)
+        key in event.facts and event.facts[key] != value and _is_condition_constant(module, key, event)
         for key, value in facts.items()
     )
 
 
-def _may_clear_unseen(module: LintModule, event: Event, node: ast.AST, scopes: set[Scope]) -> bool:
+def _unseen_node_may_clear_for_step(
+    module: LintModule, event: TrainingEvent, node: ast.AST, scopes: set[Scope]
+) -> bool:
     """Return whether gradients may be cleared for a step by what its trace has not met.
 
     A function that trains by itself clears its own gradients.
     """
     home = module.scope_of[node]
     if home is event.scope:
-        return _may_clear(module, event, False, facts_at(module, node))
-    trains = any(module.scope_of[call] is home for call, _ in module.methods("backward"))
+        return _event_may_clear_for_step(module, event, False, known_conditions_at(module, node))
+    trains = any(module.scope_of[call] is home for call, _ in module.method_calls("backward"))
     return home in scopes or not trains
 
 
-def _condition_stays(module: LintModule, key: str, step: Event) -> bool:
+def _is_condition_constant(module: LintModule, key: str, step: TrainingEvent) -> bool:
     """Return whether a condition has one value for all steps: nothing in their loop changes the names that it has."""
-    test = expression_of(key)
+    test = expression_of_condition(key)
     if test is None:
         return False
-    names = {name_of(one) for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))}
+    names = {dotted_text_of(one) for one in ast.walk(test) if isinstance(one, (ast.Name, ast.Attribute))}
     if any(isinstance(one, (ast.Call, ast.Mod)) for one in ast.walk(test)):
         return False
     if not step.loops and not all(name.startswith("self") or name in module.top.values for name in names):
@@ -395,10 +405,10 @@ def _condition_stays(module: LintModule, key: str, step: Event) -> bool:
     stored = (one for one in ast.walk(loop) if isinstance(getattr(one, "ctx", None), (ast.Store, ast.Del)))
     kept = [one for one in names if one.startswith("self.")]
     once = all(len(values) < 2 for scope in module.scopes for name, values in scope.values.items() if name in kept)
-    return once and not names & {name_of(one) for one in stored}
+    return once and not names & {dotted_text_of(one) for one in stored}
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP217",
         "loss-undivided",
@@ -432,9 +442,9 @@ def loss_undivided(module: LintModule) -> Iterator[Finding]:
         passes = [
             other
             for other in trace[:index]
-            if other.kind is Kind.BACKWARD and other.loops == step.loops and key not in other.facts
+            if other.kind is EventKind.BACKWARD and other.loops == step.loops and key not in other.facts
         ]
-        if len(passes) == 1 and not events_between(trace, passes[0], step, Kind.BACKWARD):
+        if len(passes) == 1 and not events_between(trace, passes[0], step, EventKind.BACKWARD):
             shown = f"nothing is divided by `{divisor}`, the number of passes that add up"
             yield module.finding("AMP217", passes[0].call, shown)
 

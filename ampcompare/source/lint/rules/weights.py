@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, literal, rule
-from ampcompare.source.lint.update_events import Event, Kind, plain
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, register_rule, text_of_literal
+from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
 from ampcompare.source.syntax import argument
 
 TYPES = {
@@ -27,29 +27,29 @@ KEEPS_MASTERS = (
 TRAINS_OTHERS = r"(?i)\bpeft\b|lora|add_adapter|\.requires_grad\b"
 
 
-class Cast(NamedTuple):
+class ModelCast(NamedTuple):
     """A model that gets a type."""
 
-    event: Event
+    event: TrainingEvent
     name: str
     kind: str
 
 
-def _casts_in_trace(module: LintModule, trace: Trace) -> list[Cast]:
+def _model_casts_in_trace(module: LintModule, trace: Trace) -> list[ModelCast]:
     """Return what gets a type in a trace: by a method, or where a library builds it."""
     found = []
     for event in trace:
-        if event.kind not in (Kind.HALF, Kind.CAST, Kind.CUDA):
+        if event.kind not in (EventKind.HALF, EventKind.CAST, EventKind.CUDA):
             continue
-        kind = _written_type(module, event)
+        kind = _type_written_in_call(module, event)
         alone = isinstance(event.statement, ast.Expr) and "(" not in event.subject
         for name in {event.target, event.subject if alone or event.target == event.subject else ""} - {""}:
             if kind:
-                found.append(Cast(event, name, kind))
+                found.append(ModelCast(event, name, kind))
     return found
 
 
-def _written_type(module: LintModule, event: Event) -> str:
+def _type_written_in_call(module: LintModule, event: TrainingEvent) -> str:
     """Return the type that a call gives to a model or new weights; empty where it is not written there."""
     call = event.call
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -59,16 +59,16 @@ def _written_type(module: LintModule, event: Event) -> str:
     if not method.startswith("from_"):
         values += call.args
     for value in values:
-        if method == "from_pretrained" and literal(value) == "auto":
+        if method == "from_pretrained" and text_of_literal(value) == "auto":
             return "auto"  # of the checkpoint
         if value is not None:
-            kind = TYPES.get(literal(value) or module.resolve(value, event.scope) or "")
+            kind = TYPES.get(text_of_literal(value) or module.resolve(value, event.scope) or "")
             if kind:
                 return kind
     return ""
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP224",
         "half-with-scaler",
@@ -93,27 +93,33 @@ def half_with_scaler(module: LintModule) -> Iterator[Finding]:
     if module.mentions(TRAINS_OTHERS):
         return
     for trace in module.traces:
-        for cast in _casts_in_trace(module, trace):
-            event, name = cast.event, plain(cast.name)
+        for cast in _model_casts_in_trace(module, trace):
+            event, name = cast.event, name_in_source(cast.name)
             if cast.kind != "fp16" or module.mentions(rf"\b{re.escape(name)}\.float\(\)"):
                 continue
-            if module.is_conditional(event.call) and any(argument(call, "enabled") for call in module.new_scalers):
+            if module.is_under_if(event.call) and any(
+                argument(call, "enabled") for call in module.calls_making_scalers
+            ):
                 continue  # the scaler may be off where the model is cast
             later = [other for other in trace[trace.index(event) + 1 :] if other.may_follow(event)]
             kinds = {other.kind for other in later}
-            trains = Kind.SCALER_STEP in kinds or (Kind.FOREIGN_BACKWARD in kinds and _accelerates_in_fp16(module))
+            trains = EventKind.SCALER_STEP in kinds or (
+                EventKind.FOREIGN_BACKWARD in kinds and _accelerates_in_fp16(module)
+            )
             # Optimizers of other packages may keep master weights, and take fp16 gradients.
-            unscaled = any(other.kind is Kind.UNSCALE for other in later) or module.mentions(r"\boptim\.[A-Z]\w+\(")
+            unscaled = any(other.kind is EventKind.UNSCALE for other in later) or module.mentions(
+                r"\boptim\.[A-Z]\w+\("
+            )
             if trains and unscaled and module.mentions(rf"\b{re.escape(name)}\.(?:named_)?parameters\(\)"):
                 yield module.finding("AMP224", event.call, f"`{name}` is trained with a GradScaler below")
 
 
 def _accelerates_in_fp16(module: LintModule) -> bool:
     """Return whether an Accelerator of fp16 is built, which has a GradScaler."""
-    return any(literal(argument(call, "mixed_precision")) == "fp16" for call in module.calls)
+    return any(text_of_literal(argument(call, "mixed_precision")) == "fp16" for call in module.calls)
 
 
-@rule(
+@register_rule(
     Mistake(
         "AMP239",
         "weights-in-16-bits",
@@ -138,7 +144,7 @@ for batch in loader:
 def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
     """Optimizers of torch over the parameters of a model that is in 16 bits where they are built."""
     of_lightning = list(_lightning_casts(module))
-    if not (of_lightning or any(True for _ in module.events(Kind.NEW_OPTIMIZER))):
+    if not (of_lightning or any(True for _ in module.events(EventKind.NEW_OPTIMIZER))):
         return
     if module.mentions(KEEPS_MASTERS) or module.mentions(TRAINS_OTHERS):
         return
@@ -150,19 +156,21 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
 def _half_weight_findings(module: LintModule) -> Iterator[Finding]:
     """Yield the optimizers of torch that are built on weights in 16 bits, and step."""
     for trace in module.traces:
-        casts = _casts_in_trace(module, trace)
+        casts = _model_casts_in_trace(module, trace)
         for index, event in enumerate(trace):
-            if event.kind is not Kind.NEW_OPTIMIZER:
+            if event.kind is not EventKind.NEW_OPTIMIZER:
                 continue
             if not (module.resolve(event.call.func, event.scope) or "").startswith("torch.optim."):
                 continue
             above = [one for one in casts if one.event in trace[:index] and one.event.may_follow(event)]
-            casts_of_weights = [one for one in above if any(_optimizer_holds(one.name, name) for name in event.sources)]
+            casts_of_weights = [
+                one for one in above if any(_optimizer_holds_model(one.name, name) for name in event.sources)
+            ]
             cast = casts_of_weights[-1] if casts_of_weights else None
             if cast is not None and cast.kind != "fp32" and _optimizer_steps(module, event, cast):
                 what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
-                shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
-                yield module.finding("AMP239", event.call, shown + _loss_of_updates(cast.kind))
+                shown = f"`{name_in_source(cast.name)}` {what} since line {cast.event.call.lineno}"
+                yield module.finding("AMP239", event.call, shown + _lost_updates_text(cast.kind))
 
 
 def _lightning_cast_findings(module: LintModule, maker: str, kind: str) -> Iterator[Finding]:
@@ -172,27 +180,27 @@ def _lightning_cast_findings(module: LintModule, maker: str, kind: str) -> Itera
         is_asked = maker.endswith("Fabric") or getattr(place, "name", "") == "configure_optimizers"
         if is_asked and re.fullmatch(r"torch\.optim\.[A-Z]\w+", name) and call.args:
             what = f"{maker.rpartition('.')[2]} of Lightning casts the weights to {kind}"
-            yield module.finding("AMP239", call, what + _loss_of_updates(kind))
+            yield module.finding("AMP239", call, what + _lost_updates_text(kind))
 
 
-def _loss_of_updates(kind: str) -> str:
+def _lost_updates_text(kind: str) -> str:
     return f": updates below {LOST.get(kind, LOST['bf16'])} of a weight are lost"
 
 
 def _lightning_casts(module: LintModule) -> Iterator[tuple[str, str]]:
     """Yield each Trainer and Fabric that casts weights: its full name, and the type."""
     for call, name in module.resolved_calls:
-        kind = OF_LIGHTNING.get(literal(argument(call, "precision")) or "")
+        kind = OF_LIGHTNING.get(text_of_literal(argument(call, "precision")) or "")
         if kind and name.startswith(LIGHTNING) and name.endswith((".Trainer", ".Fabric")):
             yield name, kind
 
 
-def _optimizer_holds(name: str, source: str) -> bool:
+def _optimizer_holds_model(name: str, source: str) -> bool:
     """Return whether a model is what an optimizer is made from, or holds it."""
     return source == name or source.startswith(f"{name}.")
 
 
-def _optimizer_steps(module: LintModule, new: Event, cast: Cast) -> bool:
+def _optimizer_steps(module: LintModule, new: TrainingEvent, cast: ModelCast) -> bool:
     """Return whether an optimizer steps; by a scaler in bf16 alone, as a scaler refuses fp16 gradients."""
     if cast.kind == "fp16" and _accelerates_in_fp16(module):
         return False
@@ -200,8 +208,8 @@ def _optimizer_steps(module: LintModule, new: Event, cast: Cast) -> bool:
         if new not in trace and not new.subject.startswith("self."):
             continue
         for event in trace:
-            steps = event.kind is Kind.STEP and event.subject == new.subject
-            scaled = event.kind is Kind.SCALER_STEP and event.target == new.subject and cast.kind == "bf16"
+            steps = event.kind is EventKind.STEP and event.subject == new.subject
+            scaled = event.kind is EventKind.SCALER_STEP and event.target == new.subject and cast.kind == "bf16"
             if (steps or scaled) and event.may_follow(cast.event):
                 return True
     return False

@@ -5,14 +5,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_name
+from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
-from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, Unsure
-from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, UnsureRewrite
+from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.replacement_table import LAYER_OPTIONS, OPTIMIZERS
-from ampcompare.source.migrate.replacements import DDP, NEVER_THERE, UNUSED, Replacements, is_type, may_lack_gradients
-from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name
+from ampcompare.source.migrate.replacements import (
+    DDP,
+    NEVER_THERE,
+    UNUSED,
+    UseRewriter,
+    ddp_may_lack_gradients,
+    is_used_as_type,
+)
+from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name_and_place
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import argument, is_literal
 
@@ -46,7 +53,7 @@ def adapter_text() -> str:
     return TEMPLATE.read_text(encoding="utf-8")
 
 
-def twin(full: str) -> str | None:
+def adapter_name_of(full: str) -> str | None:
     """Return the name in the adapter for a full name of Apex: "" for a module, None for what the adapter lacks."""
     parts = full.split(".")
     if parts[0] != "apex":
@@ -66,7 +73,7 @@ def twin(full: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Lines:
+class _ImportChange:
     """What becomes of an import: the new statements, and what of it stays."""
 
     new: list[str]
@@ -86,29 +93,33 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     if not may_use_apex(text):
         return Migration(text, [])
     module = Module(text)
-    names = Names(module)
+    names = ModuleImports(module)
     edits = Edits(module)
-    missing = [(node, full) for node, full in names.uses if twin(full) is None]
-    if holding := _find_holding(missing):
-        found = {Finding.at(node, BY_HAND, LEFT.format(full)) for node, full in holding}
+    missing = [(node, full) for node, full in names.uses if adapter_name_of(full) is None]
+    if holding := _uses_keeping_apex(missing):
+        found = {Finding.at_node(node, BY_HAND, LEFT.format(full)) for node, full in holding}
         return Migration(text, sorted(found), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
     for node, full in missing:
         never = is_of_no_apex(full)
-        findings.append(Finding.at(node, NOTE if never else BY_HAND, (NEVER_THERE if never else MISSING).format(full)))
+        findings.append(
+            Finding.at_node(node, NOTE if never else BY_HAND, (NEVER_THERE if never else MISSING).format(full))
+        )
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     _change_imports(names, edits, adapter, missing, used if not exports else None)
-    for text_node, full in _lookups(module):
-        if twin(full) is not None:
+    for text_node, full in _apex_lookups(module):
+        if adapter_name_of(full) is not None:
             edits.replace(text_node, repr(adapter).replace("'", '"'))
-    findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
-    findings += _find_ddp_limits(module, names) + _find_options(module, names)
-    return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+    findings += [Finding.at_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
+    findings += _ddp_limit_notes(module, names) + _apex_option_findings(module, names)
+    return Migration(edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
 
 
-def _find_holding(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[tuple[ast.Name | ast.Attribute, str]]:
+def _uses_keeping_apex(
+    missing: list[tuple[ast.Name | ast.Attribute, str]],
+) -> list[tuple[ast.Name | ast.Attribute, str]]:
     """Return what of the things that the adapter lacks keeps the whole file on Apex.
 
     What an imported name alone means stays with its import; the rest of `amp` must be of one kind. `FP16_Optimizer`
@@ -118,40 +129,40 @@ def _find_holding(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[t
     return through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
 
 
-def _find_ddp_limits(module: Module, names: Names) -> list[Finding]:
+def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
     """Note each DistributedDataParallel of the adapter, which is torch's, that may meet parameters without gradient."""
     found = []
     for node, full in names.uses:
-        if twin(full) == DDP.rpartition(".")[2]:
+        if adapter_name_of(full) == DDP.rpartition(".")[2]:
             outer = module.parent(node)
             call = outer if isinstance(outer, ast.Call) and outer.func is node else None
-            if may_lack_gradients(call) and not is_type(module, node):
-                found.append(Finding.at(call or node, NOTE, UNUSED.format("delay_allreduce=True")))
+            if ddp_may_lack_gradients(call) and not is_used_as_type(module, node):
+                found.append(Finding.at_node(call or node, NOTE, UNUSED.format("delay_allreduce=True")))
             kept = None if call is None else argument(call, "retain_allreduce_buffers", 5)
             if kept is not None and not is_literal(kept, False):
-                found.append(Finding.at(kept, NOTE, NO_BUFFERS))
+                found.append(Finding.at_node(kept, NOTE, NO_BUFFERS))
     return found
 
 
-def _find_options(module: Module, names: Names) -> list[Finding]:
+def _apex_option_findings(module: Module, names: ModuleImports) -> list[Finding]:
     """Return what calls of the adapter's functions and classes give them that only Apex's take."""
     found = []
     for node, full in names.uses:
-        call, name = module.parent(node), twin(full) or ""
+        call, name = module.parent(node), adapter_name_of(full) or ""
         if not (isinstance(call, ast.Call) and call.func is node):
             continue
         for each in call.keywords:
             is_unknown = each.arg is not None and name in TAKEN and each.arg not in TAKEN[name]
             if is_unknown or each.arg in LACKING.get(name, ()):
-                found.append(Finding.at(each.value, BY_HAND, NO_OPTION.format(name, each.arg)))
+                found.append(Finding.at_node(each.value, BY_HAND, NO_OPTION.format(name, each.arg)))
         bias = argument(call, "bias_correction", 2) if name == "FusedAdam" else None
         if bias is not None and is_literal(bias, False):
-            found.append(Finding.at(bias, BY_HAND, NO_BIAS))
+            found.append(Finding.at_node(bias, BY_HAND, NO_BIAS))
     return found
 
 
 def _change_imports(
-    names: Names,
+    names: ModuleImports,
     edits: Edits,
     adapter: str,
     missing: list[tuple[ast.Name | ast.Attribute, str]],
@@ -163,36 +174,40 @@ def _change_imports(
         missing: what it lacks.
         used: names that the module uses; None if all of them are.
     """
-    offered = {_root(node) for node, full in names.uses if twin(full) is not None and isinstance(node, ast.Attribute)}
-    roots = {_root(node) for node, full in missing if isinstance(node, ast.Attribute)}
+    offered = {
+        _root_name(node)
+        for node, full in names.uses
+        if adapter_name_of(full) is not None and isinstance(node, ast.Attribute)
+    }
+    roots = {_root_name(node) for node, full in missing if isinstance(node, ast.Attribute)}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines = _lines_for(statement, adapter, used, roots, offered)
+        lines = _adapt_import(statement, adapter, used, roots, offered)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
-        new = [*lines.new, *_rest(statement, lines.kept)]
+        new = [*lines.new, *_import_of_kept_names(statement, lines.kept)]
         if new:
             edits.replace_statement(statement, list(dict.fromkeys(new)))
         else:
             edits.remove(statement)
     for node, full in names.uses:
-        if twin(full) is not None and _root(node) in roots and isinstance(node, ast.Attribute):
+        if adapter_name_of(full) is not None and _root_name(node) in roots and isinstance(node, ast.Attribute):
             edits.replace(_root_node(node), ADAPTER)
 
 
 def _replace_with_torch(
-    module: Module, names: Names, edits: Edits, missing: list[tuple[ast.Name | ast.Attribute, str]]
+    module: Module, names: ModuleImports, edits: Edits, missing: list[tuple[ast.Name | ast.Attribute, str]]
 ) -> tuple[list[Finding], set[ast.AST]]:
     """Replace what the adapter lacks and torch has, as rewriting does; return the notes, and what is replaced."""
-    torch, above = torch_name(module)
-    replacements, replaced = Replacements(module, names, edits, torch), set[ast.AST]()
+    torch, above = torch_name_and_place(module)
+    replacements, replaced = UseRewriter(module, names, edits, torch), set[ast.AST]()
     for node, full in missing:
-        if public_name(full) in OF_TORCH:
+        if public_full_name(full) in OF_TORCH:
             try:
-                replaced |= {node} if replacements.rewrite(node, full) else set()
-            except Unsure:
+                replaced |= {node} if replacements.rewrite_use(node, full) else set()
+            except UnsureRewrite:
                 continue  # which is left then, as what torch lacks is
-    if above is not None and f"{torch}." in edits.new_text():
-        edits.before(above, [f"import {torch}"])
+    if above is not None and f"{torch}." in edits.inserted_text():
+        edits.insert_above(above, [f"import {torch}"])
     return replacements.findings, replaced
 
 
@@ -202,14 +217,14 @@ def _root_node(node: ast.AST) -> ast.AST:
     return node
 
 
-def _root(node: ast.AST) -> str:
+def _root_name(node: ast.AST) -> str:
     root = _root_node(node)
     return root.id if isinstance(root, ast.Name) else ""
 
 
-def _lines_for(
+def _adapt_import(
     statement: ast.Import | ast.ImportFrom, adapter: str, used: set[str] | None, roots: set[str], offered: set[str]
-) -> _Lines:
+) -> _ImportChange:
     """Return what becomes of an import.
 
     Args:
@@ -227,13 +242,13 @@ def _lines_for(
                 kept.append(alias)
                 continue
         elif alias.name == "*":
-            new += _star(statement, adapter, used)
+            new += _lines_for_star_import(statement, adapter, used)
             if not new and used is None:
                 kept.append(alias)
             continue
         else:
             full = f"{statement.module}.{alias.name}"
-        name = twin(full)
+        name = adapter_name_of(full)
         if name is None or local in roots:
             is_unused = used is not None and local not in used
             if not is_unused:
@@ -244,56 +259,74 @@ def _lines_for(
             new.append(f"from {adapter} import {name}" + (f" as {local}" if local != name else ""))
         else:
             new.append(f"import {adapter}" + (f" as {local}" if local != adapter else ""))
-    return _Lines(new, kept)
+    return _ImportChange(new, kept)
 
 
-def _star(statement: ast.ImportFrom, adapter: str, used: set[str] | None) -> list[str]:
+def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used: set[str] | None) -> list[str]:
     """Return the imports of what a star import binds and the module uses."""
     package = statement.module or ""
     lines = []
     for name in STARS.get(package, ()):
-        own = twin(f"{package}.{name}")
+        own = adapter_name_of(f"{package}.{name}")
         if own is None or (used is not None and name not in used):
             continue
         lines.append(f"from {adapter} import {own}" if own else f"import {adapter} as {name}")
     return lines
 
 
-def _rest(statement: ast.Import | ast.ImportFrom, kept: list[ast.alias]) -> list[str]:
+def _import_of_kept_names(statement: ast.Import | ast.ImportFrom, kept: list[ast.alias]) -> list[str]:
     if not kept:
         return []
     text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept)
     return [f"import {text}" if isinstance(statement, ast.Import) else f"from {statement.module} import {text}"]
 
 
-def _text_of(node: ast.AST) -> str:
+def _apex_text_of(node: ast.AST) -> str:
     """Return a constant string that names Apex or a module of it, else ""."""
     value = node.value if isinstance(node, ast.Constant) else None
     return value if isinstance(value, str) and value.split(".")[0] == "apex" else ""
 
 
-def _lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
+def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """Yield the strings by which a module looks for Apex, with their values."""
     for node in module.nodes:
-        if isinstance(node, ast.Call) and node.args and _last(node.func) in LOOKUPS and _text_of(node.args[0]):
-            yield node.args[0], _text_of(node.args[0])
-        elif isinstance(node, ast.Subscript) and _is_loaded(module, node.value) and _text_of(node.slice):
-            yield node.slice, _text_of(node.slice)
-        elif isinstance(node, ast.Compare) and _text_of(node.left) and _is_loaded(module, node.comparators[0]):
-            yield node.left, _text_of(node.left)
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and _last_name(node.func) in LOOKUPS
+            and _apex_text_of(node.args[0])
+        ):
+            yield node.args[0], _apex_text_of(node.args[0])
+        elif (
+            isinstance(node, ast.Subscript)
+            and _is_table_of_loaded_modules(module, node.value)
+            and _apex_text_of(node.slice)
+        ):
+            yield node.slice, _apex_text_of(node.slice)
+        elif (
+            isinstance(node, ast.Compare)
+            and _apex_text_of(node.left)
+            and _is_table_of_loaded_modules(module, node.comparators[0])
+        ):
+            yield node.left, _apex_text_of(node.left)
 
 
-def _is_loaded(module: Module, node: ast.AST) -> bool:
+def _is_table_of_loaded_modules(module: Module, node: ast.AST) -> bool:
     """Return whether an expression is `sys.modules`, or its keys."""
     node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
-    return isinstance(node, ast.Attribute) and node.attr == "modules" and _root(node) == "sys"
+    return isinstance(node, ast.Attribute) and node.attr == "modules" and _root_name(node) == "sys"
 
 
-def _asked_versions(module: Module) -> Iterator[ast.Call]:
+def _calls_asking_version(module: Module) -> Iterator[ast.Call]:
     for node in module.nodes:
-        if isinstance(node, ast.Call) and node.args and _last(node.func) in VERSIONS and _text_of(node.args[0]):
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and _last_name(node.func) in VERSIONS
+            and _apex_text_of(node.args[0])
+        ):
             yield node
 
 
-def _last(node: ast.AST) -> str:
+def _last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -10,13 +10,13 @@ from difflib import unified_diff
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.source.amp_names import public_name
-from ampcompare.source.document import parse_document, read_bytes
+from ampcompare.source.amp_names import public_full_name
+from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.project import FileMigration
-from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
@@ -65,20 +65,20 @@ class AdapterFile:
 
 
 @dataclass(frozen=True)
-class Plan:
+class AdapterPlan:
     """What becomes of the files of one project, all of which share one adapter."""
 
     adapter: AdapterFile
     files: list[FileMigration] = field(default_factory=list)
 
 
-def plan_adapters(paths: Iterable[Path]) -> tuple[list[Plan], list[FileMigration]]:
+def plan_adapters(paths: Iterable[Path]) -> tuple[list[AdapterPlan], list[FileMigration]]:
     """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed."""
     faults: list[FileMigration] = []
     groups: dict[Path, list[Path]] = {}
     for path in paths:
         try:
-            content = read_bytes(path)
+            content = read_source_bytes(path)
             text = parse_document(path, content).text if b"apex" in content else ""
             migration = adapt_text(text)
             if migration.text != text or migration.findings:
@@ -86,17 +86,17 @@ def plan_adapters(paths: Iterable[Path]) -> tuple[list[Plan], list[FileMigration
         except (FileFault, SourceInvalid, RecursionError) as fault:
             faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
     _join_roots(groups)
-    return [_plan(root, files) for root, files in sorted(groups.items())], faults
+    return [_plan_project(root, files) for root, files in sorted(groups.items())], faults
 
 
-def lacking(paths: Iterable[Path]) -> list[Path]:
+def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
     """Return the files that need Apex even with the adapter, or cannot be read."""
     plans, faults = plan_adapters(paths)
     files = [file for plan in plans for file in plan.files]
     return [each.path for each in (*files, *faults) if each.by_hand or each.fault]
 
 
-def _plan(root: Path, paths: list[Path]) -> Plan:
+def _plan_project(root: Path, paths: list[Path]) -> AdapterPlan:
     packages = [path.relative_to(root).parts[0] for path in paths if len(path.relative_to(root).parts) > 1]
     packages = [each for each in packages if (root / each / "__init__.py").is_file() and each.isidentifier()]
     package = max(packages, key=packages.count, default="")
@@ -105,44 +105,46 @@ def _plan(root: Path, paths: list[Path]) -> Plan:
     present = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
     files = []
     for path in sorted(paths):
-        document = parse_document(path, read_bytes(path))
+        document = parse_document(path, read_source_bytes(path))
         migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
         files.append(FileMigration(path, document, migration))
     left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
     if left is not None:
-        files = [_keep_question(each, left) for each in files]
-    core_left = next((each.path.name for each in files if each.by_hand and not each.changed and _core_uses(each)), None)
+        files = [_keep_asking_for_apex(each, left) for each in files]
+    core_left = next(
+        (each.path.name for each in files if each.by_hand and not each.changed and _core_uses_in_original(each)), None
+    )
     if core_left is not None:
-        files = [_keep_core(each, core_left) for each in files]
-    return Plan(AdapterFile(place, name, present), files)
+        files = [_leave_core_on_apex(each, core_left) for each in files]
+    return AdapterPlan(AdapterFile(place, name, present), files)
 
 
-def _keep_question(file: FileMigration, left: str) -> FileMigration:
+def _keep_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
     """Return what becomes of a file if another one stays on Apex: one that only asks for Apex goes on doing so."""
     if file.document is None or file.migration is None or file.migration.uses or not file.changed:
         return file
     module = Module(file.document.text)
-    asking = [each for each, _ in Names(module).imports if isinstance(module.parent(each), ast.Try)]
+    asking = [each for each, _ in ModuleImports(module).imports if isinstance(module.parent(each), ast.Try)]
     if not asking:
         return file
-    kept = Migration(file.document.text, [Finding.at(asking[0], BY_HAND, PROBE_KEPT.format(left))])
+    kept = Migration(file.document.text, [Finding.at_node(asking[0], BY_HAND, PROBE_KEPT.format(left))])
     return replace(file, migration=kept)
 
 
-def _core_uses(file: FileMigration) -> list[ast.AST]:
+def _core_uses_in_original(file: FileMigration) -> list[ast.AST]:
     """Return where a file, as it is before, names functions of `apex.amp`."""
     if file.document is None:
         return []
-    names = Names(Module(file.document.text))
-    return [node for node, full in names.uses if public_name(full).startswith("apex.amp.")]
+    names = ModuleImports(Module(file.document.text))
+    return [node for node, full in names.uses if public_full_name(full).startswith("apex.amp.")]
 
 
-def _keep_core(file: FileMigration, left: str) -> FileMigration:
+def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
     """Return what becomes of a file if the core of another one stays on Apex: its own stays too."""
-    uses = _core_uses(file) if file.changed else []
+    uses = _core_uses_in_original(file) if file.changed else []
     if not uses or file.document is None:
         return file
-    reason = Finding.at(uses[0], BY_HAND, CORE_STAYS.format(left))
+    reason = Finding.at_node(uses[0], BY_HAND, CORE_STAYS.format(left))
     return replace(file, migration=Migration(file.document.text, [reason]))
 
 
@@ -159,15 +161,17 @@ def _is_script(path: Path) -> bool:
 
     One with relative imports runs by `python -m`, as a module of its package.
     """
-    content = read_bytes(path)
+    content = read_source_bytes(path)
     if path.suffix == ".py" and RELATIVE.search(content):
         return False
     return (
-        path.suffix != ".py" or b"__main__" in content or (b"scale_loss" in content and _scales_at_top(path, content))
+        path.suffix != ".py"
+        or b"__main__" in content
+        or (b"scale_loss" in content and _scales_loss_at_top(path, content))
     )
 
 
-def _scales_at_top(path: Path, content: bytes) -> bool:
+def _scales_loss_at_top(path: Path, content: bytes) -> bool:
     """Return whether a module names `scale_loss` outside of its functions and classes."""
     waiting: list[ast.AST] = [*ast.parse(parse_document(path, content).text).body]
     while waiting:
@@ -185,11 +189,11 @@ def _import_root(path: Path, text: str) -> Path:
     It is the nearest folder that has a module which the file imports; without one the folder of the script, or the
     one that holds its package.
     """
-    folders = _folders(path)
-    dots = [len(found[1]) for found in RELATIVE.finditer(read_bytes(path))] if path.suffix == ".py" else []
+    folders = _folders_above(path)
+    dots = [len(found[1]) for found in RELATIVE.finditer(read_source_bytes(path))] if path.suffix == ".py" else []
     folders = folders[max(dots, default=0) :] or folders[-1:]  # so many are packages, with `__init__.py` or without
     for folder in folders:
-        if any(_has_module(folder, name, path) for name in _top_imports(text)):
+        if any(_has_module(folder, name, path) for name in _imported_top_names(text)):
             return folder
     if path.name != "__init__.py" and _is_script(path):
         return folders[0]
@@ -200,7 +204,7 @@ def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file() and Path(os.path.abspath(folder)).name.isidentifier()
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders_above(path: Path) -> list[Path]:
     """Return the folder of a file and those above it, up to that of a repository or the working directory."""
     folders = []
     here = Path(os.path.abspath(path.parent))
@@ -211,7 +215,7 @@ def _folders(path: Path) -> list[Path]:
     return folders
 
 
-def _top_imports(text: str) -> set[str]:
+def _imported_top_names(text: str) -> set[str]:
     """Return the first parts of the absolute imports of a module, without the standard library.
 
     A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.

@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Index, choices_of
-from ampcompare.source.migrate.core.scalers import LOOPS, Scaler, conditions_of
+from ampcompare.source.index import Index, functions_of_callee
+from ampcompare.source.migrate.core.scalers import LOOPS, PlannedScaler, ifs_around_call
 from ampcompare.source.migrate.finding import NOTE, Finding
-from ampcompare.source.migrate.read.forward import Forward
-from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbors import Around
-from ampcompare.source.migrate.read.order import Order
+from ampcompare.source.migrate.read.forward import ForwardPasses
+from ampcompare.source.migrate.read.names import ModuleImports
+from ampcompare.source.migrate.read.neighbors import Neighbors
+from ampcompare.source.migrate.read.order import EventOrder
 from ampcompare.source.migrate.read.sites import Sites, model_names
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import argument_values, arguments, elements, last_name, walk
 
 
 @dataclass
-class Core:
+class ApexCore:
     """A core that can be rewritten; `rewrite_core` fills it.
 
     Attributes:
@@ -34,14 +34,14 @@ class Core:
 
     module: Module
     index: Index
-    around: Around
-    names: Names
+    around: Neighbors
+    names: ModuleImports
     edits: Edits
     torch: str
     sites: Sites
-    planned: Scaler
-    order: Order
-    forward: Forward
+    planned: PlannedScaler
+    order: EventOrder
+    forward: ForwardPasses
     findings: list[Finding] = field(default_factory=list)
     always: bool = False
     update: str = ""
@@ -54,38 +54,38 @@ class Core:
     unscaled: set[int] = field(default_factory=set)
 
     @property
-    def is_off(self) -> bool:
+    def is_all_fp32(self) -> bool:
         """Whether all is in fp32, at O0 alone."""
         levels = [each.arguments.get("opt_level") for each in self.sites.initializes]
         return bool(levels) and all(isinstance(each, ast.Constant) and each.value == "O0" for each in levels)
 
     @property
-    def off(self) -> str:
+    def idle_scaler_expression(self) -> str:
         """The expression for a scaler that does nothing."""
         return f'{self.torch}.amp.GradScaler("cuda", enabled=False)'
 
     @functools.cached_property
-    def models(self) -> set[str]:
+    def model_names(self) -> set[str]:
         """The names by which models are called, as they are or as members of a list or dict.
 
         They are those of `amp.initialize`, those to which these are assigned, and parameters that get them.
         """
         module = self.module
-        called = {called_name(each.func) for each in module.calls}
+        called = {holder_name_of(each.func) for each in module.calls}
         members = [
-            (_stored_names(target), held_names(holder))
+            (_names_stored_by(target), held_names(holder))
             for node in module.nodes
             if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))
-            for target, holder in _members_of_loop(node.target, node.iter)
+            for target, holder in _loop_targets_with_holders(node.target, node.iter)
         ]
         for targets, holders in members:
             called |= holders if targets & called else set()
         assigned = [
-            (_stored_names(target), held_names(value))
+            (_names_stored_by(target), held_names(value))
             for node in module.nodes
             if isinstance(node, ast.Assign)
             for each in node.targets
-            for target, value in _pairs(each, node.value)
+            for target, value in _targets_with_values(each, node.value)
         ]
         found = set(model_names(module, self.sites)) | (self._initialized_members() & called)
         waiting = list(found)
@@ -93,7 +93,7 @@ class Core:
             names = {waiting.pop()}
             new: set[str] = set()
             for call in module.calls:
-                new |= {name for name, function in self.parameters_given(call, names) if function.module is module}
+                new |= {name for name, function in self.parameters_receiving(call, names) if function.module is module}
             for targets, values in (*members, *assigned):
                 new |= targets if names & values else set()
             new = new & called - found - {""}
@@ -104,34 +104,39 @@ class Core:
     def _initialized_members(self) -> set[str]:
         """Return the names of lists and dicts of which `amp.initialize` gets members, or which get its models."""
         given = [each.arguments["models"] for each in self.sites.initializes if "models" in each.arguments]
-        return {called_name(one) for each in given for one in _members(each) if isinstance(one, ast.Subscript)}
+        return {
+            holder_name_of(one)
+            for each in given
+            for one in _members_written_out(each)
+            if isinstance(one, ast.Subscript)
+        }
 
-    def parameters_given(self, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
+    def parameters_receiving(self, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
         """Return the parameters of functions of the project that get one of some objects in a call of this module."""
-        return parameters_given(self.index, call, names)
+        return parameters_receiving(self.index, call, names)
 
-    def runs_before(self, statement: ast.stmt) -> bool:
+    def runs_before_initialize(self, statement: ast.stmt) -> bool:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
-        module, function = self.module, self.module.function(statement)
+        module, function = self.module, self.module.function_around(statement)
         later = [each.statement for each in self.sites.initializes if each.function is function]
-        loops = {each for each in module.within_function(statement) if isinstance(each, LOOPS)}
+        loops = {each for each in module.nodes_up_to_function(statement) if isinstance(each, LOOPS)}
         return bool(later) and all(
-            statement.lineno < each.lineno and loops.isdisjoint(module.within_function(each)) for each in later
+            statement.lineno < each.lineno and loops.isdisjoint(module.nodes_up_to_function(each)) for each in later
         )
 
     def _is_above_scaler(self, node: ast.AST) -> bool:
         """Return whether a node stands above all that makes the scaler in its function."""
-        line, function = self.module.statement(node).lineno, self.module.function(node)
+        line, function = self.module.statement_around(node).lineno, self.module.function_around(node)
         made = [each for each in self.sites.initializes if each.function is function]
-        first = [[each.statement, *conditions_of(self.module, each)][-1] for each in made]  # which has the default
+        first = [[each.statement, *ifs_around_call(self.module, each)][-1] for each in made]  # which has the default
         return bool(first) and all(line < each.lineno for each in first)
 
-    def note(self, node: ast.AST, message: str) -> None:
+    def add_note(self, node: ast.AST, message: str) -> None:
         """Add a note on the line of a node."""
-        self.findings.append(Finding.at(node, NOTE, message))
+        self.findings.append(Finding.at_node(node, NOTE, message))
 
     @property
-    def scaler(self) -> str:
+    def scaler_expression(self) -> str:
         """The expression for the scaler."""
         return self.planned.expression
 
@@ -139,11 +144,11 @@ class Core:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""
         blocks = (each for each in self.module.ancestors(node) if isinstance(each, ast.With))
         calls = (item.context_expr for each in blocks for item in each.items if isinstance(item.context_expr, ast.Call))
-        return any(self.names.meaning(each.func) == "apex.amp.disable_casts" for each in calls)
+        return any(self.names.full_name_of(each.func) == "apex.amp.disable_casts" for each in calls)
 
-    def is_covered(self, node: ast.AST) -> bool:
+    def has_autocast(self, node: ast.AST) -> bool:
         """Return whether a node stands in a part of the text that has autocast now."""
-        statement = self.module.statement(node)
+        statement = self.module.statement_around(node)
         above = [statement, *self.module.ancestors(statement)]
         if any(each in self.wrapped for each in above):
             return True
@@ -151,13 +156,13 @@ class Core:
         if any(first <= statement.lineno <= last for first, last in spans):
             return True
         contexts = [item.context_expr for each in above if isinstance(each, ast.With) for item in each.items]
-        if any(self.names.meaning(each.func) in AUTOCASTS for each in contexts if isinstance(each, ast.Call)):
+        if any(self.names.full_name_of(each.func) in AUTOCASTS for each in contexts if isinstance(each, ast.Call)):
             return True
         return any(each.statement in above and node in walk(each.loss) for each in self.forward.inline)
 
     def reaches_scaler(self, node: ast.AST) -> bool:
         """Return whether the scaler is in scope, and made, where autocast asks it."""
-        function = self.module.function(node)
+        function = self.module.function_around(node)
         if self.always or (self.planned.home == "module" and function is not None):
             return True
         if self._is_above_scaler(node):
@@ -170,47 +175,47 @@ class Core:
         return any(each in created for each in (*self.module.functions_around(node), None))
 
     @property
-    def autocast(self) -> str:
+    def autocast_line(self) -> str:
         """The `with` line for a forward pass."""
-        enabled = "" if self.always else f", enabled={self.scaler}.is_enabled()"
+        enabled = "" if self.always else f", enabled={self.scaler_expression}.is_enabled()"
         return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'
 
 
-def called_name(node: ast.expr) -> str:
+def holder_name_of(node: ast.expr) -> str:
     """Return the last part of the name of an object, or of the list or dict whose member it is, as of `nets["g"]`."""
     while isinstance(node, ast.Subscript):
         node = node.value
     return last_name(node)
 
 
-def parameters_given(index: Index, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
+def parameters_receiving(index: Index, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
     """Return the parameters of functions of the project that get one of some objects in a call of a module."""
     if not any(names & held_names(each) for each in argument_values(call)):
         return []
     found = []
-    for each in choices_of(index.callee(call, index.module.scope_of[call])):
+    for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
         if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            bound = arguments(call, each.module.positional(each.scope.node))
+            bound = arguments(call, each.module.positional_parameters(each.scope.node))
             found += [(key, each) for key, one in bound.items() if names & held_names(one)]
     return found
 
 
 def held_names(node: ast.expr) -> set[str]:
     """Return the last parts of the names of an object, or of those in a list, tuple or dict that is written out."""
-    return {called_name(each) for each in _members(node)}
+    return {holder_name_of(each) for each in _members_written_out(node)}
 
 
-def _members(node: ast.expr) -> list[ast.expr]:
+def _members_written_out(node: ast.expr) -> list[ast.expr]:
     """Return the values of a list, tuple or dict that is written out; any other expression is its only one."""
     return [each for each in node.values if each is not None] if isinstance(node, ast.Dict) else elements(node)
 
 
-def _stored_names(target: ast.expr) -> set[str]:
+def _names_stored_by(target: ast.expr) -> set[str]:
     """Return the last parts of the names that an assignment binds, or into whose members it puts something."""
-    return {called_name(each) for each in elements(target)}
+    return {holder_name_of(each) for each in elements(target)}
 
 
-def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+def _targets_with_values(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
     """Return the parts of an assignment with what each gets, where both sides are written out."""
     targets, values = elements(target), elements(value)
     is_apart = len(targets) == len(values) > 1 and not any(
@@ -219,7 +224,7 @@ def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]
     return list(zip(targets, values, strict=True)) if is_apart else [(target, value)]
 
 
-def _members_of_loop(target: ast.expr, over: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+def _loop_targets_with_holders(target: ast.expr, over: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
     """Return the targets of a loop with the list or dict whose members each gets, through `zip`, `items` and others."""
     if not isinstance(over, ast.Call):
         return [(target, over)]
@@ -227,7 +232,9 @@ def _members_of_loop(target: ast.expr, over: ast.expr) -> list[tuple[ast.expr, a
     if isinstance(over.func, ast.Attribute) and name in ("values", "items") and not over.args:
         return [(targets[-1], over.func.value)]
     if name == "enumerate" and len(targets) == 2 and over.args:
-        return _members_of_loop(targets[1], over.args[0])
+        return _loop_targets_with_holders(targets[1], over.args[0])
     if name == "zip" and len(targets) == len(over.args):
-        return [pair for each, one in zip(targets, over.args, strict=True) for pair in _members_of_loop(each, one)]
+        return [
+            pair for each, one in zip(targets, over.args, strict=True) for pair in _loop_targets_with_holders(each, one)
+        ]
     return []

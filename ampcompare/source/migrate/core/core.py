@@ -5,18 +5,18 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
-from ampcompare.source.branches import is_exclusive
+from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edits
-from ampcompare.source.index import Answer, choices_of
+from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, find_switches, is_asked
-from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, is_only_asked_for, names_switched_by_script
+from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
-from ampcompare.source.migrate.core.model_casts import casts_itself, gets_optimizers, level_of_fp16
-from ampcompare.source.migrate.core.outside import OUTSIDE, cast_other_calls
+from ampcompare.source.migrate.core.model_casts import fp16_level_of_file, initialize_gets_optimizer, model_casts_itself
+from ampcompare.source.migrate.core.outside import OUTSIDE, cast_or_refuse_other_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
-from ampcompare.source.migrate.core.state_dict import rewrite_state
+from ampcompare.source.migrate.core.state_dict import rewrite_amp_state
 from ampcompare.source.migrate.core.steps import (
     note_joint_skips,
     note_steps_apart,
@@ -24,12 +24,12 @@ from ampcompare.source.migrate.core.steps import (
     refuse_half_leaves,
     rewrite_steps,
 )
-from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.forward import Forward, find_forward
-from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbors import Around
-from ampcompare.source.migrate.read.order import BLOCK, find_order, is_backward, is_update
-from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
+from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.forward import ForwardPasses, find_forward_passes
+from ampcompare.source.migrate.read.names import ModuleImports
+from ampcompare.source.migrate.read.neighbors import Neighbors
+from ampcompare.source.migrate.read.order import BLOCK, find_event_order, is_backward_pass, is_step_or_read
+from ampcompare.source.migrate.read.sites import BackwardPass, InitializeCall, OptimizerStep, Sites, collect_sites
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import argument_values, dotted_name, is_literal, last_name, last_part, walk
 
@@ -78,43 +78,43 @@ NAMED = (
 PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 
 
-def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around: Around) -> Core | None:
+def rewrite_core(module: Module, names: ModuleImports, edits: Edits, torch: str, around: Neighbors) -> ApexCore | None:
     """Rewrite the core of a module, all of it; return None where it has none.
 
     Args:
         around: what other modules have to do with it.
 
     Raises:
-        Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
+        UnsureRewrite: something cannot be rewritten surely; the edits are incomplete then and must not be used.
     """
-    index = around.index(module)
+    index = around.index_of(module)
     sites = collect_sites(module, names, index)
     asked = next((node for node, meaning in names.uses if meaning.startswith(AMP_STATE)), None)
-    _refuse_passed_on(module, names)
+    _refuse_apex_passed_on(module, names)
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads or asked):
         return None
-    _refuse(module, names, sites)
-    _refuse_native(module, names, sites)
+    _refuse_unsure_training(module, names, sites)
+    _refuse_torch_amp(module, names, sites)
     _refuse_several_files(module, sites, asked, around)
     planned = plan_scaler(module, sites)
-    order = find_order(index, sites)
-    _refuse_without_step(module, sites)
+    order = find_event_order(index, sites)
+    _refuse_loss_without_step(module, sites)
     sites.backwards = [each for each in sites.backwards if id(each.node) not in order.plain]
-    forward = Forward() if level_of_fp16(sites) else find_forward(index, names, sites)
-    core = Core(module, index, around, names, edits, torch, sites, planned, order, forward)
-    for call, name in find_handed_on(core):
-        raise Unsure(call, HANDED_ON.format(name))
+    forward = ForwardPasses() if fp16_level_of_file(sites) else find_forward_passes(index, names, sites)
+    core = ApexCore(module, index, around, names, edits, torch, sites, planned, order, forward)
+    for call, name in calls_given_loss_and_optimizer(core):
+        raise UnsureRewrite(call, HANDED_ON.format(name))
     for backward in forward.missing:
-        raise Unsure(backward.statement, FORWARD_UNSEEN)
+        raise UnsureRewrite(backward.statement, FORWARD_UNSEEN)
     create_scalers(core)
-    for call in () if casts_itself(core) else forward.apart:
-        core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
-    cast_other_calls(core)
+    for call in () if model_casts_itself(core) else forward.apart:
+        core.add_note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
+    cast_or_refuse_other_calls(core)
     for first, last in forward.regions:
         if not core.is_without_casts(first):
-            edits.wrap(first, last, core.autocast)
+            edits.put_under_header(first, last, core.autocast_line)
     for place, node in order.named.items():
-        core.note(node, NAMED.format(place))
+        core.add_note(node, NAMED.format(place))
     place_unscale(core)
     for backward in sites.backwards:
         _rewrite_backward(core, backward)
@@ -122,46 +122,46 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     note_steps_apart(core)
     note_joint_skips(core)
     refuse_half_leaves(core)
-    rewrite_state(core)
+    rewrite_amp_state(core)
     refuse_internals(core)
     return core
 
 
-def _refuse(module: Module, names: Names, sites: Sites) -> None:
+def _refuse_unsure_training(module: Module, names: ModuleImports, sites: Sites) -> None:
     for initialize in sites.initializes if not sites.backwards else []:
-        _refuse_library(module, initialize)
+        _refuse_scaling_by_library(module, initialize)
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
-            if names.meaning(node) is None and isinstance(module.parent(node), ast.Call):
-                raise Unsure(node, MAY_BE_APEX.format(node.attr))
+            if names.full_name_of(node) is None and isinstance(module.parent(node), ast.Call):
+                raise UnsureRewrite(node, MAY_BE_APEX.format(node.attr))
 
 
-def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, around: Around) -> None:
+def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, around: Neighbors) -> None:
     """Refuse a training of which another file has a part: what lies between the parts is not all in sight.
 
     An inference without an optimizer is whole by itself.
     """
     scales = any(each.block for each in sites.backwards)
-    trains = any(gets_optimizers(each) for each in sites.initializes)
+    trains = any(initialize_gets_optimizer(each) for each in sites.initializes)
     nodes: list[ast.AST] = [
         *(each.call for each in sites.initializes),
         *(each.node for each in sites.backwards),
         *(node for node in (*sites.masters, *sites.saves, *sites.loads, asked) if node is not None),
     ]
     for other in around.paths_sharing_training(module, everywhere=trains and not scales):
-        raise Unsure(nodes[0], SEVERAL_FILES.format(around.name_of(other)))
+        raise UnsureRewrite(nodes[0], SEVERAL_FILES.format(around.relative_path_of(other)))
     if not sites.initializes:
-        raise Unsure(nodes[0], NO_INITIALIZE)
-    if trains and not scales and not any(True for _ in module.methods("backward")):
-        raise Unsure(nodes[0], NO_BACKWARD)
+        raise UnsureRewrite(nodes[0], NO_INITIALIZE)
+    if trains and not scales and not any(True for _ in module.method_calls("backward")):
+        raise UnsureRewrite(nodes[0], NO_BACKWARD)
     for path, above in around.modules_above(module) if scales else ():
-        updates = (each for each in above.nodes if is_backward(above, each) or is_update(above, each))
+        updates = (each for each in above.nodes if is_backward_pass(above, each) or is_step_or_read(above, each))
         if (found := next(updates, None)) is not None:
             line = getattr(found, "lineno", 0)
-            raise Unsure(nodes[0], UPDATES_ABOVE.format(ast.unparse(found), line, around.name_of(path)))
+            raise UnsureRewrite(nodes[0], UPDATES_ABOVE.format(ast.unparse(found), line, around.relative_path_of(path)))
 
 
-def is_list(module: Module, optimizers: ast.expr) -> bool:
+def is_list_of_optimizers(module: Module, optimizers: ast.expr) -> bool:
     """Return whether a name stands for several optimizers: by what it is bound to, or else by its plural."""
     key, scope = dotted_name(optimizers) or "", module.scope_of.get(optimizers, module.top)
     values = [each for each in module.values_of(key, scope) or [] if not is_literal(each, None)]
@@ -172,55 +172,57 @@ def is_list(module: Module, optimizers: ast.expr) -> bool:
     return PLURAL.search(key) is not None and not any(name[:1].isupper() for name in makers)
 
 
-def _refuse_passed_on(module: Module, names: Names) -> None:
+def _refuse_apex_passed_on(module: Module, names: ModuleImports) -> None:
     """Refuse a module that passes Apex on, or binds its name to something else by the script's own choice."""
     for use, name in names.uses:
-        if name in ("apex", "apex.amp") and _is_passed_on(module, use):
-            raise Unsure(use, PASSED_ON.format(name))
-    for name, node in find_switches(module, names).items():
-        if names.meaning(node) in ("apex", "apex.amp"):
-            raise Unsure(node, SWITCHED.format(name))
+        if name in ("apex", "apex.amp") and _is_name_passed_on(module, use):
+            raise UnsureRewrite(use, PASSED_ON.format(name))
+    for name, node in names_switched_by_script(module, names).items():
+        if names.full_name_of(node) in ("apex", "apex.amp"):
+            raise UnsureRewrite(node, SWITCHED.format(name))
 
 
-def _refuse_library(module: Module, initialize: Initialize) -> None:
+def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> None:
     """Refuse a loss that a library scales by Apex: timm's `ApexScaler`, or the Trainer of transformers."""
     for call in module.calls:
         if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
-            raise Unsure(call, "ApexScaler of timm scales the loss by Apex; take timm's NativeScaler, and autocast")
+            raise UnsureRewrite(
+                call, "ApexScaler of timm scales the loss by Apex; take timm's NativeScaler, and autocast"
+            )
     holder = module.class_of(initialize.function)
     bases = {dotted_name(base) for base in holder.bases} if holder is not None else set()
     for _, alias, full in module.imports:
         if full.startswith("transformers.") and alias.name == "Trainer" and (alias.asname or alias.name) in bases:
-            raise Unsure(
+            raise UnsureRewrite(
                 initialize.call,
                 "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
                 "arguments of the Trainer, and remove this branch by hand",
             )
 
 
-def _is_passed_on(module: Module, node: ast.AST) -> bool:
+def _is_name_passed_on(module: Module, node: ast.AST) -> bool:
     """Return whether a name of a module is used as a value, other than in a test for `None`."""
-    return not isinstance(getattr(node, "ctx", None), ast.Store) and not is_asked(module, node)
+    return not isinstance(getattr(node, "ctx", None), ast.Store) and not is_only_asked_for(module, node)
 
 
-def _refuse_native(module: Module, names: Names, sites: Sites) -> None:
+def _refuse_torch_amp(module: Module, names: ModuleImports, sites: Sites) -> None:
     """Refuse uses of torch.amp that may meet those of Apex."""
     for step in sites.steps if sites.natives else []:
-        if not sites.initializes or not _steps_apart(module, step):
-            raise Unsure(step.call, NATIVE_TOO)
+        if not sites.initializes or not _is_stepped_by_scaler_elsewhere(module, step):
+            raise UnsureRewrite(step.call, NATIVE_TOO)
     trains_here = bool(sites.backwards or sites.masters or not sites.steps)
     for node in module.nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node):
-            apart = _is_harmless(module, names, node) or _is_elsewhere(module, sites, node)
+        if isinstance(node, (ast.Name, ast.Attribute)) and _is_use_of_torch_amp(names, node):
+            apart = _is_harmless_use(module, names, node) or _is_in_function_without_apex(module, sites, node)
             if not (apart and trains_here):
-                raise Unsure(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
+                raise UnsureRewrite(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
 
 
-def _is_native(names: Names, node: ast.Name | ast.Attribute) -> bool:
-    return not isinstance(node.ctx, ast.Store) and names.meaning(node) in AUTOCASTS | SCALERS
+def _is_use_of_torch_amp(names: ModuleImports, node: ast.Name | ast.Attribute) -> bool:
+    return not isinstance(node.ctx, ast.Store) and names.full_name_of(node) in AUTOCASTS | SCALERS
 
 
-def _is_harmless(module: Module, names: Names, node: ast.Name | ast.Attribute) -> bool:
+def _is_harmless_use(module: Module, names: ModuleImports, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use is an annotation, or an autocast that cannot switch another one off."""
     below: ast.AST = node
     for outer in module.ancestors(node):
@@ -229,7 +231,7 @@ def _is_harmless(module: Module, names: Names, node: ast.Name | ast.Attribute) -
         if isinstance(outer, ast.stmt):
             break
         below = outer
-    meaning = str(names.meaning(node))
+    meaning = str(names.full_name_of(node))
     if not meaning.endswith(".autocast"):
         return False
     call = module.parent(node)
@@ -242,7 +244,7 @@ def _is_harmless(module: Module, names: Names, node: ast.Name | ast.Attribute) -
     )
 
 
-def _is_elsewhere(module: Module, sites: Sites, node: ast.AST) -> bool:
+def _is_in_function_without_apex(module: Module, sites: Sites, node: ast.AST) -> bool:
     """Return whether the outermost function around a use has nothing of Apex in it."""
     functions = list(module.functions_around(node))
     if not functions:
@@ -253,88 +255,96 @@ def _is_elsewhere(module: Module, sites: Sites, node: ast.AST) -> bool:
     return not any(functions[-1] in module.ancestors(each) for each in statements)
 
 
-def _steps_apart(module: Module, step: Step) -> bool:
+def _is_stepped_by_scaler_elsewhere(module: Module, step: OptimizerStep) -> bool:
     """Return whether another branch steps the same optimizer through a GradScaler, so that this one is not for it."""
     return any(
         call.args
         and dotted_name(call.args[0]) == step.optimizer
-        and module.function(call) is step.function
-        and is_exclusive(module, call, step.statement)
-        for call, _ in module.methods("step")
+        and module.function_around(call) is step.function
+        and exclude_each_other(module, call, step.statement)
+        for call, _ in module.method_calls("step")
     )
 
 
-def _rewrite_backward(core: Core, backward: Backward) -> None:
+def _rewrite_backward(core: ApexCore, backward: BackwardPass) -> None:
     """Scale the loss of a backward pass by its scaler."""
     module, edits, statement = core.module, core.edits, backward.statement
     loss = module.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline and not core.is_without_casts(statement):
-        inline = [core.autocast, f"{module.unit}loss = {loss}"]
+        inline = [core.autocast_line, f"{module.indentation_unit}loss = {loss}"]
         loss = "loss"
-    scaler = core.scaler
+    scaler = core.scaler_expression
     if not backward.block:
         if inline:
-            edits.before(statement, inline)
+            edits.insert_above(statement, inline)
         edits.replace(backward.loss, f"{scaler}.scale({loss})")
         return
     assert isinstance(statement, ast.With)
     if "delay_overflow_check" in backward.arguments:
-        core.note(statement, "delay_overflow_check has no equivalent: GradScaler checks at the step")
-    _refuse_inside(core, statement)
+        core.add_note(statement, "delay_overflow_check has no equivalent: GradScaler checks at the step")
+    _refuse_misuse_in_block(core, statement)
     named = [node for node in module.nodes if isinstance(node, ast.Name) and node.id == backward.name]
-    uses = [node for node in named if isinstance(node.ctx, ast.Load) and module.function(node) is backward.function]
+    uses = [
+        node for node in named if isinstance(node.ctx, ast.Load) and module.function_around(node) is backward.function
+    ]
     inside = [node for node in uses if statement in module.ancestors(node)]
     # Blocks that bind the name for themselves.
     blocks = {each.statement for each in core.sites.backwards if each.name == backward.name}
     later = [node for node in uses if blocks.isdisjoint(module.ancestors(node))]
     if len(inside) == 1 and not later and getattr(module.parent(inside[0]), "attr", "") == "backward":
         edits.replace(inside[0], f"{scaler}.scale({loss})")
-        edits.unwrap(statement, statement.body, inline)
+        edits.unwrap_statement(statement, statement.body, inline)
         return
     header = [*inline, f"{backward.name} = {scaler}.scale({loss})"] if backward.name else inline
-    edits.unwrap(statement, statement.body, header)
+    edits.unwrap_statement(statement, statement.body, header)
 
 
-def _refuse_inside(core: Core, statement: ast.With) -> None:
+def _refuse_misuse_in_block(core: ApexCore, statement: ast.With) -> None:
     for each in walk(statement):
         if isinstance(each, (ast.Yield, ast.YieldFrom)):
-            raise Unsure(each, "the caller of this generator runs in the block of scale_loss, and cannot be seen")
+            raise UnsureRewrite(
+                each, "the caller of this generator runs in the block of scale_loss, and cannot be seen"
+            )
     for read in core.sites.reads:
         if statement in core.module.ancestors(read.statement) and isinstance(read.node, ast.Call):
             name = ast.unparse(read.node.func)
-            raise Unsure(read.node, CLIPPED_INSIDE if "clip" in name else CHANGED_INSIDE.format(f"{name}()"))
+            raise UnsureRewrite(read.node, CLIPPED_INSIDE if "clip" in name else CHANGED_INSIDE.format(f"{name}()"))
     for step in core.sites.steps:
         if statement in core.module.ancestors(step.statement):
-            raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")
+            raise UnsureRewrite(
+                step.call, "the step is inside the block of scale_loss, where gradients are still scaled"
+            )
 
 
-def _refuse_without_step(module: Module, sites: Sites) -> None:
+def _refuse_loss_without_step(module: Module, sites: Sites) -> None:
     """Refuse a loss that is scaled for an optimizer without a step in the file."""
     stepped = {last_part(each.optimizer) for each in sites.steps}
     for backward in sites.backwards:
         for key in backward.optimizers:
             if last_part(key) not in stepped:
                 given = backward.arguments.get("optimizers")
-                is_several = not key.replace(".", "").isidentifier() or (given is not None and is_list(module, given))
-                raise Unsure(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
+                is_several = not key.replace(".", "").isidentifier() or (
+                    given is not None and is_list_of_optimizers(module, given)
+                )
+                raise UnsureRewrite(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
 
 
-def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
+def calls_given_loss_and_optimizer(core: ApexCore) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
     known = {last_part(key) for key in core.sites.optimizers} | {last_part(each.optimizer) for each in core.sites.steps}
     for node in core.module.calls:
         key = dotted_name(node.func)
-        if key is None or core.names.meaning(node.func) is not None:
+        if key is None or core.names.full_name_of(node.func) is not None:
             continue
         given = {last_part(name) for each in argument_values(node) if (name := dotted_name(each)) is not None}
         if not given & known:
             continue
         callee = core.index.callee(node, core.module.scope_of[node])
-        functions = [each for each in choices_of(callee) if isinstance(each, Called)]
+        functions = [each for each in functions_of_callee(callee) if isinstance(each, Called)]
         if any(each.module is core.module for each in functions):
             continue
-        if any(core.index.reaches(each, BLOCK) is Answer.YES for each in functions) or (
+        if any(core.index.reaches_event(each, BLOCK) is Answer.YES for each in functions) or (
             not functions and any("loss" in each.lower() for each in given)
         ):
             yield node, key

@@ -6,17 +6,17 @@ import ast
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Answer, Index, choices_of
+from ampcompare.source.index import Answer, Index, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.coverage import Coverage, home_of
-from ampcompare.source.migrate.core.model_calls import MAX_DEPTH, calls_parameter, find_traced
-from ampcompare.source.migrate.core.model_casts import level_of_fp16
-from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around
+from ampcompare.source.migrate.core.model_calls import MAX_DEPTH, calls_parameter, find_traced_network
+from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
+from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import argument_values, arguments, bound_in, dotted_name, last_name, walk
+from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, names_bound_in, walk
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
 
 HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
 HALF_WEIGHTS = (
@@ -36,68 +36,73 @@ CHAINED = frozenset({"cuda", "cpu", "to", "train", "eval", "float", "requires_gr
 PARTS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children", "buffers")
 
 
-def refuse_half_weights(core: Core) -> None:
+def refuse_half_weights(core: ApexCore) -> None:
     """Refuse casts of the weights of a model that trains to fp16, as they are in place."""
     if not any(each.block for each in core.sites.backwards):
         return
-    for call, owner in casts_to_half(core.module):
-        if not core.runs_before(core.module.statement(call)) and _is_of_model(core, owner):
-            raise Unsure(call, HALF_WEIGHTS)
+    for call, owner in calls_casting_to_fp16(core.module):
+        if not core.runs_before_initialize(core.module.statement_around(call)) and _is_model_or_part(core, owner):
+            raise UnsureRewrite(call, HALF_WEIGHTS)
     for call in core.module.calls:
-        for parameter, function in core.parameters_given(call, core.models):
+        for parameter, function in core.parameters_receiving(call, core.model_names):
             module = function.module
-            for each, owner in module.methods("half"):
-                if module.function(each) is function.scope.node and dotted_name(owner) == parameter:
-                    raise Unsure(call, HALF_WEIGHTS)
+            for each, owner in module.method_calls("half"):
+                if module.function_around(each) is function.scope.node and dotted_name(owner) == parameter:
+                    raise UnsureRewrite(call, HALF_WEIGHTS)
 
 
-def settle_half_networks(core: Core) -> None:
+def refuse_or_note_half_networks(core: ApexCore) -> None:
     """Refuse networks that run outside of autocast with weights in fp16, and note those of files that this one imports.
 
     O1 cast the inputs of their layers, in the whole process.
 
     Raises:
-        Unsure: one of them is called, or traced.
+        UnsureRewrite: one of them is called, or traced.
     """
-    if level_of_fp16(core.sites) or not core.sites.initializes:
+    if fp16_level_of_file(core.sites) or not core.sites.initializes:
         return
-    for run, line in _runs_of_half(core.index):
-        if not core.is_covered(run) and not core.runs_before(core.module.statement(run)):
-            raise Unsure(run, HALF_RUNS.format(line))
-    coverage, first = Coverage(core), core.sites.initializes[0].call
+    for run, line in _calls_after_fp16_cast(core.index):
+        if not core.has_autocast(run) and not core.runs_before_initialize(core.module.statement_around(run)):
+            raise UnsureRewrite(run, HALF_RUNS.format(line))
+    coverage, first = AutocastCoverage(core), core.sites.initializes[0].call
     for module in core.around.modules_below(core.module):
-        runs = [each for each in _runs_of_half(core.index.seen_from(module)) if not _is_cast(coverage, module, each[0])]
+        runs = [
+            each
+            for each in _calls_after_fp16_cast(core.index.index_seen_from(module))
+            if not _runs_under_autocast(coverage, module, each[0])
+        ]
         for number, (run, line) in enumerate(runs):
-            words = core.index.name_of(module), run.lineno, line
-            if _is_led_to(core, home_of(module, run)):
-                raise Unsure(first, HALF_RUNS_ELSEWHERE.format(*words))
+            words = core.index.relative_path_of(module), run.lineno, line
+            if _is_called_from_file(core, scope_around(module, run)):
+                raise UnsureRewrite(first, HALF_RUNS_ELSEWHERE.format(*words))
             if not number:
-                core.note(first, HALF_RUNS_ELSEWHERE.format(*words))
+                core.add_note(first, HALF_RUNS_ELSEWHERE.format(*words))
 
 
-def _is_cast(coverage: Coverage, module: Module, run: ast.Call) -> bool:
-    return coverage.at(module, run) is Answer.YES
+def _runs_under_autocast(coverage: AutocastCoverage, module: Module, run: ast.Call) -> bool:
+    return coverage.coverage_of_node(module, run) is Answer.YES
 
 
-def _is_led_to(core: Core, scope: Scope, depth: int = 0) -> bool:
+def _is_called_from_file(core: ApexCore, scope: Scope, depth: int = 0) -> bool:
     """Return whether the file calls a function, if only through others."""
     if scope.function is None:
         return False
     return any(
-        each in core.module.scope_of or (depth < MAX_DEPTH and _is_led_to(core, core.index.scope_of(each), depth + 1))
-        for each in core.index.callers(scope)[0]
+        each in core.module.scope_of
+        or (depth < MAX_DEPTH and _is_called_from_file(core, core.index.scope_of_call(each), depth + 1))
+        for each in core.index.calls_of_function(scope)[0]
     )
 
 
-def casts_to_half(module: Module) -> Iterator[tuple[ast.Call, ast.expr]]:
+def calls_casting_to_fp16(module: Module) -> Iterator[tuple[ast.Call, ast.expr]]:
     """Yield the calls of methods that cast an object to fp16, with that object."""
-    for call, owner in module.methods("half", "to", "type"):
+    for call, owner in module.method_calls("half", "to", "type"):
         types = [call] if last_name(call.func) == "half" else argument_values(call)
-        if any(makes_half(module, each) for each in types):
+        if any(makes_fp16(module, each) for each in types):
             yield call, owner
 
 
-def makes_half(module: Module, node: ast.AST) -> bool:
+def makes_fp16(module: Module, node: ast.AST) -> bool:
     """Return whether a node makes a tensor or an object fp16, or is that type."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "half" and not node.args
@@ -105,39 +110,41 @@ def makes_half(module: Module, node: ast.AST) -> bool:
     return is_name and module.resolve(node, follow=False) in HALVES
 
 
-def _runs_of_half(index: Index) -> Iterator[tuple[ast.Call, int]]:
+def _calls_after_fp16_cast(index: Index) -> Iterator[tuple[ast.Call, int]]:
     """Yield the calls that run an object after its cast to fp16, each with the line of that.
 
     What is called is a network, or a copy of one: tensors are not.
     """
     module, halves = index.module, dict[str, ast.Call]()
-    casts = dict(casts_to_half(module))
+    casts = dict(calls_casting_to_fp16(module))
     for call, owner in casts.items():
-        for key in {dotted_name(_object_of(owner)), *_names_given(module, call)} - {None}:
+        for key in {dotted_name(_object_of_method(owner)), *_names_given_result(module, call)} - {None}:
             halves.setdefault(str(key), call)
     for call in module.calls if casts else ():
         for each in (call.func, *argument_values(call)):
-            cast = _cast_in(casts, each)
-            if cast is None and (name := dotted_name(_object_of(each)) or "") in halves:
-                cast = _cast_before(module, call, halves[name], name)
+            cast = _find_cast_in_chain(casts, each)
+            if cast is None and (name := dotted_name(_object_of_method(each)) or "") in halves:
+                cast = _find_cast_before(module, call, halves[name], name)
             if cast is not None and (
-                each is call.func or each is find_traced(module, call) or _is_run(index, call, each)
+                each is call.func
+                or each is find_traced_network(module, call)
+                or _is_called_by_function(index, call, each)
             ):
                 yield call, cast.lineno
                 break
 
 
-def _is_run(index: Index, call: ast.Call, given: ast.expr) -> bool:
+def _is_called_by_function(index: Index, call: ast.Call, given: ast.expr) -> bool:
     """Return whether a function of the project gets an object and calls it."""
-    for each in choices_of(index.callee(call, index.module.scope_of[call])):
+    for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
         if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            bound = arguments(call, each.module.positional(each.scope.node))
+            bound = arguments(call, each.module.positional_parameters(each.scope.node))
             if any(one is given and calls_parameter(index, each, key) for key, one in bound.items()):
                 return True
     return False
 
 
-def _cast_in(casts: Collection[ast.Call], node: ast.expr) -> ast.Call | None:
+def _find_cast_in_chain(casts: Collection[ast.Call], node: ast.expr) -> ast.Call | None:
     """Return the cast to fp16 whose result an expression is, as of `copy.deepcopy(net).half()`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHAINED:
         if node in casts:
@@ -146,27 +153,27 @@ def _cast_in(casts: Collection[ast.Call], node: ast.expr) -> ast.Call | None:
     return None
 
 
-def _cast_before(module: Module, call: ast.Call, cast: ast.Call, name: str) -> ast.Call | None:
+def _find_cast_before(module: Module, call: ast.Call, cast: ast.Call, name: str) -> ast.Call | None:
     """Return a cast that may have run where a call stands: above it, in another function, or in a round of a loop."""
-    function = module.function(cast)
-    if function is not module.function(call):
+    function = module.function_around(cast)
+    if function is not module.function_around(call):
         is_shared = name.startswith("self.") or function is None or function in list(module.functions_around(call))
         return cast if is_shared else None
-    loops = [each for each in module.within_function(call) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
+    loops = [each for each in module.nodes_up_to_function(call) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
     return cast if cast.lineno < call.lineno or any(each in module.ancestors(cast) for each in loops) else None
 
 
-def _names_given(module: Module, call: ast.Call) -> set[str]:
+def _names_given_result(module: Module, call: ast.Call) -> set[str]:
     """Return the names that get the result of a call, which is all of the value that is assigned."""
-    statement = module.statement(call)
+    statement = module.statement_around(call)
     value = statement.value if isinstance(statement, ast.Assign) else None
     while value is not None and value is not call:
         is_chain = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CHAINED
         value = value.func.value if is_chain else None  # type: ignore[attr-defined]
-    return set() if value is None else bound_in(statement)
+    return set() if value is None else names_bound_in(statement)
 
 
-def _object_of(node: ast.expr) -> ast.expr:
+def _object_of_method(node: ast.expr) -> ast.expr:
     """Return what an expression is a method of, as of `net.cuda().half`, through methods that give the object back."""
     while True:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHAINED:
@@ -177,7 +184,7 @@ def _object_of(node: ast.expr) -> ast.expr:
             return node
 
 
-def _is_of_model(core: Core, node: ast.expr) -> bool:
+def _is_model_or_part(core: ApexCore, node: ast.expr) -> bool:
     """Return whether an expression is a model, a part of one, or one of what a loop gets from a model."""
     while not dotted_name(node):
         if isinstance(node, ast.Call) and last_name(node.func) in CHAINED and isinstance(node.func, ast.Attribute):
@@ -187,8 +194,10 @@ def _is_of_model(core: Core, node: ast.expr) -> bool:
         else:
             return False
     names = (dotted_name(node) or "").split(".")
-    if not core.models.isdisjoint(names):
+    if not core.model_names.isdisjoint(names):
         return True
-    loops = [each for each in core.module.nodes if isinstance(each, ast.For) and names[0] in bound_in(each.target)]
+    loops = [
+        each for each in core.module.nodes if isinstance(each, ast.For) and names[0] in names_bound_in(each.target)
+    ]
     calls = (each for loop in loops for each in walk(loop.iter) if isinstance(each, ast.Call))
     return any(last_name(each.func) in PARTS for each in calls)

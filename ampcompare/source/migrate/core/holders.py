@@ -37,11 +37,11 @@ class Binding:
     holds: bool = False
 
 
-def path_of(node: ast.AST | None) -> Path:
+def access_path_of(node: ast.AST | None) -> Path:
     """Return the path of a name, an attribute, or an item under a word; it is empty for any other expression."""
     if isinstance(node, ast.Name):
         return (node.id,)
-    if not isinstance(node, (ast.Attribute, ast.Subscript)) or not (path := path_of(node.value)):
+    if not isinstance(node, (ast.Attribute, ast.Subscript)) or not (path := access_path_of(node.value)):
         return ()
     if isinstance(node, ast.Attribute):
         return (*path, f".{node.attr}")
@@ -49,7 +49,7 @@ def path_of(node: ast.AST | None) -> Path:
     return (*path, f"[{word!r}]") if isinstance(word, str) else ()
 
 
-def parts_below(path: Path, bound: Path) -> Path | None:
+def items_bound_below(path: Path, bound: Path) -> Path | None:
     """Return which items of a path are bound by a binding: `()` for all of it, None for nothing of it."""
     if path[: len(bound)] == bound:
         return ()
@@ -57,7 +57,7 @@ def parts_below(path: Path, bound: Path) -> Path | None:
     return below if bound[: len(path)] == path and below[0].startswith("[") else None
 
 
-class Holders:
+class BindingsOfScope:
     """The bindings of a function, or of a module, in the order of the text.
 
     Args:
@@ -77,58 +77,62 @@ class Holders:
         targets: list[ast.expr] = []
         values: list[ast.expr] = []
         within: Block | ast.AST | None = None
-        place = _end(node)
+        place = _end_of_node(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = [_numbers_of(each, node.value) for each in _targets_of(node)]
-            values, within = [node.value] if node.value is not None else [], self._module.block(node)
+            targets = [_target_of_numbers(each, node.value) for each in _targets_of_assignment(node)]
+            values, within = [node.value] if node.value is not None else [], self._module.block_of(node)
         elif isinstance(node, (ast.AugAssign, ast.NamedExpr)):
             targets, values = [node.target], [node.value]
         elif isinstance(node, (ast.For, ast.AsyncFor)):
-            targets, values, place, within = [node.target], [node.iter], _begin(node.body[0]), node.body
+            targets, values, place, within = [node.target], [node.iter], _start_of_node(node.body[0]), node.body
         elif isinstance(node, ast.comprehension):
             within = self._module.parent(node)
-            targets, values, place = [node.target], [node.iter], _begin(within)
+            targets, values, place = [node.target], [node.iter], _start_of_node(within)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDING:
             targets, values = [node.func.value], argument_values(node)
         for target in targets if values else []:
             for path, is_whole in _paths_bound(target):
                 yield Binding(path, values, place, within if is_whole else None)
 
-    def held_at(self, path: Path, node: ast.AST) -> set[Path]:
+    def items_held_at(self, path: Path, node: ast.AST) -> set[Path]:
         """Return which items of a path hold something where a node stands; `()` stands for the whole of it."""
         found = set()
         for each in self._of_name.get(path[0], ()):
-            parts = parts_below(path, each.path) if each.holds else None
-            if parts is not None and parts not in found and self._reaches(each, max(path, each.path, key=len), node):
+            parts = items_bound_below(path, each.path) if each.holds else None
+            if (
+                parts is not None
+                and parts not in found
+                and self._binding_reaches(each, max(path, each.path, key=len), node)
+            ):
                 found.add(parts)
         return found
 
-    def _reaches(self, binding: Binding, path: Path, node: ast.AST) -> bool:
+    def _binding_reaches(self, binding: Binding, path: Path, node: ast.AST) -> bool:
         """Return whether what is bound may still be there where a node stands, in a later round of a loop too."""
-        module, place = self._module, _begin(node)
-        around = [node, *module.within_function(node)]
+        module, place = self._module, _start_of_node(node)
+        around = [node, *module.nodes_up_to_function(node)]
         statements = [each for each in around if isinstance(each, ast.stmt) and not isinstance(each, FUNCTIONS)]
-        inside = {*map(id, around), *(id(module.block(each)) for each in statements)}
+        inside = {*map(id, around), *(id(module.block_of(each)) for each in statements)}
         last = max(
             (
                 each.place
                 for each in self._of_name[path[0]]
-                if each.place <= place and id(each.within) in inside and parts_below(path, each.path) == ()
+                if each.place <= place and id(each.within) in inside and items_bound_below(path, each.path) == ()
             ),
             default=BEGIN,
         )
         if binding.place <= place:
             return binding.place >= last
         loops = (each for each in around if isinstance(each, (ast.For, ast.AsyncFor, ast.While)))
-        both = next((each for each in loops if _begin(each) <= binding.place <= _end(each)), None)
-        return both is not None and last < _begin(both)
+        both = next((each for each in loops if _start_of_node(each) <= binding.place <= _end_of_node(each)), None)
+        return both is not None and last < _start_of_node(both)
 
 
-def _targets_of(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+def _targets_of_assignment(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
     return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
-def _numbers_of(target: ast.expr, value: ast.expr | None) -> ast.expr:
+def _target_of_numbers(target: ast.expr, value: ast.expr | None) -> ast.expr:
     """Return the part of a target that gets numbers, where the other one gets their indices."""
     if isinstance(target, ast.Tuple) and len(target.elts) == 2 and value is not None and makes_indices(value):
         return target.elts[0]
@@ -147,16 +151,16 @@ def _paths_bound(target: ast.AST) -> Iterator[tuple[Path, bool]]:
             yield from _paths_bound(each)
         return
     is_whole = True
-    while not path_of(target) and isinstance(target, (ast.Attribute, ast.Subscript, ast.Starred)):
+    while not access_path_of(target) and isinstance(target, (ast.Attribute, ast.Subscript, ast.Starred)):
         is_whole = is_whole and isinstance(target, ast.Starred)
         target = target.value
-    if (path := path_of(target)) and path != ("self",):
+    if (path := access_path_of(target)) and path != ("self",):
         yield path, is_whole
 
 
-def _begin(node: ast.AST) -> Place:
+def _start_of_node(node: ast.AST) -> Place:
     return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
-def _end(node: ast.AST) -> Place:
+def _end_of_node(node: ast.AST) -> Place:
     return getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0)

@@ -6,16 +6,16 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ampcompare.source.branches import is_exclusive
+from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.migrate.core.model_casts import wrapped_model_lines
-from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, varies
-from ampcompare.source.migrate.read.options import as_bool
-from ampcompare.source.migrate.read.sites import Initialize, Unsure
+from ampcompare.source.migrate.core.scalers import ifs_around_call, is_constructor, runs_under_varying_tests
+from ampcompare.source.migrate.read.options import expression_as_bool
+from ampcompare.source.migrate.read.sites import InitializeCall, UnsureRewrite
 from ampcompare.source.module import Block, Function, Module
 from ampcompare.source.syntax import is_literal
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
 
 MAX_LENGTH = 100  # of a line; longer calls get a line for each argument
 NO_GROWTH = "growth_interval=2**31 - 1"
@@ -33,111 +33,111 @@ AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the on
 AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; make one loss scaler by hand"
 
 
-def create_scalers(core: Core) -> None:
+def create_scalers(core: ApexCore) -> None:
     """Rewrite every `amp.initialize`."""
     initializes = core.sites.initializes
     single = len(initializes) == 1 and any(each.block for each in core.sites.backwards)
     made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
     for each in initializes:
         _refuse_in_expression(core, each)
-        if varies(core.index, each):
-            raise Unsure(each.call, AT_TIMES)
+        if runs_under_varying_tests(core.index, each):
+            raise UnsureRewrite(each.call, AT_TIMES)
     core.update = made[0][1].update if made else ""
     blocks = [each for each in core.sites.backwards if each.block]
     if made and len({"0" if each.loss_id is None else ast.unparse(each.loss_id) for each in blocks}) > 1:
-        core.note(made[0][0].call, ONE_FOR_ALL)
+        core.add_note(made[0][0].call, ONE_FOR_ALL)
     conditional = any(
-        settings.enabled or (conditions_of(core.module, each) and _always_above(core, each) is None)
+        settings.enabled or (ifs_around_call(core.module, each) and _find_earlier_call_always_run(core, each) is None)
         for each, settings in made
     )
     core.always = bool(made) and not conditional and core.planned.home != "module"
     if core.planned.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
     for each, settings in made:
-        _create(core, each, settings)
+        _create_scaler(core, each, settings)
         for message in settings.notes:
-            core.note(each.call, message)
+            core.add_note(each.call, message)
 
 
-def _create(core: Core, initialize: Initialize, settings: _ScalerSettings) -> None:
+def _create_scaler(core: ApexCore, initialize: InitializeCall, settings: _ScalerSettings) -> None:
     module, planned = core.module, core.planned
     function = initialize.function
-    conditions = conditions_of(module, initialize)
+    conditions = ifs_around_call(module, initialize)
     # A method may run again for another purpose: a default of its class does not take the scaler away.
     in_class = planned.home == "self" and bool(conditions) and not is_constructor(function)
     arguments = ['"cuda"', *settings.arguments]
     enabled = ["False"] if "False" in settings.enabled else settings.enabled
     if enabled:
-        arguments.append(f"enabled={as_bool(module, ' and '.join(enabled))}")
+        arguments.append(f"enabled={expression_as_bool(module, ' and '.join(enabled))}")
     construction = f"{core.torch}.amp.GradScaler"
-    lines = call_lines(core, f"{planned.expression} = {construction}", arguments)
+    lines = lines_of_call(core, f"{planned.expression} = {construction}", arguments)
     in_module = planned.home == "module" and function is not None
     if in_module:
-        declare_global(core, function)
-    default = [f"{planned.expression} = {core.off}"]
+        declare_scaler_global(core, function)
+    default = [f"{planned.expression} = {core.idle_scaler_expression}"]
     models = wrapped_model_lines(core, initialize)
     if in_class:
-        _declare_in_class(core, initialize)
-    above = _always_above(core, initialize)
+        _declare_scaler_in_class(core, initialize)
+    above = _find_earlier_call_always_run(core, initialize)
     if core.always and "optimizers" not in initialize.arguments and not core.sites.backwards:
         lines = []  # nothing uses it
     elif above is not None and core.made.get(above.call) == lines:
         lines = []
-        core.note(initialize.call, AGAIN)
+        core.add_note(initialize.call, AGAIN)
     else:
         core.made[initialize.call] = lines
     if conditions and not in_module and not in_class and above is None:
-        _put_default(core, initialize, conditions[-1], default)
-    replace_call(core, initialize, lines + models)
+        _put_default_scaler(core, initialize, conditions[-1], default)
+    replace_initialize_call(core, initialize, lines + models)
 
 
-def _put_default(core: Core, initialize: Initialize, condition: ast.If, default: list[str]) -> None:
+def _put_default_scaler(core: ApexCore, initialize: InitializeCall, condition: ast.If, default: list[str]) -> None:
     """Put a scaler that does nothing above the first condition of a call, unless there is one."""
     module = core.module
     above = [each for each in core.defaults if each.lineno < condition.lineno]
-    if condition in core.defaults or any(module.is_in(condition, module.block(each)) for each in above):
+    if condition in core.defaults or any(module.is_in_statements(condition, module.block_of(each)) for each in above):
         return
     others = [each for each in core.sites.initializes if each.function is initialize.function]
     earlier = [each for each in others if each.call.lineno < initialize.call.lineno]
-    if any(not is_exclusive(module, each.call, initialize.call) for each in earlier):
-        raise Unsure(initialize.call, AT_TIMES)
+    if any(not exclude_each_other(module, each.call, initialize.call) for each in earlier):
+        raise UnsureRewrite(initialize.call, AT_TIMES)
     core.defaults.add(condition)
-    core.edits.before(condition, default)
+    core.edits.insert_above(condition, default)
 
 
-def _always_above(core: Core, initialize: Initialize) -> Initialize | None:
+def _find_earlier_call_always_run(core: ApexCore, initialize: InitializeCall) -> InitializeCall | None:
     """Return an earlier call that always runs before another in its function, so that there is a scaler."""
     for each in core.sites.initializes:
         if each.function is initialize.function and each.statement.lineno < initialize.statement.lineno:
-            if core.module.is_in(initialize.statement, core.module.block(each.statement)):
+            if core.module.is_in_statements(initialize.statement, core.module.block_of(each.statement)):
                 return each
     return None
 
 
-def _refuse_in_expression(core: Core, initialize: Initialize) -> None:
+def _refuse_in_expression(core: ApexCore, initialize: InitializeCall) -> None:
     """Refuse a call that a part of an expression decides on, or a `match`."""
-    for outer in core.module.within_function(initialize.call):
+    for outer in core.module.nodes_up_to_function(initialize.call):
         if isinstance(outer, (ast.IfExp, ast.BoolOp, ast.match_case)):
             where = "a `match`" if isinstance(outer, ast.match_case) else "a conditional expression"
-            raise Unsure(initialize.call, f"amp.initialize is called in {where}; write it as an `if`")
+            raise UnsureRewrite(initialize.call, f"amp.initialize is called in {where}; write it as an `if`")
 
 
-def _declare_in_class(core: Core, initialize: Initialize) -> None:
+def _declare_scaler_in_class(core: ApexCore, initialize: InitializeCall) -> None:
     """Make a scaler that does nothing the default of a class, once."""
     holder = core.module.class_of(initialize.function)
     if holder is None or holder in core.defaults:
         return
     core.defaults.add(holder)
-    first = _below_docstring(holder.body)
+    first = _first_below_docstring(holder.body)
     name = initialize.function.name if initialize.function is not None else ""
-    core.edits.before(first, [f"{core.planned.name} = {core.off}  # {name} sets it", ""])
+    core.edits.insert_above(first, [f"{core.planned.name} = {core.idle_scaler_expression}  # {name} sets it", ""])
 
 
-def _result_expression(module: Module, initialize: Initialize) -> str:
+def _result_expression(module: Module, initialize: InitializeCall) -> str:
     """Return the expression that has the value of the call."""
     models, optimizers = initialize.arguments.get("models"), initialize.arguments.get("optimizers")
     if models is None:
-        raise Unsure(initialize.call, "amp.initialize without models")
+        raise UnsureRewrite(initialize.call, "amp.initialize without models")
     if optimizers is None or is_literal(optimizers, None):
         return module.source(models)
     return f"{module.source(models)}, {module.source(optimizers)}"
@@ -160,7 +160,7 @@ def _value_of_each_target(target: ast.expr, values: list[ast.expr]) -> list[tupl
     return None if None in found else [pair for each in found if each is not None for pair in each]
 
 
-def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
+def replace_initialize_call(core: ApexCore, initialize: InitializeCall, lines: list[str]) -> None:
     """Put the value of `amp.initialize` in its place, and statements below or above it."""
     results = _result_expression(core.module, initialize)
     module, edits, statement = core.module, core.edits, initialize.statement
@@ -181,9 +181,9 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
         value = f"({results})" if initialize.arguments.get("optimizers") is not None else results
         edits.replace(initialize.call, value)
         if lines:
-            edits.before(statement, lines)
+            edits.insert_above(statement, lines)
         return
-    raise Unsure(initialize.call, "amp.initialize is inside another statement; move it to its own line")
+    raise UnsureRewrite(initialize.call, "amp.initialize is inside another statement; move it to its own line")
 
 
 @dataclass
@@ -205,17 +205,17 @@ class _ScalerSettings:
     notes: list[str] = field(default_factory=list)
 
 
-def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) -> _ScalerSettings:
+def _scaler_settings(module: Module, initialize: InitializeCall, *, single: bool) -> _ScalerSettings:
     """Return the settings for a call."""
     given = initialize.arguments
     settings = _ScalerSettings()
-    _read_level(module, given, settings)
+    _read_opt_level(module, given, settings)
     if initialize.level:
         settings.notes.append(CONSTANT.format(initialize.level, settings.level))
     enabled = given.get("enabled")
     if enabled is not None and not is_literal(enabled, True):
         settings.enabled.append(module.source(enabled))
-    _read_scale(module, given, settings, single)
+    _read_loss_scale(module, given, settings, single)
     if "min_loss_scale" in given and not is_literal(given["min_loss_scale"], None):
         settings.notes.append("GradScaler has no min_loss_scale: its scale can fall below the floor")
     limit = given.get("max_loss_scale")
@@ -227,17 +227,17 @@ def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) ->
         settings.notes.append("cast_model_outputs has no equivalent: cast the outputs where their type matters")
     patched = given.get("patch_torch_functions")
     if is_literal(patched, False) and settings.level == "O1":
-        raise Unsure(initialize.call, "O1 without casts is loss scaling alone; write that by hand")
+        raise UnsureRewrite(initialize.call, "O1 without casts is loss scaling alone; write that by hand")
     return settings
 
 
-def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
+def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings) -> None:
     level = given.get("opt_level")
     if level is None:
         settings.level = "O1"
     elif isinstance(level, ast.Constant):
         if level.value not in LEVELS:
-            raise Unsure(level, f"opt_level is {level.value!r}; Apex knows O0, O1, O2 and O3, with the letter O")
+            raise UnsureRewrite(level, f"opt_level is {level.value!r}; Apex knows O0, O1, O2 and O3, with the letter O")
         settings.level = str(level.value)
         if settings.level == "O0":
             settings.enabled.append("False")
@@ -245,7 +245,7 @@ def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
             settings.notes.append(NO_TWIN.format(level=settings.level))
     else:
         text = module.source(level)
-        settings.enabled.append(f'{text if _is_plain(level) else f"({text})"} != "O0"')
+        settings.enabled.append(f'{text if _needs_no_parentheses(level) else f"({text})"} != "O0"')
         settings.notes.append(
             "which opt level this is, is not known here: O0 trains in fp32 and O1 under autocast as before; "
             + NO_TWIN.format(level="O2 or O3").replace("O2 or O3 has", "O2 or O3 have")
@@ -254,7 +254,7 @@ def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
         )
 
 
-def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
+def _read_loss_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
     scale = given.get("loss_scale")
     if scale is None or is_literal(scale, None) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
         return
@@ -272,7 +272,7 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
     if isinstance(scale, ast.IfExp) and isinstance(scale.body, ast.Constant) and scale.body.value == "dynamic":
         dynamic, text = module.source(scale.test), module.source(scale.orelse)
     else:
-        text = text if _is_plain(scale) else f"({text})"
+        text = text if _needs_no_parentheses(scale) else f"({text})"
         dynamic = f'{text} in (None, "dynamic")'
     settings.arguments += [
         f"init_scale=2.0**16 if {dynamic} else float({text})",
@@ -281,33 +281,33 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
     settings.notes.append("a static scale given at run time halves after an overflow, where Apex takes the step")
 
 
-def _is_plain(node: ast.expr) -> bool:
+def _needs_no_parentheses(node: ast.expr) -> bool:
     return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.JoinedStr))
 
 
-def call_lines(core: Core, function: str, arguments: list[str]) -> list[str]:
+def lines_of_call(core: ApexCore, function: str, arguments: list[str]) -> list[str]:
     text = f"{function}({', '.join(arguments)})"
     if len(text) <= MAX_LENGTH and "\n" not in text:
         return [text]
-    return [f"{function}(", *(f"{core.module.unit}{each}," for each in arguments), ")"]
+    return [f"{function}(", *(f"{core.module.indentation_unit}{each}," for each in arguments), ")"]
 
 
-def declare_global(core: Core, function: Function | None) -> None:
+def declare_scaler_global(core: ApexCore, function: Function | None) -> None:
     """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
     assert function is not None
     module, edits, name = core.module, core.edits, core.planned.name
     if function not in core.declared:
         core.declared.add(function)
-        edits.before(_below_docstring(function.body), [f"global {name}"])
+        edits.insert_above(_first_below_docstring(function.body), [f"global {name}"])
     if len(core.declared) == 1 and not core.has_global:
         core.has_global = True
-        outermost = module.outermost(function)
+        outermost = module.outermost_statement(function)
         first_use = next(
             each for each in module.tree.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
         )
-        edits.before(first_use, [f"{name} = {core.off}  # {function.name} sets it", "", ""])
+        edits.insert_above(first_use, [f"{name} = {core.idle_scaler_expression}  # {function.name} sets it", "", ""])
 
 
-def _below_docstring(body: Block) -> ast.stmt:
+def _first_below_docstring(body: Block) -> ast.stmt:
     is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
     return body[1] if is_text and len(body) > 1 else body[0]

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Function, Index, choices_of
-from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.syntax import bound_in, dotted_name
+from ampcompare.source.index import Function, Index, functions_of_callee
+from ampcompare.source.migrate.read.sites import UnsureRewrite
+from ampcompare.source.syntax import dotted_name, names_bound_in
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
 
 AMP_STATE = "apex.amp._amp_state"
 NAMES = frozenset({
@@ -29,22 +29,22 @@ OF_SCALE = (
 )
 
 
-def refuse_internals(core: Core) -> None:
+def refuse_internals(core: ApexCore) -> None:
     """Refuse private state of Apex, which has no equivalent."""
     for node, name in find_internals(core.index):
-        raise Unsure(node, NO_EQUIVALENT.format(name))
+        raise UnsureRewrite(node, NO_EQUIVALENT.format(name))
     for use, meaning in core.names.uses:
-        if meaning.startswith(AMP_STATE) and not _read_scale(core, use, meaning):
+        if meaning.startswith(AMP_STATE) and not _rewrite_scale_read(core, use, meaning):
             message = OF_SCALE if meaning == f"{AMP_STATE}.loss_scalers" else OF_APEX
-            raise Unsure(use, message.format(meaning.removeprefix("apex.")))
+            raise UnsureRewrite(use, message.format(meaning.removeprefix("apex.")))
 
 
-def _read_scale(core: Core, use: ast.expr, meaning: str) -> bool:
+def _rewrite_scale_read(core: ApexCore, use: ast.expr, meaning: str) -> bool:
     """Rewrite `loss_scalers[0].loss_scale()`; return whether a use is that."""
     call = next(itertools.islice(core.module.ancestors(use), 2, None))
     if meaning != f"{AMP_STATE}.loss_scalers" or ast.unparse(call) != f"{ast.unparse(use)}[0].loss_scale()":
         return False
-    core.edits.replace(call, f"{core.scaler}.get_scale()")
+    core.edits.replace(call, f"{core.scaler_expression}.get_scale()")
     return True
 
 
@@ -60,15 +60,18 @@ def find_internals(index: Index) -> Iterator[tuple[ast.expr, str]]:
             name = getattr(node.args[1], "value", None)
         elif isinstance(node, ast.Attribute):
             name = node.attr
-        if name in NAMES and isinstance(node, ast.expr) and not _is_of_project(index, node, str(name)):
+        if name in NAMES and isinstance(node, ast.expr) and not _is_attribute_of_project(index, node, str(name)):
             yield node, str(name)
 
 
-def _is_of_project(index: Index, node: ast.expr, name: str) -> bool:
+def _is_attribute_of_project(index: Index, node: ast.expr, name: str) -> bool:
     """Return whether an attribute is one of a class of the project, by the index or as it is of `self`."""
     module = index.module
-    if any(isinstance(each, Function) for each in choices_of(index.of_expression(node, module.scope_of[node]))):
+    if any(
+        isinstance(each, Function)
+        for each in functions_of_callee(index.function_of_expression(node, module.scope_of[node]))
+    ):
         return True
     owner = node.value if isinstance(node, ast.Attribute) else node.args[0] if isinstance(node, ast.Call) else None
-    holder = module.class_of(module.function(node))
-    return dotted_name(owner) == "self" and holder is not None and f"self.{name}" in bound_in(holder)
+    holder = module.class_of(module.function_around(node))
+    return dotted_name(owner) == "self" and holder is not None and f"self.{name}" in names_bound_in(holder)

@@ -7,7 +7,7 @@ import re
 
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.core.context import called_name, parameters_given
+from ampcompare.source.migrate.core.context import holder_name_of, parameters_receiving
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import last_name
 
@@ -28,25 +28,25 @@ RUNNERS = frozenset({
 })  # fmt: skip
 
 
-def computes(call: ast.Call, tails: set[str]) -> bool:
+def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
     """Return whether a call is one of a model, or of a method of a model that may compute."""
     name = last_name(call.func)
-    if called_name(call.func) in tails:
+    if holder_name_of(call.func) in tails:
         return True
-    if is_item_of(call.func, tails):
+    if is_called_item_of_model(call.func, tails):
         return bool(call.args or call.keywords)
     if not isinstance(call.func, ast.Attribute) or NO_COMPUTATION.search(name) or not (call.args or call.keywords):
         return False
-    return owner_of(call.func) in tails
+    return owner_name_of_method(call.func) in tails
 
 
-def owner_of(method: ast.Attribute) -> str:
+def owner_name_of_method(method: ast.Attribute) -> str:
     """Return the last part of the name of the object whose method it is, or of that around its module."""
     owner = method.value
-    return called_name(owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner)
+    return holder_name_of(owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner)
 
 
-def is_item_of(node: ast.expr, tails: set[str]) -> bool:
+def is_called_item_of_model(node: ast.expr, tails: set[str]) -> bool:
     """Return whether what is called is an item of an attribute of a model, as of `model.layers["head"](x)`."""
     if not isinstance(node, ast.Subscript):
         return False
@@ -57,7 +57,7 @@ def is_item_of(node: ast.expr, tails: set[str]) -> bool:
     return False
 
 
-def find_traced(module: Module, call: ast.Call) -> ast.expr | None:
+def find_traced_network(module: Module, call: ast.Call) -> ast.expr | None:
     """Return the network that a call of a library runs, as it traces or exports it."""
     return call.args[0] if call.args and module.resolve(call.func) in RUNNERS else None
 
@@ -68,10 +68,10 @@ def calls_parameter(index: Index, function: Called, parameter: str, depth: int =
     for call in module.calls:
         if function.scope.node not in list[ast.AST](module.functions_around(call)):
             continue
-        network = find_traced(module, call)
-        if computes(call, names) or (network is not None and called_name(network) in names):
+        network = find_traced_network(module, call)
+        if is_computing_model_call(call, names) or (network is not None and holder_name_of(network) in names):
             return True
-        given = parameters_given(index.seen_from(module), call, names) if depth < MAX_DEPTH else []
+        given = parameters_receiving(index.index_seen_from(module), call, names) if depth < MAX_DEPTH else []
         if any(calls_parameter(index, each, key, depth + 1) for key, each in given):
             return True
     return False

@@ -6,11 +6,11 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.sites import Initialize, Sites, Unsure
+from ampcompare.source.migrate.read.sites import InitializeCall, Sites, UnsureRewrite
 from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
 
 REPLICAS = r"(?<!Distributed)DataParallel|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel"
 COPIES = re.compile(rf"deepcopy|{REPLICAS}")
@@ -57,13 +57,13 @@ OF_O1 = (
 NO_NAME = "the model is not a plain name, so its forward pass cannot be put under autocast here"
 
 
-def gets_optimizers(initialize: Initialize) -> bool:
+def initialize_gets_optimizer(initialize: InitializeCall) -> bool:
     """Return whether `amp.initialize` gets an optimizer, and so begins a training."""
     given = initialize.arguments.get("optimizers")
     return given is not None and not is_literal(given, None) and elements(given) != []
 
 
-def level_of_fp16(sites: Sites) -> str:
+def fp16_level_of_file(sites: Sites) -> str:
     """Return the level, O2 or O3, at which all models of a file are initialized; empty where one may have another.
 
     Apex gives such a model a forward pass that returns fp32, and casts nothing outside of it.
@@ -73,37 +73,37 @@ def level_of_fp16(sites: Sites) -> str:
     return min(found) if found and found <= {"O2", "O3"} else ""
 
 
-def casts_itself(core: Core) -> bool:
+def model_casts_itself(core: ApexCore) -> bool:
     """Return whether `forward` of the models gets autocast, rather than the calls that a scaled loss comes from."""
-    return bool(level_of_fp16(core.sites)) or not any(each.block for each in core.sites.backwards)
+    return bool(fp16_level_of_file(core.sites)) or not any(each.block for each in core.sites.backwards)
 
 
-def wrapped_model_lines(core: Core, initialize: Initialize) -> list[str]:
+def wrapped_model_lines(core: ApexCore, initialize: InitializeCall) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called; none where calls do."""
-    if not casts_itself(core):
+    if not model_casts_itself(core):
         return []
-    module, level = core.module, level_of_fp16(core.sites)
-    if gets_optimizers(initialize) and not any(each.block for each in core.sites.backwards):
-        core.note(initialize.call, UNSCALED)
+    module, level = core.module, fp16_level_of_file(core.sites)
+    if initialize_gets_optimizer(initialize) and not any(each.block for each in core.sites.backwards):
+        core.add_note(initialize.call, UNSCALED)
     # A copy or a replica would call the forward pass of the model that it is a copy of.
     is_copied = COPIES.search(module.text) is not None or any(
         COPIES_ELSEWHERE.search(each.text) is not None for each in core.index.modules if each is not module
     )
     lines: list[str] = []
-    for each in _models_of(initialize):
+    for each in _models_of_initialize(initialize):
         key = dotted_name(each)
-        if key is None or _is_container(core, each):
-            raise Unsure(initialize.call, NO_NAME)
-        lines += _subclass(core, key, level) if is_copied else _wrapped_forward(core, key, level)
+        if key is None or _is_container_of_models(core, each):
+            raise UnsureRewrite(initialize.call, NO_NAME)
+        lines += _autocast_subclass_lines(core, key, level) if is_copied else _wrapped_forward_lines(core, key, level)
     if level:
-        _define(core, initialize)
+        _define_fp32_function(core, initialize)
     if is_copied:
-        core.note(initialize.call, SUBCLASS)
-    core.note(initialize.call, OF_FP16.format(level) if level else OF_O1)
+        core.add_note(initialize.call, SUBCLASS)
+    core.add_note(initialize.call, OF_FP16.format(level) if level else OF_O1)
     return lines
 
 
-def _models_of(initialize: Initialize) -> list[ast.expr]:
+def _models_of_initialize(initialize: InitializeCall) -> list[ast.expr]:
     """Return the models of a call: a single one under the name that gets the result, if there is one."""
     models = initialize.arguments.get("models")
     given = [] if models is None else elements(models)
@@ -115,7 +115,7 @@ def _models_of(initialize: Initialize) -> list[ast.expr]:
     return given
 
 
-def _is_container(core: Core, model: ast.expr) -> bool:
+def _is_container_of_models(core: ApexCore, model: ast.expr) -> bool:
     """Return whether a name stands for several models."""
     scope = core.module.scope_of.get(model, core.module.top)
     values = core.module.values_of(dotted_name(model) or "", scope) or []
@@ -124,32 +124,34 @@ def _is_container(core: Core, model: ast.expr) -> bool:
     return any(isinstance(each, lists) for each in values) or not makers.isdisjoint({"list", "tuple", "dict"})
 
 
-def _define(core: Core, initialize: Initialize) -> None:
+def _define_fp32_function(core: ApexCore, initialize: InitializeCall) -> None:
     """Put the function by which a forward pass returns fp32 above the code that uses it, once."""
     module, name = core.module, RETURNS_FP32
     if any(getattr(each, "id", getattr(each, "name", None)) == name for each in module.nodes):
-        raise Unsure(initialize.call, f"this needs a function {name}, but the module has something else of that name")
-    if f"def {name}(" not in core.edits.new_text():
-        text = FP32_FUNCTION.format(name=name, torch=core.torch).replace("    ", module.unit)
-        statement = module.outermost(initialize.statement)
+        raise UnsureRewrite(
+            initialize.call, f"this needs a function {name}, but the module has something else of that name"
+        )
+    if f"def {name}(" not in core.edits.inserted_text():
+        text = FP32_FUNCTION.format(name=name, torch=core.torch).replace("    ", module.indentation_unit)
+        statement = module.outermost_statement(initialize.statement)
         line = module.first_line(statement)
         blank = ["", ""] if line > 1 and module.line_text(line - 1).strip() else []
-        core.edits.before(statement, [*blank, *text.splitlines(), "", ""])
+        core.edits.insert_above(statement, [*blank, *text.splitlines(), "", ""])
 
 
-def _wrapped_forward(core: Core, key: str, level: str) -> list[str]:
+def _wrapped_forward_lines(core: ApexCore, key: str, level: str) -> list[str]:
     enabled = f"{core.planned.expression}.is_enabled()"
     options = "" if core.always or level else f", enabled={enabled}"
     forward = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{options})({key}.forward)'
     if not level:
         return [f"{key}.forward = {forward}"]
     line = f"{key}.forward = {RETURNS_FP32}({forward})"
-    return [line] if core.always else [f"if {enabled}:", f"{core.module.unit}{line}"]
+    return [line] if core.always else [f"if {enabled}:", f"{core.module.indentation_unit}{line}"]
 
 
-def _subclass(core: Core, key: str, level: str) -> list[str]:
+def _autocast_subclass_lines(core: ApexCore, key: str, level: str) -> list[str]:
     """Return lines that give a model a class with autocast, which copies and replicas of it have too."""
-    unit, enabled = core.module.unit, f"{core.planned.expression}.is_enabled()"
+    unit, enabled = core.module.indentation_unit, f"{core.planned.expression}.is_enabled()"
     casts = "" if core.always or level else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
     lines = [

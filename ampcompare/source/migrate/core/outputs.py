@@ -8,13 +8,19 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Answer, Imported, choices_of, nodes_of
+from ampcompare.source.index import Answer, ImportedObject, functions_of_callee, nodes_of_scope
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.context import called_name
-from ampcompare.source.migrate.core.coverage import Coverage, home_of, strongest
-from ampcompare.source.migrate.core.holders import Holders, Path, makes_indices, parts_below, path_of
-from ampcompare.source.migrate.core.model_casts import casts_itself
-from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.core.context import holder_name_of
+from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around, strongest_answer
+from ampcompare.source.migrate.core.holders import (
+    BindingsOfScope,
+    Path,
+    access_path_of,
+    items_bound_below,
+    makes_indices,
+)
+from ampcompare.source.migrate.core.model_casts import model_casts_itself
+from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
     argument_values,
@@ -28,7 +34,7 @@ from ampcompare.source.syntax import (
 )
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
 
 # What O1 casts to fp32 or fp16, in torch, torch.nn.functional and as methods; a test compares them with the engine's.
 CASTS = frozenset({
@@ -82,65 +88,67 @@ NOT_KNOWN = (
 )
 
 
-def cast_what_follows(core: Core) -> None:
+def add_autocast_behind_outputs(core: ApexCore) -> None:
     """Add regions of autocast for the statements that compute on what came from it, where O1 cast to another type.
 
     Raises:
-        Unsure: one of them cannot be put under autocast.
+        UnsureRewrite: one of them cannot be put under autocast.
     """
     follower = AutocastOutputs(core)
-    found, unknown = follower.statements()
+    found, unknown = follower.statements_on_outputs()
     updates = {each.statement for each in core.sites.backwards} | {each.statement for each in core.sites.steps}
     for each in found:
         if each in updates:
-            raise Unsure(each, IN_CONDITION)
+            raise UnsureRewrite(each, IN_CONDITION)
         if not core.reaches_scaler(each) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in walk(each)):
-            raise Unsure(each, NO_SCALER.format(ast.unparse(each).splitlines()[0]))
-        _add_region(core, each)
+            raise UnsureRewrite(each, NO_SCALER.format(ast.unparse(each).splitlines()[0]))
+        _add_to_regions(core, each)
     if unknown:
         first = next(iter(unknown.values()))
-        core.note(first, NOT_KNOWN.format(", ".join(f"{name}() (line {at.lineno})" for name, at in unknown.items())))
-    for function, file in follower.returned_elsewhere():
-        core.note(function, RETURNED.format(file))
+        core.add_note(
+            first, NOT_KNOWN.format(", ".join(f"{name}() (line {at.lineno})" for name, at in unknown.items()))
+        )
+    for function, file in follower.functions_returning_elsewhere():
+        core.add_note(function, RETURNED.format(file))
 
 
-def _add_region(core: Core, statement: ast.stmt) -> None:
+def _add_to_regions(core: ApexCore, statement: ast.stmt) -> None:
     """Add a statement to the region that ends right above it, or as one of its own."""
-    block, place = core.module.siblings(statement)
+    block, place = core.module.block_and_place(statement)
     for number, (first, last) in enumerate(core.forward.regions):
-        if place and block[place - 1] is last and core.module.block(first) is block:
+        if place and block[place - 1] is last and core.module.block_of(first) is block:
             core.forward.regions[number] = (first, statement)
             return
     core.forward.regions.append((statement, statement))
 
 
-class _Names:
+class _NamesOfOutputs:
     """The names of one function, or of a module, that hold what came from autocast."""
 
     def __init__(
         self, follower: AutocastOutputs, module: Module, scope: Scope, seeds: frozenset[Path], depth: int
     ) -> None:
         self._follower, self.module, self.scope, self._depth = follower, module, scope, depth
-        self.nodes = list(nodes_of(scope))
-        self._holders = Holders(module, self.nodes, seeds)
+        self.nodes = list(nodes_of_scope(scope))
+        self._holders = BindingsOfScope(module, self.nodes, seeds)
         self._returned = [
             each.value for each in self.nodes if isinstance(each, (ast.Return, ast.Yield)) and each.value is not None
         ]
         self.returns = False
 
-    def spread(self) -> bool:
+    def follow_assignments_once(self) -> bool:
         """Follow the assignments once; return whether more names hold something."""
         changed = False
         for each in self._holders.bindings:
-            if not each.holds and any(map(self.holds, each.values)):
+            if not each.holds and any(map(self.holds_output, each.values)):
                 changed = each.holds = True
                 if each.path[0] == "self":
                     self._follower.shared.add(each.path)
-        if not self.returns and any(map(self.holds, self._returned)):
+        if not self.returns and any(map(self.holds_output, self._returned)):
             changed = self.returns = True
         return changed
 
-    def holds(self, node: ast.AST) -> bool:
+    def holds_output(self, node: ast.AST) -> bool:
         """Return whether the value of an expression may be, or hold, a tensor that came from autocast."""
         if isinstance(node, (ast.Constant, ast.Compare, ast.Lambda, ast.JoinedStr)):
             return False
@@ -148,60 +156,62 @@ class _Names:
             return False
         if isinstance(node, ast.Subscript) and is_literal(node.slice, 1) and makes_indices(node.value):
             return False
-        if path_of(node):
+        if access_path_of(node):
             return bool(self.held_item_paths(node))
         if isinstance(node, ast.Call):
-            return self._holds_result(node)
-        return any(map(self.holds, child_nodes(node)))
+            return self._call_gives_output(node)
+        return any(map(self.holds_output, child_nodes(node)))
 
     def held_item_paths(self, node: ast.AST) -> set[Path]:
         """Return which items of a name, an attribute or an item hold something; `()` stands for the whole of it."""
-        path = path_of(node)
-        shared = {parts_below(path, each) for each in self._follower.shared} - {None}
-        return self._holders.held_at(path, node) | {each for each in shared if each is not None}
+        path = access_path_of(node)
+        shared = {items_bound_below(path, each) for each in self._follower.shared} - {None}
+        return self._holders.items_held_at(path, node) | {each for each in shared if each is not None}
 
-    def _holds_result(self, call: ast.Call) -> bool:
+    def _call_gives_output(self, call: ast.Call) -> bool:
         if last_name(call.func) in ENDS or (self.module.resolve(call.func) or "").partition(".")[0] in NUMBERS:
             return False
-        if self._follower.begins_at(self.module, call):
+        if self._follower.call_makes_output(self.module, call):
             return True
-        functions = [each for each in self.choices(call) if isinstance(each, Called)]
-        if any(self._follower.returns(each) for each in functions):
+        functions = [each for each in self.functions_named_by(call) if isinstance(each, Called)]
+        if any(self._follower.returns_output(each) for each in functions):
             return True
         given = [*argument_values(call), *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
-        return any(map(self.holds, given))
+        return any(map(self.holds_output, given))
 
-    def choices(self, call: ast.Call) -> tuple[Called | Imported, ...]:
+    def functions_named_by(self, call: ast.Call) -> tuple[Called | ImportedObject, ...]:
         """Return what a call may name."""
-        return choices_of(self._follower.core.index.callee(call, self.module.scope_of[call]))
+        return functions_of_callee(self._follower.core.index.callee(call, self.module.scope_of[call]))
 
-    def computes(self, node: ast.AST) -> Answer:
+    def computes_on_outputs(self, node: ast.AST) -> Answer:
         """Return whether a node computes on what came from autocast, in a type that O1's lists decide."""
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, POWERS):
-            return Answer.YES if any(map(self.holds, child_nodes(node))) else Answer.NO
+            return Answer.YES if any(map(self.holds_output, child_nodes(node))) else Answer.NO
         if not isinstance(node, ast.Call):
             return Answer.NO
         name, full = last_name(node.func), self.module.resolve(node.func) or ""
-        held = [each for each in argument_values(node) if self.holds(each)]
-        is_method = isinstance(node.func, ast.Attribute) and not full and self.holds(node.func.value)
+        held = [each for each in argument_values(node) if self.holds_output(each)]
+        is_method = isinstance(node.func, ast.Attribute) and not full and self.holds_output(node.func.value)
         if is_method and name in CASTS:
             return Answer.YES
         if not (held or is_method) or name in ENDS | KEPT | PLAIN:
             return Answer.NO
         if isinstance(node.func, ast.Name) and not full and hasattr(builtins, name):
             return Answer.YES if name == "pow" else Answer.NO
-        return self._function_casts(node, full, held)
+        return self._call_casts_outputs(node, full, held)
 
-    def _function_casts(self, call: ast.Call, full: str, held: list[ast.expr]) -> Answer:
+    def _call_casts_outputs(self, call: ast.Call, full: str, held: list[ast.expr]) -> Answer:
         """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
-        answer = strongest(
-            self._leads_to_casts(call, each) if isinstance(each, Called) else self._may_cast(each.name, held)
-            for each in self.choices(call) or (Imported(full),)
+        answer = strongest_answer(
+            self._project_function_casts(call, each)
+            if isinstance(each, Called)
+            else self._outside_function_casts(each.name, held)
+            for each in self.functions_named_by(call) or (ImportedObject(full),)
         )
-        is_of_model = answer is Answer.UNKNOWN and self._follower.is_of_model(self.module, call)
+        is_of_model = answer is Answer.UNKNOWN and self._follower.is_model_call(self.module, call)
         return Answer.YES if is_of_model else answer
 
-    def _may_cast(self, full: str, held: list[ast.expr]) -> Answer:
+    def _outside_function_casts(self, full: str, held: list[ast.expr]) -> Answer:
         """Return whether what is no function of the project computes, by its full name, if it has one."""
         package, _, rest = full.partition(".")
         if package in ("torch", "apex"):
@@ -212,24 +222,28 @@ class _Names:
         is_direct = any(not isinstance(each, DISPLAYS) and not self._follower.is_loss(each) for each in held)
         return Answer.UNKNOWN if is_direct else Answer.NO
 
-    def _leads_to_casts(self, call: ast.Call, function: Called) -> Answer:
+    def _project_function_casts(self, call: ast.Call, function: Called) -> Answer:
         node = function.scope.node
         if self._depth >= MAX_DEPTH or isinstance(node, (ast.Module, ast.ClassDef)):
             return Answer.UNKNOWN
-        return self._follower.casts_in(function, self.find_held_parameters(call, function), self._depth + 1)
+        return self._follower.function_casts_parameters(
+            function, self.held_parameters_of(call, function), self._depth + 1
+        )
 
-    def find_held_parameters(self, call: ast.Call, function: Called) -> frozenset[Path]:
+    def held_parameters_of(self, call: ast.Call, function: Called) -> frozenset[Path]:
         """Return which parameters of a function hold something in a call of it."""
         node, found = function.scope.node, set[Path]()
         if isinstance(node, (ast.Module, ast.ClassDef)):
             return frozenset()
         named = (
-            [each.arg for each in node.args.args] if isinstance(node, ast.Lambda) else function.module.positional(node)
+            [each.arg for each in node.args.args]
+            if isinstance(node, ast.Lambda)
+            else function.module.positional_parameters(node)
         )
         for key, value in arguments(call, named).items():
-            if path_of(value):
+            if access_path_of(value):
                 found |= {(key, *parts) for parts in self.held_item_paths(value)}
-            elif self.holds(value):
+            elif self.holds_output(value):
                 found.add((key,))
         return frozenset(found)
 
@@ -237,44 +251,48 @@ class _Names:
 class AutocastOutputs:
     """Follows what comes from autocast through the assignments, returns and attributes of a module."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ApexCore) -> None:
         self.core = core
         self.shared: set[Path] = set()
         self._losses = {dotted_name(each.loss) for each in core.sites.backwards} - {None}
         self._answers: dict[tuple[Scope, frozenset[Path]], Answer] = {}
-        self.coverage = Coverage(core)
+        self.coverage = AutocastCoverage(core)
         functions = [scope for scope in core.module.scopes if scope.function is scope.node and scope.function]
         self._names = {
-            scope: _Names(self, core.module, scope, frozenset(), 0) for scope in [*functions, core.module.top]
+            scope: _NamesOfOutputs(self, core.module, scope, frozenset(), 0) for scope in [*functions, core.module.top]
         }
         for _ in range(8):
-            changed = [each.spread() for each in self._names.values()]
+            changed = [each.follow_assignments_once() for each in self._names.values()]
             if not any(changed):
                 break
 
-    def hold(self, node: ast.expr) -> bool:
+    def may_hold_output(self, node: ast.expr) -> bool:
         """Return whether the value of an expression of the file may be, or hold, a tensor that came from autocast."""
-        return self._names[home_of(self.core.module, node)].holds(node)
+        return self._names[scope_around(self.core.module, node)].holds_output(node)
 
-    def calls_elsewhere(self, method: str) -> Iterator[tuple[Module, ast.Call]]:
+    def method_calls_elsewhere(self, method: str) -> Iterator[tuple[Module, ast.Call]]:
         """Yield the calls of a method of what came from autocast, in functions of other files that get it."""
         waiting = [(each, 0) for each in self._names.values()]
         seen: set[tuple[Scope, frozenset[Path]]] = set()
         for names, depth in waiting:  # which grows meanwhile
             for call in (each for each in names.nodes if isinstance(each, ast.Call)):
-                if isinstance(call.func, ast.Attribute) and call.func.attr == method and names.holds(call.func.value):
+                if (
+                    isinstance(call.func, ast.Attribute)
+                    and call.func.attr == method
+                    and names.holds_output(call.func.value)
+                ):
                     if names.module is not self.core.module:
                         yield names.module, call
-                for each in names.choices(call) if depth < MAX_DEPTH else ():
-                    if isinstance(each, Called) and (given := names.find_held_parameters(call, each)):
+                for each in names.functions_named_by(call) if depth < MAX_DEPTH else ():
+                    if isinstance(each, Called) and (given := names.held_parameters_of(call, each)):
                         if (each.scope, given) not in seen:
                             seen.add((each.scope, given))
-                            inner = _Names(self, each.module, each.scope, given, depth + 1)
-                            while inner.spread():
+                            inner = _NamesOfOutputs(self, each.module, each.scope, given, depth + 1)
+                            while inner.follow_assignments_once():
                                 pass
                             waiting.append((inner, depth + 1))
 
-    def statements(self) -> tuple[list[ast.stmt], dict[str, ast.Call]]:
+    def statements_on_outputs(self) -> tuple[list[ast.stmt], dict[str, ast.Call]]:
         """Return the statements outside of autocast that compute on what came from it, in the order of the text.
 
         Returns:
@@ -282,64 +300,68 @@ class AutocastOutputs:
         """
         module, found, unknown = self.core.module, dict[ast.stmt, None](), list[ast.Call]()
         for names in self._names.values():
-            for node in () if self.coverage.is_always(names.scope) else names.nodes:
-                statement, answer = module.statement(node), names.computes(node)
-                if answer is Answer.NO or statement in found or self._is_cast_alike(node):
+            for node in () if self.coverage.is_always_covered(names.scope) else names.nodes:
+                statement, answer = module.statement_around(node), names.computes_on_outputs(node)
+                if answer is Answer.NO or statement in found or self._is_cast_as_in_o1(node):
                     continue
                 if answer is Answer.UNKNOWN and isinstance(node, ast.Call):
                     unknown.append(node)
                 elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
                     found[statement] = None
                 else:
-                    raise Unsure(node, IN_CONDITION)
+                    raise UnsureRewrite(node, IN_CONDITION)
         named: dict[str, ast.Call] = {}
         for call in sorted(unknown, key=lambda each: each.lineno):
-            if module.statement(call) not in found:
+            if module.statement_around(call) not in found:
                 named.setdefault(ast.unparse(call.func), call)
         return sorted(found, key=lambda each: each.lineno), named
 
-    def _is_cast_alike(self, node: ast.AST) -> bool:
+    def _is_cast_as_in_o1(self, node: ast.AST) -> bool:
         """Return whether a node has autocast where O1 cast, or where nothing did."""
         core = self.core
-        return core.is_covered(node) or core.is_without_casts(node) or core.runs_before(core.module.statement(node))
+        return (
+            core.has_autocast(node)
+            or core.is_without_casts(node)
+            or core.runs_before_initialize(core.module.statement_around(node))
+        )
 
-    def returned_elsewhere(self) -> Iterator[tuple[ast.AST, str]]:
+    def functions_returning_elsewhere(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield the functions whose results from autocast go to another file, with the name of that file."""
         module, index = self.core.module, self.core.index
         for scope, names in self._names.items():
-            calls = index.callers(scope)[0] if names.returns else []
+            calls = index.calls_of_function(scope)[0] if names.returns else []
             for call in calls:
                 if call not in module.scope_of:
-                    yield scope.node, index.name_of(index.scope_of(call).module)
+                    yield scope.node, index.relative_path_of(index.scope_of_call(call).module)
                     break
 
-    def begins_at(self, module: Module, call: ast.Call) -> bool:
+    def call_makes_output(self, module: Module, call: ast.Call) -> bool:
         """Return whether a call under autocast computes by itself: one of a model, or of what nobody defines here."""
         if module is not self.core.module:
             return False
-        if casts_itself(self.core):
-            return called_name(call.func) in self.core.models  # whose forward pass alone has autocast
-        if self.coverage.at(module, call) is not Answer.YES:
+        if model_casts_itself(self.core):
+            return holder_name_of(call.func) in self.core.model_names  # whose forward pass alone has autocast
+        if self.coverage.coverage_of_node(module, call) is not Answer.YES:
             return False
-        if self.is_of_model(module, call):
+        if self.is_model_call(module, call):
             return True
         if not argument_values(call) or module.resolve(call.func) or last_name(call.func)[:1].isupper():
             return False
         if isinstance(call.func, ast.Attribute) and dotted_name(call.func.value) != "self":
             return False  # a method of an object that is none of the models
-        choices = choices_of(self.core.index.callee(call, module.scope_of[call]))
+        choices = functions_of_callee(self.core.index.callee(call, module.scope_of[call]))
         return all(
-            each.name.endswith("__call__") if isinstance(each, Imported) else each.module is not module
+            each.name.endswith("__call__") if isinstance(each, ImportedObject) else each.module is not module
             for each in choices
         )
 
-    def is_of_model(self, module: Module, call: ast.Call) -> bool:
+    def is_model_call(self, module: Module, call: ast.Call) -> bool:
         """Return whether a call is one of a model that Apex got, or of a method of one."""
         owner = dotted_name(call.func.value) or "" if isinstance(call.func, ast.Attribute) else ""
         names = {last_name(call.func), *owner.split(".")}
-        return module is self.core.module and not names.isdisjoint(self.core.models)
+        return module is self.core.module and not names.isdisjoint(self.core.model_names)
 
-    def returns(self, function: Called) -> bool:
+    def returns_output(self, function: Called) -> bool:
         """Return whether a function of the module returns what came from autocast."""
         names = self._names.get(function.scope)
         return names is not None and names.returns
@@ -353,13 +375,13 @@ class AutocastOutputs:
             node = node.value
         return True
 
-    def casts_in(self, function: Called, given: frozenset[Path], depth: int) -> Answer:
+    def function_casts_parameters(self, function: Called, given: frozenset[Path], depth: int) -> Answer:
         """Return whether a function computes on some of its parameters in a type that O1's lists decide."""
         key = (function.scope, given)
         if key not in self._answers:
             self._answers[key] = Answer.NO  # for one that calls itself
-            names = _Names(self, function.module, function.scope, given, depth)
-            while names.spread():
+            names = _NamesOfOutputs(self, function.module, function.scope, given, depth)
+            while names.follow_assignments_once():
                 pass
-            self._answers[key] = strongest(map(names.computes, names.nodes))
+            self._answers[key] = strongest_answer(map(names.computes_on_outputs, names.nodes))
         return self._answers[key]

@@ -5,21 +5,26 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Answer, choices_of
+from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.context import called_name
-from ampcompare.source.migrate.core.half_networks import makes_half, refuse_half_weights, settle_half_networks
-from ampcompare.source.migrate.core.model_calls import calls_parameter, computes, find_traced, owner_of
-from ampcompare.source.migrate.core.model_casts import casts_itself
-from ampcompare.source.migrate.core.outputs import CASTS, cast_what_follows
-from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward
-from ampcompare.source.syntax import argument_values, bound_in, dotted_name, last_name, walk
+from ampcompare.source.migrate.core.context import holder_name_of
+from ampcompare.source.migrate.core.half_networks import makes_fp16, refuse_half_weights, refuse_or_note_half_networks
+from ampcompare.source.migrate.core.model_calls import (
+    calls_parameter,
+    find_traced_network,
+    is_computing_model_call,
+    owner_name_of_method,
+)
+from ampcompare.source.migrate.core.model_casts import model_casts_itself
+from ampcompare.source.migrate.core.outputs import CASTS, add_autocast_behind_outputs
+from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward_pass
+from ampcompare.source.syntax import argument_values, dotted_name, last_name, names_bound_in, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
     from ampcompare.source.module import Function, Module
 
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
@@ -60,45 +65,45 @@ METHOD = (
 )
 
 
-def cast_other_calls(core: Core) -> None:
+def cast_or_refuse_other_calls(core: ApexCore) -> None:
     """Put evaluation under autocast where that is sure, and note or refuse the calls of models that stay in fp32."""
-    if core.is_off:
+    if core.is_all_fp32:
         return
-    if not casts_itself(core):
+    if not model_casts_itself(core):
         core.wrapped |= _cast_evaluation(core) | _cast_own_forward(core)
-        cast_what_follows(core)
+        add_autocast_behind_outputs(core)
     refuse_half_weights(core)
-    _refuse_half_outside(core)
-    settle_half_networks(core)
-    _note_trusted(core)
-    if not casts_itself(core):
-        _Outside(core).settle()
-        _note_elsewhere(core)
+    _refuse_half_inputs_outside(core)
+    refuse_or_note_half_networks(core)
+    _note_trusted_methods(core)
+    if not model_casts_itself(core):
+        _CallsOutsideAutocast(core).note_or_refuse_calls()
+        _note_other_computations(core)
 
 
-def _cast_evaluation(core: Core) -> set[ast.AST]:
+def _cast_evaluation(core: ApexCore) -> set[ast.AST]:
     """Add autocast to `with torch.no_grad():` around calls of a model.
 
     Returns:
         The statements that have autocast now.
     """
-    tails = core.models
+    tails = core.model_names
     wrapped: set[ast.AST] = set()
     for node in core.module.nodes:
-        if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
+        if not isinstance(node, ast.With) or not _is_no_grad_block(core, node) or not _calls_by_name(node, tails):
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not core.reaches_scaler(node):
             continue
-        if core.is_without_casts(node) or core.runs_before(node):
+        if core.is_without_casts(node) or core.runs_before_initialize(node):
             continue
         wrapped.add(node)
-        header = core.autocast.removeprefix("with ").removesuffix(":")
+        header = core.autocast_line.removeprefix("with ").removesuffix(":")
         _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
         core.edits.replace_span(end, end, f", {header}")
     return wrapped
 
 
-def _cast_own_forward(core: Core) -> set[ast.AST]:
+def _cast_own_forward(core: ApexCore) -> set[ast.AST]:
     """Put `forward` of a class that trains under autocast, where it is called by another file, before the loss.
 
     Returns:
@@ -107,16 +112,18 @@ def _cast_own_forward(core: Core) -> set[ast.AST]:
     if core.planned.home != "self":
         return set()
     module = core.module
-    tails = core.models
+    tails = core.model_names
     trained = {each.function for each in core.sites.backwards if each.block}
     holders = {module.class_of(each) for each in trained} - {None}
     wrapped: set[ast.AST] = set()
     for function in (each for each in module.scope_from if isinstance(each, ast.FunctionDef)):
         if function.name != "forward" or function in trained or module.class_of(function) not in holders:
             continue
-        inside = [each for each in function.body if any(computes(call, tails) for call in _calls_in(each))]
+        inside = [
+            each for each in function.body if any(is_computing_model_call(call, tails) for call in _calls_in(each))
+        ]
         if inside and core.reaches_scaler(inside[0]):
-            core.edits.wrap(inside[0], inside[-1], core.autocast)
+            core.edits.put_under_header(inside[0], inside[-1], core.autocast_line)
             first, last = (function.body.index(each) for each in (inside[0], inside[-1]))
             wrapped.update(function.body[first : last + 1])
     return wrapped
@@ -126,49 +133,49 @@ def _calls_in(node: ast.AST) -> list[ast.Call]:
     return [each for each in walk(node) if isinstance(each, ast.Call)]
 
 
-def _refuse_half_outside(core: Core) -> None:
+def _refuse_half_inputs_outside(core: ApexCore) -> None:
     """Refuse calls of a model that stay outside of autocast and may get fp16 tensors, and note those of methods.
 
     The weights, which were fp16 or cast at each call, are fp32 in the result.
     """
     module = core.module
-    tails = core.models
-    halves = [node for node in module.nodes if makes_half(module, node)]
+    tails = core.model_names
+    halves = [node for node in module.nodes if makes_fp16(module, node)]
     noted: set[str] = set()
     for call in module.calls:
-        name = called_name(call.func)
-        is_method = name not in tails and computes(call, tails)
-        if not is_method and (name not in tails or casts_itself(core)):
+        name = holder_name_of(call.func)
+        is_method = name not in tails and is_computing_model_call(call, tails)
+        if not is_method and (name not in tails or model_casts_itself(core)):
             continue
-        statement = module.statement(call)
-        if core.is_covered(call):
+        statement = module.statement_around(call)
+        if core.has_autocast(call):
             continue
-        function = module.function(call)
+        function = module.function_around(call)
         for node in halves:
-            if module.function(node) is function and module.statement(node).lineno < statement.lineno:
-                raise Unsure(call, HALF_GIVEN.format(module.statement(node).lineno))
-        if is_method and casts_itself(core) and name not in noted and not core.runs_before(statement):
+            if module.function_around(node) is function and module.statement_around(node).lineno < statement.lineno:
+                raise UnsureRewrite(call, HALF_GIVEN.format(module.statement_around(node).lineno))
+        if is_method and model_casts_itself(core) and name not in noted and not core.runs_before_initialize(statement):
             noted.add(name)
-            core.note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
+            core.add_note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
 
 
-def _note_trusted(core: Core) -> None:
+def _note_trusted_methods(core: ApexCore) -> None:
     """Note the methods of models outside of autocast of which only the name says that they do not compute."""
     noted: set[str] = set()
     for call in core.module.calls:
         name = last_name(call.func)
-        if not isinstance(call.func, ast.Attribute) or name in KNOWN | core.models | noted:
+        if not isinstance(call.func, ast.Attribute) or name in KNOWN | core.model_names | noted:
             continue
-        if owner_of(call.func) in core.models and not computes(call, core.models):
-            if not core.is_covered(call) and not core.runs_before(core.module.statement(call)):
+        if owner_name_of_method(call.func) in core.model_names and not is_computing_model_call(call, core.model_names):
+            if not core.has_autocast(call) and not core.runs_before_initialize(core.module.statement_around(call)):
                 noted.add(name)
-                methods = list(_methods_of_project(core, name))
-                if not methods or any(_is_seen_to_compute(core, module, each) for module, each in methods):
-                    seen = METHOD if casts_itself(core) else OUTSIDE
-                    core.note(call, (seen if methods else TRUSTED).format(f"{ast.unparse(call.func)}()"))
+                methods = list(_methods_named_in_project(core, name))
+                if not methods or any(_method_surely_computes(core, module, each) for module, each in methods):
+                    seen = METHOD if model_casts_itself(core) else OUTSIDE
+                    core.add_note(call, (seen if methods else TRUSTED).format(f"{ast.unparse(call.func)}()"))
 
 
-def _methods_of_project(core: Core, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
+def _methods_named_in_project(core: ApexCore, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
     """Yield the methods of a name that classes of the project have, with their modules."""
     for module in core.index.modules:
         for each in module.scope_from:
@@ -176,7 +183,7 @@ def _methods_of_project(core: Core, name: str) -> Iterator[tuple[Module, ast.Fun
                 yield module, each
 
 
-def _is_seen_to_compute(core: Core, module: Module, method: ast.FunctionDef, depth: int = 0) -> bool:
+def _method_surely_computes(core: ApexCore, module: Module, method: ast.FunctionDef, depth: int = 0) -> bool:
     """Return whether a method calls a layer of its object, a forward pass, or a function whose type O1 decides."""
     for call in module.calls:
         if method not in list[ast.AST](module.functions_around(call)):
@@ -187,39 +194,45 @@ def _is_seen_to_compute(core: Core, module: Module, method: ast.FunctionDef, dep
         owner = dotted_name(call.func.value) or "" if isinstance(call.func, ast.Attribute) else ""
         if owner.partition(".")[0] != "self" or name in KNOWN:
             continue
-        inner = list(_methods_of_project(core, name))
-        if not inner and owner == "self" and f"self.{name}" in bound_in(module.tree):
+        inner = list(_methods_named_in_project(core, name))
+        if not inner and owner == "self" and f"self.{name}" in names_bound_in(module.tree):
             return True  # a layer
-        if depth < MAX_DEPTH and any(_is_seen_to_compute(core, home, each, depth + 1) for home, each in inner):
+        if depth < MAX_DEPTH and any(_method_surely_computes(core, home, each, depth + 1) for home, each in inner):
             return True
     return False
 
 
-def _note_elsewhere(core: Core) -> None:
+def _note_other_computations(core: ApexCore) -> None:
     """Note what else may compute outside of autocast: other objects that are called, and what gets a model."""
     module = core.module
-    homes = {module.function(first) for first, _ in core.forward.regions} | {
-        module.function(each) for each in core.wrapped
+    homes = {module.function_around(first) for first, _ in core.forward.regions} | {
+        module.function_around(each) for each in core.wrapped
     }
     homes |= {each.function for each in core.sites.backwards}
     found: dict[str, int] = {}
     for call in module.calls:
-        if not argument_values(call) or core.is_covered(call) or core.runs_before(module.statement(call)):
+        if (
+            not argument_values(call)
+            or core.has_autocast(call)
+            or core.runs_before_initialize(module.statement_around(call))
+        ):
             continue
         name = ast.unparse(call.func)
-        if (module.function(call) in homes and _is_network(core, call)) or _gets_model(core, call):
+        if (module.function_around(call) in homes and _is_call_of_other_network(core, call)) or _passes_model_on(
+            core, call
+        ):
             found.setdefault(name, call.lineno)
     if found and core.sites.initializes:
         named = ", ".join(f"{name}() (line {line})" for name, line in found.items())
-        core.note(core.sites.initializes[0].call, ELSEWHERE.format(named))
+        core.add_note(core.sites.initializes[0].call, ELSEWHERE.format(named))
 
 
-def _is_network(core: Core, call: ast.Call) -> bool:
+def _is_call_of_other_network(core: ApexCore, call: ast.Call) -> bool:
     """Return whether a call is surely one of another network than the models, by what the object is made by."""
-    if called_name(call.func) in core.models or core.module.resolve(call.func):
+    if holder_name_of(call.func) in core.model_names or core.module.resolve(call.func):
         return False
     scope = core.module.scope_of[call]
-    choices = choices_of(core.index.callee(call, scope))
+    choices = functions_of_callee(core.index.callee(call, scope))
     if choices:
         return any(
             each.name == "forward"
@@ -234,96 +247,98 @@ def _is_network(core: Core, call: ast.Call) -> bool:
     return any(each.startswith(NETWORKS) for each in makers)
 
 
-def _gets_model(core: Core, call: ast.Call) -> bool:
+def _passes_model_on(core: ApexCore, call: ast.Call) -> bool:
     """Return whether a call hands a model to a library that traces it, or a function of another file that calls it."""
-    if (network := find_traced(core.module, call)) is not None and called_name(network) in core.models:
+    if (network := find_traced_network(core.module, call)) is not None and holder_name_of(network) in core.model_names:
         return True
-    given = core.parameters_given(call, core.models)
+    given = core.parameters_receiving(call, core.model_names)
     return any(each.module is not core.module and calls_parameter(core.index, each, name) for name, each in given)
 
 
-def _is_no_grad(core: Core, node: ast.With) -> bool:
+def _is_no_grad_block(core: ApexCore, node: ast.With) -> bool:
     contexts = [item.context_expr for item in node.items]
-    return all(isinstance(each, ast.Call) and core.names.meaning(each.func) in NO_GRAD for each in contexts)
+    return all(isinstance(each, ast.Call) and core.names.full_name_of(each.func) in NO_GRAD for each in contexts)
 
 
-def _calls(node: ast.AST, tails: set[str]) -> list[ast.Call]:
-    return [each for each in walk(node) if isinstance(each, ast.Call) and called_name(each.func) in tails]
+def _calls_by_name(node: ast.AST, tails: set[str]) -> list[ast.Call]:
+    return [each for each in walk(node) if isinstance(each, ast.Call) and holder_name_of(each.func) in tails]
 
 
-class _Outside:
+class _CallsOutsideAutocast:
     """Goes from each call of a model that has no autocast to those that lead to it, until one has, or none is left."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: ApexCore) -> None:
         self._core = core
         self._module = core.module
-        self._tails = core.models
+        self._tails = core.model_names
         self._apart = {id(each) for each in core.forward.apart}
         self._noted: set[Function | None] = set()
         self._seen: set[int] = set()
 
-    def settle(self) -> None:
+    def note_or_refuse_calls(self) -> None:
         """Note the calls that only evaluate.
 
         Raises:
-            Unsure: a call may belong to a loss, which Apex cast.
+            UnsureRewrite: a call may belong to a loss, which Apex cast.
         """
         for call in self._module.calls:
-            if computes(call, self._tails):
-                self._settle(call)
+            if is_computing_model_call(call, self._tails):
+                self._note_or_refuse_call(call)
 
-    def _settle(self, call: ast.Call) -> None:
+    def _note_or_refuse_call(self, call: ast.Call) -> None:
         core, module = self._core, self._module
-        if id(call) in self._seen or id(call) in self._apart or core.is_covered(call):
+        if id(call) in self._seen or id(call) in self._apart or core.has_autocast(call):
             return
         self._seen.add(id(call))
-        if core.is_without_casts(call) or core.runs_before(module.statement(call)):
+        if core.is_without_casts(call) or core.runs_before_initialize(module.statement_around(call)):
             return
-        function = module.function(call)
-        if self._evaluates(call) or self._has_own_backward(function):
+        function = module.function_around(call)
+        if self._only_evaluates(call) or self._has_own_backward(function):
             if function not in self._noted:
                 self._noted.add(function)
-                core.note(call, OUTSIDE.format("this forward pass"))
+                core.add_note(call, OUTSIDE.format("this forward pass"))
             return
-        callers, complete = ([], False) if function is None else core.index.callers(module.scope_from[function])
+        callers, complete = (
+            ([], False) if function is None else core.index.calls_of_function(module.scope_from[function])
+        )
         inside = [each for each in callers if each in module.scope_of]
         for each in inside:
-            self._settle(each)
+            self._note_or_refuse_call(each)
         if not (inside and complete):
-            raise Unsure(call, MAY_TRAIN.format(f"{ast.unparse(call.func)}()"))
+            raise UnsureRewrite(call, MAY_TRAIN.format(f"{ast.unparse(call.func)}()"))
 
     def _has_own_backward(self, function: Function | None) -> bool:
         """Return whether a function runs, or leads to, a backward pass that is not scaled, and none that is."""
         core, module = self._core, self._module
         if any(each.function is function for each in core.sites.backwards):
             return False
-        calls = [each for each in module.calls if module.function(each) is function]
+        calls = [each for each in module.calls if module.function_around(each) is function]
         led_to = [
             each
             for call in calls
-            for each in choices_of(core.index.callee(call, module.scope_of[call]))
+            for each in functions_of_callee(core.index.callee(call, module.scope_of[call]))
             if isinstance(each, Called)
         ]
-        if any(core.index.reaches(each, BLOCK) is not Answer.NO for each in led_to):
+        if any(core.index.reaches_event(each, BLOCK) is not Answer.NO for each in led_to):
             return False
-        return any(is_backward(module, each) for each in calls) or any(
-            core.index.reaches(each, BACKWARD) is Answer.YES for each in led_to
+        return any(is_backward_pass(module, each) for each in calls) or any(
+            core.index.reaches_event(each, BACKWARD) is Answer.YES for each in led_to
         )
 
-    def _evaluates(self, call: ast.Call) -> bool:
+    def _only_evaluates(self, call: ast.Call) -> bool:
         """Return whether a call computes no gradients, or stands in a function that says that it evaluates."""
         module = self._module
-        function = module.function(call)
+        function = module.function_around(call)
         within: ast.AST = module.tree if function is None else function
         decorators = [] if function is None else function.decorator_list
         blocks = [each for each in module.ancestors(call) if isinstance(each, ast.With)]
         contexts = [*decorators, *(item.context_expr for each in blocks for item in each.items)]
-        if any(self._core.names.meaning(getattr(each, "func", each)) in NO_GRAD for each in contexts):
+        if any(self._core.names.full_name_of(getattr(each, "func", each)) in NO_GRAD for each in contexts):
             return True
         if any(each.function is function for each in self._core.sites.backwards):
             return False
         return any(
-            (isinstance(each, ast.Attribute) and each.attr == "eval") or self._core.names.meaning(each) in NO_GRAD
+            (isinstance(each, ast.Attribute) and each.attr == "eval") or self._core.names.full_name_of(each) in NO_GRAD
             for each in walk(within)
             if isinstance(each, (ast.Name, ast.Attribute))
         )

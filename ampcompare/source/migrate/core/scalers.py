@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.apex_guards import asks_for_apex
-from ampcompare.source.migrate.read.sites import Initialize, Sites
+from ampcompare.source.migrate.read.sites import InitializeCall, Sites
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import arguments, bound_in, dotted_name, walk
+from ampcompare.source.syntax import arguments, dotted_name, names_bound_in, walk
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 @dataclass(frozen=True)
-class Scaler:
+class PlannedScaler:
     """The scaler of a module, one for all its losses.
 
     Attributes:
@@ -30,13 +30,13 @@ class Scaler:
         return f"self.{self.name}" if self.home == "self" else self.name
 
 
-def plan_scaler(module: Module, sites: Sites) -> Scaler:
+def plan_scaler(module: Module, sites: Sites) -> PlannedScaler:
     """Return the scaler that the uses of a module need."""
-    home = _home(module, sites)
-    return Scaler(_free_name(module, attribute=home == "self"), home)
+    home = _home_of_scaler(module, sites)
+    return PlannedScaler(_unused_scaler_name(module, attribute=home == "self"), home)
 
 
-def _free_name(module: Module, *, attribute: bool) -> str:
+def _unused_scaler_name(module: Module, *, attribute: bool) -> str:
     used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted_name(node.value) == "self"}
     if not attribute:
         used = {node.id for node in module.nodes if isinstance(node, ast.Name)}
@@ -45,12 +45,12 @@ def _free_name(module: Module, *, attribute: bool) -> str:
     return next((name for name in names if name not in used), "scaler_for_amp")
 
 
-def _home(module: Module, sites: Sites) -> str:
+def _home_of_scaler(module: Module, sites: Sites) -> str:
     created = {each.function for each in sites.initializes}
     others = [*sites.masters, *sites.saves, *sites.loads]
     used: set[Function | None] = {each.function for each in sites.backwards}
     used |= {each.function for each in sites.steps} | {each.function for each in sites.reads}
-    used |= {module.function(each) for each in others}
+    used |= {module.function_around(each) for each in others}
     if len(created) == 1:
         (function,) = created
         if function is None:
@@ -58,13 +58,13 @@ def _home(module: Module, sites: Sites) -> str:
             return "module"
         if all(each is not None and function in (each, *module.functions_around(each)) for each in used):
             return "local"
-    owners = {module.class_of(_outermost(module, each)) for each in created | used}
+    owners = {module.class_of(_outermost_function(module, each)) for each in created | used}
     if len(owners) == 1 and None not in owners:
-        return "self" if all(_has_self(_outermost(module, each)) for each in created | used) else "module"
+        return "self" if all(_has_self(_outermost_function(module, each)) for each in created | used) else "module"
     return "module"
 
 
-def _outermost(module: Module, function: Function | None) -> Function | None:
+def _outermost_function(module: Module, function: Function | None) -> Function | None:
     return None if function is None else [function, *module.functions_around(function)][-1]
 
 
@@ -72,7 +72,7 @@ def _has_self(function: Function | None) -> bool:
     return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
 
 
-def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
+def ifs_around_call(module: Module, initialize: InitializeCall) -> list[ast.If]:
     """Return the `if` statements of its function around a call, those around its loops too, the innermost first.
 
     One that only asks whether Apex is there is none: the result does not ask.
@@ -86,18 +86,18 @@ def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
     return found
 
 
-def varies(index: Index, initialize: Initialize) -> bool:
+def runs_under_varying_tests(index: Index, initialize: InitializeCall) -> bool:
     """Return whether a call runs under tests that change from round to round of a loop, or from call to call.
 
     What was initialized once stays so where they do not hold, as in `if epoch == 0:`.
     """
-    return _varies_in_loop(index.module, initialize) or _lasts_beyond_call(index, initialize)
+    return _tests_vary_in_loop(index.module, initialize) or _scaler_outlasts_call(index, initialize)
 
 
-def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
+def _tests_around(module: Module, initialize: InitializeCall) -> list[ast.expr]:
     """Return the tests that decide on a call in each round of its loop, or else in each call of its function."""
-    loop = next((each for each in module.within_function(initialize.statement) if isinstance(each, LOOPS)), None)
-    inside = [each for each in conditions_of(module, initialize) if loop is None or loop in module.ancestors(each)]
+    loop = next((each for each in module.nodes_up_to_function(initialize.statement) if isinstance(each, LOOPS)), None)
+    inside = [each for each in ifs_around_call(module, initialize) if loop is None or loop in module.ancestors(each)]
     return [each.test for each in inside]
 
 
@@ -105,15 +105,15 @@ def _dotted_names_in(nodes: list[ast.expr]) -> set[str]:
     return {key for node in nodes for each in walk(node) if (key := dotted_name(each)) is not None}
 
 
-def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
+def _tests_vary_in_loop(module: Module, initialize: InitializeCall) -> bool:
     keys = _dotted_names_in(_tests_around(module, initialize))
     return any(
-        isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & bound_in(loop)
-        for loop in module.within_function(initialize.statement)
+        isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & names_bound_in(loop)
+        for loop in module.nodes_up_to_function(initialize.statement)
     )
 
 
-def _lasts_beyond_call(index: Index, initialize: Initialize) -> bool:
+def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
     """Return whether a function initializes in some of its calls only, and trains in later ones with the same scaler.
 
     Its test asks for a parameter that counts, or one that a loop binds where the function is called, or for a flag that
@@ -128,18 +128,22 @@ def _lasts_beyond_call(index: Index, initialize: Initialize) -> bool:
         [each for name in ("models", "optimizers") if (each := initialize.arguments.get(name)) is not None]
     )
     first = min((each.lineno for each in tests), default=0)
-    flags = {key for each in walk(function) if getattr(each, "lineno", 0) > first for key in bound_in(each)} - models
+    flags = {
+        key for each in walk(function) if getattr(each, "lineno", 0) > first for key in names_bound_in(each)
+    } - models
     if any(key in keys and ("." in key or key in module.scope_from[function].globals) for key in flags):
         return True
     asked = keys & module.scope_from[function].parameters
-    if any(isinstance(each, ast.Compare) and _counts(each, asked) for test in tests for each in walk(test)):
+    if any(
+        isinstance(each, ast.Compare) and _compares_with_numbers(each, asked) for test in tests for each in walk(test)
+    ):
         return True
-    names = module.positional(function)
-    for call in index.callers(module.scope_from[function])[0]:
+    names = module.positional_parameters(function)
+    for call in index.calls_of_function(module.scope_from[function])[0]:
         given = [value for name, value in arguments(call, names).items() if name in asked]
-        home = index.scope_of(call).module
-        loops = [each for each in home.within_function(call) if isinstance(each, (ast.For, ast.While))]
-        if any(_dotted_names_in(given) & bound_in(loop) for loop in loops):
+        home = index.scope_of_call(call).module
+        loops = [each for each in home.nodes_up_to_function(call) if isinstance(each, (ast.For, ast.While))]
+        if any(_dotted_names_in(given) & names_bound_in(loop) for loop in loops):
             return True
     return False
 
@@ -149,7 +153,7 @@ def is_constructor(function: Function | None) -> bool:
     return function is not None and function.name == "__init__"
 
 
-def _counts(test: ast.Compare, names: set[str]) -> bool:
+def _compares_with_numbers(test: ast.Compare, names: set[str]) -> bool:
     """Return whether a comparison asks which number a name is, or whether it is one of several."""
     sides = [test.left, *test.comparators]
     if not any((dotted_name(part) or "") in names for side in sides for part in walk(side)):

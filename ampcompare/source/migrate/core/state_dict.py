@@ -6,11 +6,11 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.sites import Unsure
+from ampcompare.source.migrate.read.sites import UnsureRewrite
 from ampcompare.source.syntax import dotted_name
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
 
 FROM_APEX = "# saved with Apex"
 UNSCALED = "# empty where the loss was not scaled"
@@ -18,38 +18,38 @@ ENTRY = re.compile(r"loss_scaler\d+")
 OF_APEX = "the entries of Apex's state are read here; the state of a GradScaler has others, such as scale"
 
 
-def rewrite_state(core: Core) -> None:
+def rewrite_amp_state(core: ApexCore) -> None:
     """Rewrite saving and loading of the scalers."""
     for node in core.module.nodes if core.sites.saves or core.sites.loads else ():
         if isinstance(node, ast.Constant) and ENTRY.fullmatch(str(node.value)):
-            raise Unsure(node, OF_APEX)
+            raise UnsureRewrite(node, OF_APEX)
     for call in core.sites.saves:
         if isinstance(core.module.parent(call), ast.Attribute):
-            raise Unsure(call, OF_APEX)
-        core.edits.replace(call, _save_state(core, call))
+            raise UnsureRewrite(call, OF_APEX)
+        core.edits.replace(call, _scaler_state_expression(core, call))
     for call in core.sites.loads:
-        _load_state(core, call)
+        _rewrite_load_of_state(core, call)
 
 
-def _save_state(core: Core, call: ast.Call) -> str:
+def _scaler_state_expression(core: ApexCore, call: ast.Call) -> str:
     if call.args or call.keywords:
-        raise Unsure(call, "amp.state_dict with a destination has no equivalent")
-    return f"{core.scaler}.state_dict()"
+        raise UnsureRewrite(call, "amp.state_dict with a destination has no equivalent")
+    return f"{core.scaler_expression}.state_dict()"
 
 
-def _load_state(core: Core, call: ast.Call) -> None:
+def _rewrite_load_of_state(core: ApexCore, call: ast.Call) -> None:
     module = core.module
-    statement = module.statement(call)
+    statement = module.statement_around(call)
     if not isinstance(statement, ast.Expr) or len(call.args) + len(call.keywords) != 1:
-        raise Unsure(call, "amp.load_state_dict is not a statement of its own")
+        raise UnsureRewrite(call, "amp.load_state_dict is not a statement of its own")
     value = call.args[0] if call.args else call.keywords[0].value
     text = module.source(value)
-    scaler = core.scaler
+    scaler = core.scaler_expression
     lines: list[str] = []
     is_lookup = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
     if dotted_name(value.value if is_lookup else value) is None:  # type: ignore[attr-defined]
         lines, text = [f"amp_state = {text}"], "amp_state"
-    unit = module.unit
+    unit = module.indentation_unit
     lines.append(f'if "loss_scaler0" in {text}:  {FROM_APEX}')
     entry = f'{text}["loss_scaler0"]'
     lines += [

@@ -3,13 +3,13 @@
 import ast
 
 from ampcompare.source.amp_names import CLIPS
-from ampcompare.source.branches import branches_around, conditions, conditions_around, is_exclusive
-from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.branches import branches_around, conditions_around, conditions_of_test, exclude_each_other
+from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.finding import BY_HAND, Finding
-from ampcompare.source.migrate.read.sites import Read, Step, Unsure
+from ampcompare.source.migrate.read.sites import GradientRead, OptimizerStep, UnsureRewrite
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import argument_values, arguments, bound_in, dotted_name, last_name, last_part
+from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, last_part, names_bound_in
 
 MASTERS = "apex.amp.master_params"
 PACE = (
@@ -42,9 +42,9 @@ APART = (
 )
 
 
-def place_unscale(core: Core) -> None:
+def place_unscale(core: ApexCore) -> None:
     """Put `scaler.unscale_(optimizer)` above the reads of gradients, and replace `amp.master_params`."""
-    groups: dict[tuple[str, int], tuple[Step, list[Read]]] = {}
+    groups: dict[tuple[str, int], tuple[OptimizerStep, list[GradientRead]]] = {}
     blocks = {each.statement for each in core.sites.backwards if each.block}
     for read in core.sites.reads:
         if id(read.node) in core.order.lifted or any(
@@ -53,102 +53,110 @@ def place_unscale(core: Core) -> None:
             continue
         optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
         for optimizer in optimizers:
-            step = _step_after(core, read, optimizer)
+            step = _find_step_after(core, read, optimizer)
             if step is not None:
                 groups.setdefault((optimizer, id(step)), (step, []))[1].append(read)
             elif id(read.node) in core.order.pending:
-                raise Unsure(read.node, STILL_SCALED.format(optimizer))
+                raise UnsureRewrite(read.node, STILL_SCALED.format(optimizer))
             elif read.optimizers:
-                raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
+                raise UnsureRewrite(read.node, f"no {optimizer}.step() follows these gradients in the same function")
     for (optimizer, _), (step, reads) in groups.items():
-        _place(core, optimizer, step, reads)
+        _place_unscale_of_step(core, optimizer, step, reads)
     for call in core.sites.masters:
-        core.edits.replace(call, _parameters(core, call))
+        core.edits.replace(call, _parameters_expression(core, call))
 
 
-def _step_after(core: Core, read: Read, optimizer: str) -> Step | None:
+def _find_step_after(core: ApexCore, read: GradientRead, optimizer: str) -> OptimizerStep | None:
     steps = (each for each in core.sites.steps if last_part(each.optimizer) == last_part(optimizer))
     after = [each for each in steps if each.function is read.function and each.statement.lineno > read.statement.lineno]
     return min(after, key=lambda each: each.statement.lineno, default=None)
 
 
-def _loop(module: Module, node: ast.AST) -> ast.AST | None:
+def _find_loop_or_function_around(module: Module, node: ast.AST) -> ast.AST | None:
     kinds = (ast.For, ast.While, ast.AsyncFor, ast.FunctionDef, ast.AsyncFunctionDef)
     return next((outer for outer in module.ancestors(node) if isinstance(outer, kinds)), None)
 
 
-def _varies(test: str, loop: ast.AST | None) -> bool:
+def _may_test_vary(test: str, loop: ast.AST | None) -> bool:
     """Return whether a test can change between two rounds of a loop, or two calls of a function."""
     if not isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
         return True
     nodes = list(ast.walk(ast.parse(test, mode="eval")))
-    return any(isinstance(node, ast.Mod) for node in nodes) or not bound_in(loop).isdisjoint(map(dotted_name, nodes))
+    return any(isinstance(node, ast.Mod) for node in nodes) or not names_bound_in(loop).isdisjoint(
+        map(dotted_name, nodes)
+    )
 
 
-def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
+def _place_unscale_of_step(core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]) -> None:
     module = core.module
-    loop = _loop(module, step.statement)
+    loop = _find_loop_or_function_around(module, step.statement)
     only_if: set[str] = set()
-    guards = _guards(core, step)
+    guards = _gradient_guards_around(core, step)
     guarded = {ast.unparse(each.test) for each in guards} | {f"not ({ast.unparse(each.test)})" for each in guards}
     for read in reads:
         missing = set(conditions_around(module, step.statement, loop) - conditions_around(module, read.statement, loop))
         missing -= guarded
-        if _loop(module, read.statement) is not loop or any(_varies(test, loop) for test in missing):
+        if _find_loop_or_function_around(module, read.statement) is not loop or any(
+            _may_test_vary(test, loop) for test in missing
+        ):
             for each in reads:
-                _read_scaled(core, optimizer, step, each)
+                _let_scaled_gradients_be_read(core, optimizer, step, each)
             return
         only_if |= missing
-    _refuse_mixed(core, optimizer, step, reads)
-    statements = {_twin_branch(core, read) for read in reads}
-    scaler = core.scaler
+    _refuse_mixed_gradients(core, optimizer, step, reads)
+    statements = {_statement_to_unscale_above(core, read) for read in reads}
+    scaler = core.scaler_expression
     lines = [f"{scaler}.unscale_({optimizer})"]
     if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
-        lines = [f"if {' and '.join(sorted(only_if))}:", f"{module.unit}{lines[0]}"]
+        lines = [f"if {' and '.join(sorted(only_if))}:", f"{module.indentation_unit}{lines[0]}"]
     ordered = sorted(statements, key=lambda each: each.lineno)
-    _insert(core, lines, ordered)
+    _insert_unscale(core, lines, ordered)
     if not only_if:
         core.unscaled.add(id(step.call))
     for node in ast.walk(loop) if loop is not None else ():
         if isinstance(node, LEAVING) and ordered[0].lineno < node.lineno < step.statement.lineno:
-            if module.function(node) is not step.function:
+            if module.function_around(node) is not step.function:
                 continue
-            if not isinstance(node, ast.Return) and _loop(module, node) is not loop:
+            if not isinstance(node, ast.Return) and _find_loop_or_function_around(module, node) is not loop:
                 continue  # of a loop within, behind which the step comes
             if not conditions_around(module, step.statement, loop) - conditions_around(module, node, loop):
-                core.edits.before(node, [f"{scaler}.update()"])  # this step is skipped, its gradients were unscaled
+                core.edits.insert_above(
+                    node, [f"{scaler}.update()"]
+                )  # this step is skipped, its gradients were unscaled
 
 
-def _guards(core: Core, step: Step) -> list[ast.If]:
+def _gradient_guards_around(core: ApexCore, step: OptimizerStep) -> list[ast.If]:
     """Return the `if` statements around a step that ask for its gradients, the innermost first."""
     asked = core.order.guards.get(id(step.call), set())
-    loop = _loop(core.module, step.statement)
+    loop = _find_loop_or_function_around(core.module, step.statement)
     return [
         outer
         for outer, holds in branches_around(core.module, step.statement, loop)
-        if asked & conditions(outer.test, holds).keys()
+        if asked & conditions_of_test(outer.test, holds).keys()
     ]
 
 
-def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
+def _refuse_mixed_gradients(core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]) -> None:
     """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
     first = min(read.statement.lineno for read in reads)
     for backward in core.sites.backwards:
         if backward.function is step.function and first < backward.statement.lineno < step.statement.lineno:
-            if optimizer in backward.optimizers and not is_exclusive(core.module, backward.statement, step.statement):
-                raise Unsure(reads[0].node, MIXED)
+            if optimizer in backward.optimizers and not exclude_each_other(
+                core.module, backward.statement, step.statement
+            ):
+                raise UnsureRewrite(reads[0].node, MIXED)
 
 
-def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
+def _let_scaled_gradients_be_read(core: ApexCore, optimizer: str, step: OptimizerStep, read: GradientRead) -> None:
     """Let gradients that stay scaled until the step be read, or clipped, at another pace than that of the steps.
 
     A clip of torch gets a limit that is scaled as they are, and its norm is scaled back; around anything else the
     gradients are unscaled and scaled again.
     """
-    scaler = core.scaler
-    core.note(read.node, PACE)
+    scaler = core.scaler_expression
+    core.add_note(read.node, PACE)
     call = getattr(read.statement, "value", None)
-    limit = _limit(core, call) if isinstance(call, ast.Call) else None
+    limit = _limit_of_clip(core, call) if isinstance(call, ast.Call) else None
     if isinstance(call, ast.Call) and limit is not None:
         text = core.module.source(limit)
         plain = isinstance(limit, (ast.Name, ast.Attribute, ast.Constant, ast.Subscript, ast.Call))
@@ -158,80 +166,93 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
             core.edits.replace_span(end, end, f" / {scaler}.get_scale()")
         return
     if any(isinstance(node, (ast.Return, ast.Yield, ast.Continue)) for node in ast.walk(read.statement)):
-        raise Unsure(read.node, "gradients that stay scaled are read on a path that leaves this statement")
+        raise UnsureRewrite(read.node, "gradients that stay scaled are read on a path that leaves this statement")
     if read.statement in core.bracketed:
         return
     core.bracketed.add(read.statement)
     grads = f'[p.grad for group in {optimizer}.param_groups for p in group["params"] if p.grad is not None]'
     # Where there are none, as before the first backward pass, torch refuses the empty list.
     apart, again = (
-        ["if scaled_grads:", f"{core.module.unit}{core.torch}._foreach_{each}_(scaled_grads, {scaler}.get_scale())"]
+        [
+            "if scaled_grads:",
+            f"{core.module.indentation_unit}{core.torch}._foreach_{each}_(scaled_grads, {scaler}.get_scale())",
+        ]
         for each in ("div", "mul")
     )
-    core.edits.before(read.statement, [f"scaled_grads = {grads}", *apart])
+    core.edits.insert_above(read.statement, [f"scaled_grads = {grads}", *apart])
     stored = (each for each in ast.walk(read.statement) if isinstance(getattr(each, "ctx", None), ast.Store))
     rebinds = any(last_name(each) == "grad" for each in stored)
     others = [f"scaled_grads = {grads}"] * rebinds  # which took the place of those that were unscaled
-    core.edits.after(read.statement, [*others, *again])
+    core.edits.insert_below(read.statement, [*others, *again])
 
 
-def _limit(core: Core, call: ast.Call) -> ast.expr | None:
+def _limit_of_clip(core: ApexCore, call: ast.Call) -> ast.expr | None:
     """Return the limit of a clip of torch; None for any other call."""
-    if core.names.meaning(call.func) not in CLIPS:
+    if core.names.full_name_of(call.func) not in CLIPS:
         return None
     given = arguments(call, ("parameters", "limit"))
     return next((given[name] for name in ("limit", "max_norm", "clip_value") if name in given), None)
 
 
-def _twin_branch(core: Core, read: Read) -> ast.stmt:
+def _statement_to_unscale_above(core: ApexCore, read: GradientRead) -> ast.stmt:
     """Return the statement to unscale above: the `if` whose other branch does the same with the plain parameters."""
     module, branch = core.module, core.module.parent(read.statement)
-    calls = [each for each in core.sites.masters if module.is_in(each, [read.statement])]
-    if isinstance(branch, ast.If) and calls and all(_plain_parameters(core, each) is not None for each in calls):
+    calls = [each for each in core.sites.masters if module.is_in_statements(each, [read.statement])]
+    if (
+        isinstance(branch, ast.If)
+        and calls
+        and all(_find_parameters_of_plain_branch(core, each) is not None for each in calls)
+    ):
         if len(branch.body) == len(branch.orelse) == 1 and not module.is_elif(branch):
             return branch
     return read.statement
 
 
-def _insert(core: Core, lines: list[str], statements: list[ast.stmt]) -> None:
+def _insert_unscale(core: ApexCore, lines: list[str], statements: list[ast.stmt]) -> None:
     """Unscale above the first of several statements that are read before one step, in each branch if need be."""
     module = core.module
     block = _common_block(module, statements)
     holders: dict[int, list[ast.stmt]] = {}
     for statement in statements:
-        index = next(i for i, each in enumerate(block) if module.is_in(statement, [each]))
+        index = next(i for i, each in enumerate(block) if module.is_in_statements(statement, [each]))
         holders.setdefault(index, []).append(statement)
     holder, within = block[min(holders)], holders[min(holders)]
     backwards = {each.statement for each in core.sites.backwards}
     if holder in within or not any(node in backwards for node in ast.walk(holder)):
-        core.edits.before(holder, lines)
+        core.edits.insert_above(holder, lines)
         return
     if len(holders) > 1:
-        raise Unsure(statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand")
-    for branch in module.blocks(holder):
-        if inner := [each for each in within if module.is_in(each, branch)]:
-            _insert(core, lines, inner)
+        raise UnsureRewrite(
+            statements[-1], "gradients are read in a branch and again after it; unscale them once, by hand"
+        )
+    for branch in module.blocks_below(holder):
+        if inner := [each for each in within if module.is_in_statements(each, branch)]:
+            _insert_unscale(core, lines, inner)
 
 
 def _common_block(module: Module, statements: list[ast.stmt]) -> list[ast.stmt]:
     """Return the innermost block that all statements are in, or below."""
-    block = module.block(statements[0])
-    while not all(module.is_in(each, block) for each in statements):
-        block = module.block(module.statement(module.parent(block[0])))
+    block = module.block_of(statements[0])
+    while not all(module.is_in_statements(each, block) for each in statements):
+        block = module.block_of(module.statement_around(module.parent(block[0])))
     return block
 
 
-def _plain_parameters(core: Core, call: ast.Call) -> str | None:
+def _find_parameters_of_plain_branch(core: ApexCore, call: ast.Call) -> str | None:
     """Return the parameters that the other branch of an `if`, for fp32, has in the place of `amp.master_params`."""
     module = core.module
-    if _stepped_apart(core, module.function(call)):
+    if _steps_without_apex(core, module.function_around(call)):
         return None
-    statement = module.statement(call)
+    statement = module.statement_around(call)
     for outer, parse_positive in branches_around(module, statement):
         here, there = (outer.body, outer.orelse) if parse_positive else (outer.orelse, outer.body)
-        ours = [each for each in module.calls if core.names.meaning(each.func) == MASTERS and module.is_in(each, here)]
-        theirs = [each for each, _ in module.methods("parameters") if module.is_in(each, there)]
-        if not any(_is_twin(module, call, each) for each in theirs):
+        ours = [
+            each
+            for each in module.calls
+            if core.names.full_name_of(each.func) == MASTERS and module.is_in_statements(each, here)
+        ]
+        theirs = [each for each, _ in module.method_calls("parameters") if module.is_in_statements(each, there)]
+        if not any(_differ_in_calls_only(module, call, each) for each in theirs):
             continue
         # One for each optimizer, in the same order: with one more or less nothing says which belongs to which.
         optimizers = list(dict.fromkeys(ast.unparse(each) for each in ours))
@@ -242,117 +263,125 @@ def _plain_parameters(core: Core, call: ast.Call) -> str | None:
     return None
 
 
-def _is_twin(module: Module, call: ast.Call, other: ast.Call) -> bool:
+def _differ_in_calls_only(module: Module, call: ast.Call, other: ast.Call) -> bool:
     """Return whether the statements of two calls differ in these calls only."""
-    texts = [ast.unparse(module.statement(each)).replace(ast.unparse(each), "PARAMETERS") for each in (call, other)]
+    texts = [
+        ast.unparse(module.statement_around(each)).replace(ast.unparse(each), "PARAMETERS") for each in (call, other)
+    ]
     return texts[0] == texts[1]
 
 
-def _parameters(core: Core, call: ast.Call) -> str:
+def _parameters_expression(core: ApexCore, call: ast.Call) -> str:
     """Return what replaces `amp.master_params(optimizer)`."""
-    if (plain := _plain_parameters(core, call)) is not None:
+    if (plain := _find_parameters_of_plain_branch(core, call)) is not None:
         return plain
     return f'(param for group in {dotted_name(call.args[0])}.param_groups for param in group["params"])'
 
 
-def rewrite_steps(core: Core) -> None:
+def rewrite_steps(core: ApexCore) -> None:
     """Step each optimizer with scaled gradients by its scaler."""
     for step in core.sites.steps:
         if not _is_step_scaled(core, step):
             continue
         if getattr(step.statement, "value", None) is not step.call or isinstance(step.statement, ast.Return):
-            raise Unsure(step.call, IN_EXPRESSION)
-        if _is_first(core, step):
+            raise UnsureRewrite(step.call, IN_EXPRESSION)
+        if _is_step_before_backward(core, step):
             continue
-        _refuse_caught(core.module, step)
-        scaler = core.scaler
+        _refuse_step_in_try(core.module, step)
+        scaler = core.scaler_expression
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
-            _update(core, step, f"{scaler}.update({core.update})")
+            _insert_scale_update(core, step, f"{scaler}.update({core.update})")
 
 
-def _refuse_caught(module: Module, step: Step) -> None:
+def _refuse_step_in_try(module: Module, step: OptimizerStep) -> None:
     """Refuse a step in a `try` within a loop that goes on after an error, such as one of memory."""
-    around = list(module.within_function(step.statement))
+    around = list(module.nodes_up_to_function(step.statement))
     for place, outer in enumerate(around):
         loops = [each for each in around[place:] if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
-        if isinstance(outer, ast.Try) and loops and module.is_in(step.statement, outer.body):
+        if isinstance(outer, ast.Try) and loops and module.is_in_statements(step.statement, outer.body):
             if any(not isinstance(each.body[-1], (ast.Raise, ast.Break, ast.Return)) for each in outer.handlers):
-                raise Unsure(step.call, CAUGHT)
+                raise UnsureRewrite(step.call, CAUGHT)
 
 
-def _update(core: Core, step: Step, line: str) -> None:
+def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None:
     """Update the scale behind a step, and where its gradients leave it out."""
-    last = _last(core, step)
-    if not isinstance(last, ast.If) or last not in _guards(core, step) or not _leaves(last):
-        core.edits.after(last, [line])
+    last = _statement_before_update(core, step)
+    if (
+        not isinstance(last, ast.If)
+        or last not in _gradient_guards_around(core, step)
+        or not _leaves_round_or_function(last)
+    ):
+        core.edits.insert_below(last, [line])
         return
-    here, other = (last.body, last.orelse) if core.module.is_in(step.call, last.body) else (last.orelse, last.body)
-    if len(_guards(core, step)) > 1 or step.statement not in here:
-        raise Unsure(step.call, GUARDED_PATHS)
-    core.edits.after(step.statement, [line])
+    here, other = (
+        (last.body, last.orelse) if core.module.is_in_statements(step.call, last.body) else (last.orelse, last.body)
+    )
+    if len(_gradient_guards_around(core, step)) > 1 or step.statement not in here:
+        raise UnsureRewrite(step.call, GUARDED_PATHS)
+    core.edits.insert_below(step.statement, [line])
     if other:
-        core.edits.before(other[0], [line])
+        core.edits.insert_above(other[0], [line])
     elif isinstance(here[-1], LEAVING):
-        core.edits.after(last, [line])
+        core.edits.insert_below(last, [line])
     else:
-        raise Unsure(step.call, GUARDED_PATHS)
+        raise UnsureRewrite(step.call, GUARDED_PATHS)
 
 
-def _leaves(statement: ast.If) -> bool:
+def _leaves_round_or_function(statement: ast.If) -> bool:
     """Return whether a branch leaves its round or function."""
     return any(isinstance(node, LEAVING) for node in ast.walk(statement))
 
 
-def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call, str]]:
+def _steps_without_apex(core: ApexCore, function: Function | None) -> list[tuple[ast.Call, str]]:
     """Return the steps, below a scaled backward pass of a function, of optimizers that Apex has nothing to do with."""
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
     found, kinds = [], ObjectKinds(module, core.index)
-    for node, stepped in module.methods("step"):
+    for node, stepped in module.method_calls("step"):
         key = dotted_name(stepped)
-        if key is None or node.args or last_part(key) in known or module.function(node) is not function:
+        if key is None or node.args or last_part(key) in known or module.function_around(node) is not function:
             continue
-        if kinds.of(stepped, module.scope_of[node]) == "optimizer":
-            if any(each.lineno < node.lineno and not is_exclusive(module, each, node) for each in passes):
+        if kinds.kind_of_object(stepped, module.scope_of[node]) == "optimizer":
+            if any(each.lineno < node.lineno and not exclude_each_other(module, each, node) for each in passes):
                 found.append((node, key))
     return found
 
 
-def note_joint_skips(core: Core) -> None:
+def note_joint_skips(core: ApexCore) -> None:
     """Note optimizers that skip together in Apex after an overflow, because they share a loss."""
     for each in core.sites.backwards:
         if each.block and len(each.optimizers) > 1:
-            core.note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
+            core.add_note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
             return
 
 
-def refuse_half_leaves(core: Core) -> None:
+def refuse_half_leaves(core: ApexCore) -> None:
     """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
     module, kinds = core.module, ObjectKinds(core.module, core.index)
     for call in module.calls:
         scope = module.scope_of[call]
-        if not call.args or not kinds.is_new("optimizer", call, scope):
+        if not call.args or not kinds.is_new_object("optimizer", call, scope):
             continue
-        for each in _members(call.args[0]):
+        for each in _members_of_parameters(call.args[0]):
             values = module.values_of(dotted_name(each) or "", scope) or [each]
-            if any(_is_half(core, value) for value in values):
+            if any(_makes_fp16_tensor(core, value) for value in values):
                 message = HALF_LEAF.format(module.source(each))
-                core.findings.append(Finding.at(each, BY_HAND, message))
+                core.findings.append(Finding.at_node(each, BY_HAND, message))
 
 
-def _members(given: ast.expr) -> list[ast.expr]:
+def _members_of_parameters(given: ast.expr) -> list[ast.expr]:
     """Return what a list of parameters holds, or a list of groups of them."""
     inside = given.values if isinstance(given, ast.Dict) else getattr(given, "elts", None)
-    return [given] if inside is None else [leaf for each in inside for leaf in _members(each)]
+    return [given] if inside is None else [leaf for each in inside for leaf in _members_of_parameters(each)]
 
 
-def _is_half(core: Core, value: ast.expr | None) -> bool:
+def _makes_fp16_tensor(core: ApexCore, value: ast.expr | None) -> bool:
     """Return whether an expression makes an fp16 tensor, by its last cast."""
     while isinstance(value, ast.Call):
         name, function = last_name(value.func), value.func
-        types = {core.names.meaning(each) for each in argument_values(value)}
+        types = {core.names.full_name_of(each) for each in argument_values(value)}
         if name in ("half", "HalfTensor") or types & {"torch.half", "torch.float16"}:
             return True
         if name in ("float", "double") or types & {"torch.float", "torch.float32", "torch.bfloat16"}:
@@ -362,32 +391,32 @@ def _is_half(core: Core, value: ast.expr | None) -> bool:
     return False
 
 
-def note_steps_apart(core: Core) -> None:
+def note_steps_apart(core: ApexCore) -> None:
     """Note the optimizers that may step with gradients that are still scaled."""
     for function in dict.fromkeys(each.function for each in core.sites.backwards if each.block):
-        for call, key in _stepped_apart(core, function):
-            core.note(call, APART.format(key))
+        for call, key in _steps_without_apex(core, function):
+            core.add_note(call, APART.format(key))
 
 
-def _last(core: Core, step: Step) -> ast.stmt:
+def _statement_before_update(core: ApexCore, step: OptimizerStep) -> ast.stmt:
     """Return the statement to update the scale after: the `if` around the step, where others wait for it above."""
     module = core.module
     waiting = [each for each in core.sites.steps if not core.order.updates.get(id(each.call), True)]
     others = [each.statement for each in waiting if each.optimizer != step.optimizer]
     found: ast.stmt = step.statement
-    if guards := _guards(core, step):
+    if guards := _gradient_guards_around(core, step):
         if id(step.call) not in core.unscaled:
-            raise Unsure(step.call, GUARDED)
+            raise UnsureRewrite(step.call, GUARDED)
         return guards[-1]
     for outer in module.ancestors(step.statement):
         if not isinstance(outer, ast.If):
             break
-        if any(each in others and each.lineno < outer.lineno for each in module.block(outer)):
+        if any(each in others and each.lineno < outer.lineno for each in module.block_of(outer)):
             found = outer
     return found
 
 
-def _is_first(core: Core, step: Step) -> bool:
+def _is_step_before_backward(core: ApexCore, step: OptimizerStep) -> bool:
     """Return whether a step comes before all backward passes of its function: GradScaler refuses such a step."""
     backwards = [each.statement for each in core.sites.backwards if each.function is step.function]
     around = [each for each in core.module.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))]
@@ -395,10 +424,12 @@ def _is_first(core: Core, step: Step) -> bool:
     return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 
 
-def _is_step_scaled(core: Core, step: Step) -> bool:
+def _is_step_scaled(core: ApexCore, step: OptimizerStep) -> bool:
     """Return whether a step uses scaled gradients: on a way from a block, where the module has one."""
     if id(step.call) in core.order.scaled:
         return True
     if core.order.seen:
         return False
-    return not any(core.module.function(call) is step.function for call, _ in core.module.methods("backward"))
+    return not any(
+        core.module.function_around(call) is step.function for call, _ in core.module.method_calls("backward")
+    )

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampcompare.source.amp_names import CLIPS, WRAPPERS
 from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Unknown, choices_of, nodes_of
-from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.ordinary.words import find_name_unfit_for_network
+from ampcompare.source.index import UnknownFunction, functions_of_callee, nodes_of_scope
+from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
     from ampcompare.source.module import Module, Scope
 
 VALUE, MODEL, OPTIMIZER, PARAMETERS = (
@@ -75,7 +75,7 @@ DEEP = "functions call each other too deeply here to be read"
 ELSEWHERE = "line {0} of {1}: "
 
 
-class _Use(NamedTuple):
+class _FollowedUse(NamedTuple):
     """An expression whose value is followed.
 
     Attributes:
@@ -88,19 +88,19 @@ class _Use(NamedTuple):
     is_cast: bool
 
 
-def refuse_open_flow(core: Core) -> None:
+def refuse_unlisted_flow(core: ApexCore) -> None:
     """Refuse a training whose model, optimizer or outputs go to a place that is not on the list.
 
     Raises:
-        Unsure: one does.
+        UnsureRewrite: one does.
     """
-    _Flow(core).follow()
+    _ValueFlow(core).follow_training_values()
 
 
-class _Flow:
-    def __init__(self, core: Core) -> None:
+class _ValueFlow:
+    def __init__(self, core: ApexCore) -> None:
         self._core = core
-        self._waiting: list[_Use] = []
+        self._waiting: list[_FollowedUse] = []
         self._seen: set[tuple[ast.AST, str, bool]] = set()
         self._sites = {each.statement for each in core.sites.initializes}
         self._losses = {id(each.loss) for each in core.sites.backwards}
@@ -111,8 +111,8 @@ class _Flow:
         self._inside: set[Scope] = set()
         self._stored: dict[Module, dict[Scope, set[str]]] = {}
 
-    def follow(self) -> None:
-        """Follow the model, the optimizer, and what is computed in the block; what goes elsewhere is an Unsure."""
+    def follow_training_values(self) -> None:
+        """Follow the model, the optimizer, and what is computed in the block; anything else is an UnsureRewrite."""
         core, module = self._core, self._core.module
         for each in core.sites.initializes:
             scope = module.scope_of[each.call]
@@ -125,46 +125,50 @@ class _Flow:
                 self._follow_name(module, scope, dotted_name(one) or "", kind, is_cast=False)
         for first, last in core.forward.regions:
             for call in module.calls:
-                if first.lineno <= call.lineno <= (last.end_lineno or last.lineno) and not self._is_shown(module, call):
-                    self._add(_Use(module, call, VALUE, is_cast=True))
+                if first.lineno <= call.lineno <= (last.end_lineno or last.lineno) and not self._only_shows_arguments(
+                    module, call
+                ):
+                    self._add_use(_FollowedUse(module, call, VALUE, is_cast=True))
         for call in module.calls:
-            if core.is_covered(call):
-                if self._may_compute(call):
-                    self._add(_Use(module, call, VALUE, is_cast=True))
-                self._refuse_inside(module, call, 0)
+            if core.has_autocast(call):
+                if self._calls_unseen_object(call):
+                    self._add_use(_FollowedUse(module, call, VALUE, is_cast=True))
+                self._refuse_functions_under_autocast(module, call, 0)
         while self._waiting:
-            self._settle(self._waiting.pop())
+            self._follow_use(self._waiting.pop())
 
-    def _refuse_inside(self, module: Module, call: ast.Call, depth: int) -> None:
+    def _refuse_functions_under_autocast(self, module: Module, call: ast.Call, depth: int) -> None:
         """Refuse functions of the project that run under autocast with more than a network may have."""
-        for each in choices_of(self._core.index.callee(call, module.scope_of[call])):
+        for each in functions_of_callee(self._core.index.callee(call, module.scope_of[call])):
             if not isinstance(each, Called) or each.scope in self._inside:
                 continue
             self._inside.add(each.scope)
-            for node in nodes_of(each.scope):
+            for node in nodes_of_scope(each.scope):
                 if isinstance(node, (ast.Name, ast.Attribute)):
-                    name = find_name_unfit_for_network(each.module, node)
+                    name = name_unfit_for_network(each.module, node)
                     if name:
-                        self._refuse(_Use(each.module, node, VALUE, is_cast=True), node, UNDER_CASTS.format(name))
+                        self._refuse_use(
+                            _FollowedUse(each.module, node, VALUE, is_cast=True), node, UNDER_CASTS.format(name)
+                        )
                 elif isinstance(node, ast.Call):
                     if depth >= MAX_DEPTH:
-                        self._refuse(_Use(each.module, node, VALUE, is_cast=True), node, DEEP)
-                    self._refuse_inside(each.module, node, depth + 1)
+                        self._refuse_use(_FollowedUse(each.module, node, VALUE, is_cast=True), node, DEEP)
+                    self._refuse_functions_under_autocast(each.module, node, depth + 1)
 
-    def _may_compute(self, call: ast.Call) -> bool:
+    def _calls_unseen_object(self, call: ast.Call) -> bool:
         """Return whether an object is called, other than a function or class that is seen to be one."""
         module = self._core.module
         if not argument_values(call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
             return False
         callee = self._core.index.callee(call, module.scope_of[call])
-        if any(each.name.endswith(("forward", "__call__")) for each in choices_of(callee)):
+        if any(each.name.endswith(("forward", "__call__")) for each in functions_of_callee(callee)):
             return True
         is_builtin = hasattr(builtins, last_name(call.func)) and isinstance(call.func, ast.Name)
-        return isinstance(callee, Unknown) and isinstance(call.func, ast.Name) and not is_builtin
+        return isinstance(callee, UnknownFunction) and isinstance(call.func, ast.Name) and not is_builtin
 
     # What is followed.
 
-    def _add(self, use: _Use) -> None:
+    def _add_use(self, use: _FollowedUse) -> None:
         key = (use.node, use.kind, use.is_cast)
         if key not in self._seen:
             self._seen.add(key)
@@ -172,17 +176,17 @@ class _Flow:
 
     def _follow_name(self, module: Module, scope: Scope, name: str, kind: str, *, is_cast: bool) -> None:
         """Follow all uses of a variable."""
-        home = self._home(module, scope, name)
+        home = self._scope_of_variable(module, scope, name)
         for node in module.nodes:
             if not isinstance(node, ast.Name) or node.id != name:
                 continue
-            if isinstance(node.ctx, ast.Load) and self._home(module, module.scope_of[node], name) is home:
-                self._add(_Use(module, node, kind, is_cast))
+            if isinstance(node.ctx, ast.Load) and self._scope_of_variable(module, module.scope_of[node], name) is home:
+                self._add_use(_FollowedUse(module, node, kind, is_cast))
             elif kind == VALUE and isinstance(around := module.parent(node), ast.AugAssign):
-                if isinstance(around.op, POWERS) and not self._is_cast(module, node, is_cast):
-                    self._refuse(_Use(module, node, kind, is_cast), around)
+                if isinstance(around.op, POWERS) and not self._is_under_autocast(module, node, is_cast):
+                    self._refuse_use(_FollowedUse(module, node, kind, is_cast), around)
 
-    def _home(self, module: Module, scope: Scope, name: str) -> Scope:
+    def _scope_of_variable(self, module: Module, scope: Scope, name: str) -> Scope:
         """Return the scope whose variable a name is."""
         if module not in self._stored:
             found: dict[Scope, set[str]] = defaultdict(set)
@@ -190,64 +194,64 @@ class _Flow:
                 if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                     found[module.scope_of[node]].add(node.id)
             self._stored[module] = found
-        for each in scope.enclosing():
+        for each in scope.lookup_scopes():
             if name in each.globals:
                 return module.top
             if name in each.parameters or name in self._stored[module].get(each, ()):
                 return each
         return module.top
 
-    def _is_cast(self, module: Module, node: ast.AST, is_cast: bool) -> bool:
-        return is_cast or self._core.is_off or (module is self._core.module and self._core.is_covered(node))
+    def _is_under_autocast(self, module: Module, node: ast.AST, is_cast: bool) -> bool:
+        return is_cast or self._core.is_all_fp32 or (module is self._core.module and self._core.has_autocast(node))
 
-    def _refuse(self, use: _Use, at: ast.AST, message: str = "") -> None:
+    def _refuse_use(self, use: _FollowedUse, at: ast.AST, message: str = "") -> None:
         """Refuse a use, with the place that it goes to."""
         text = ast.unparse(at).splitlines()[0]
         message = message or GOES.format(use.kind, text if len(text) <= 80 else f"{text[:77]}...")
         if use.module is self._core.module:
-            raise Unsure(use.node, message)
-        where = ELSEWHERE.format(use.node.lineno, self._core.index.name_of(use.module))
-        raise Unsure(self._core.sites.initializes[0].call, where + message)
+            raise UnsureRewrite(use.node, message)
+        where = ELSEWHERE.format(use.node.lineno, self._core.index.relative_path_of(use.module))
+        raise UnsureRewrite(self._core.sites.initializes[0].call, where + message)
 
     # One use.
 
-    def _settle(self, use: _Use) -> None:
+    def _follow_use(self, use: _FollowedUse) -> None:
         module, node = use.module, use.node
         around = module.parent(node)
-        if module.statement(node) in self._sites or id(node) in self._losses | self._optimizers | self._masters:
+        if module.statement_around(node) in self._sites or id(node) in self._losses | self._optimizers | self._masters:
             return
         if isinstance(around, ast.keyword):
             around = module.parent(around)
-        if use.kind == PARAMETERS and self._is_cast(module, node, use.is_cast) and not self._core.is_off:
-            self._refuse(use, around)  # which may write to weights of which autocast keeps the casts
+        if use.kind == PARAMETERS and self._is_under_autocast(module, node, use.is_cast) and not self._core.is_all_fp32:
+            self._refuse_use(use, around)  # which may write to weights of which autocast keeps the casts
         if isinstance(around, ast.Attribute):
-            self._settle_attribute(use, around)
+            self._follow_attribute(use, around)
         elif isinstance(around, ast.Call):
             if around.func is node:
-                self._settle_called(use, around)
+                self._follow_model_call(use, around)
             else:
-                self._settle_argument(use, around)
+                self._follow_argument(use, around)
         elif isinstance(around, ast.Assign):
-            self._bind(use, around.targets, around)
+            self._follow_targets(use, around.targets, around)
         elif isinstance(around, ast.AnnAssign):
-            self._bind(use, [around.target], around)
+            self._follow_targets(use, [around.target], around)
         elif isinstance(around, (ast.For, ast.comprehension)) and around.iter is node:
             if use.kind != PARAMETERS:
-                self._bind(use, [around.target], around)
+                self._follow_targets(use, [around.target], around)
         elif isinstance(around, ast.AugAssign):
-            self._settle_sum(use, around, [around.target])
+            self._follow_sum(use, around, [around.target])
         elif isinstance(around, ast.Return):
-            self._settle_return(use, around)
+            self._follow_return(use, around)
         elif isinstance(around, (ast.Tuple, ast.List)) and isinstance(module.parent(around), (ast.Assign, ast.Return)):
-            self._add(use._replace(node=around))
+            self._add_use(use._replace(node=around))
         else:
-            self._settle_part(use, around)
+            self._follow_part(use, around)
 
-    def _settle_part(self, use: _Use, around: ast.AST) -> None:
+    def _follow_part(self, use: _FollowedUse, around: ast.AST) -> None:
         """Settle a part of an expression, or of a test."""
         if isinstance(around, (ast.Compare, ast.BoolOp, ast.If, ast.While, ast.Assert, ast.Expr, ast.Delete)):
             return
-        if isinstance(around, (ast.FormattedValue, ast.JoinedStr)) or self._is_formatted(use.module, around):
+        if isinstance(around, (ast.FormattedValue, ast.JoinedStr)) or self._is_text_formatting(use.module, around):
             return
         is_value = use.kind == VALUE
         if isinstance(around, ast.IfExp) and around.test is use.node:
@@ -255,18 +259,18 @@ class _Flow:
         if isinstance(around, ast.UnaryOp) and isinstance(around.op, ast.Not):
             return
         if is_value and isinstance(around, ast.BinOp):
-            self._settle_sum(use, around, [])
+            self._follow_sum(use, around, [])
         elif is_value and isinstance(around, ast.Subscript):
             if around.value is use.node:  # as an index, it chooses the same elements whatever its type
-                self._add(use._replace(node=around))
+                self._add_use(use._replace(node=around))
         elif isinstance(around, HOLDERS if use.kind == PARAMETERS else (ast.IfExp, ast.UnaryOp)):
-            self._add(use._replace(node=around))
-        elif is_value and isinstance(around, (ast.Tuple, ast.List)) and self._is_cast(*use[:2], use.is_cast):
-            self._add(use._replace(node=around))  # as of torch.cat
+            self._add_use(use._replace(node=around))
+        elif is_value and isinstance(around, (ast.Tuple, ast.List)) and self._is_under_autocast(*use[:2], use.is_cast):
+            self._add_use(use._replace(node=around))  # as of torch.cat
         else:
-            self._refuse(use, around)
+            self._refuse_use(use, around)
 
-    def _is_formatted(self, module: Module, node: ast.AST) -> bool:
+    def _is_text_formatting(self, module: Module, node: ast.AST) -> bool:
         """Return whether a node is the text that `%` makes, or the tuple for it."""
         if isinstance(node, ast.Tuple):
             node = module.parent(node)
@@ -274,103 +278,109 @@ class _Flow:
             return False
         return isinstance(node.left, ast.JoinedStr) or isinstance(getattr(node.left, "value", None), str)
 
-    def _settle_sum(self, use: _Use, around: ast.BinOp | ast.AugAssign, targets: list[ast.expr]) -> None:
-        is_cast = self._is_cast(use.module, use.node, use.is_cast)
+    def _follow_sum(self, use: _FollowedUse, around: ast.BinOp | ast.AugAssign, targets: list[ast.expr]) -> None:
+        is_cast = self._is_under_autocast(use.module, use.node, use.is_cast)
         if use.kind != VALUE or (isinstance(around.op, POWERS) and not is_cast):
-            self._refuse(use, around)
+            self._refuse_use(use, around)
         if isinstance(around, ast.BinOp):
-            self._add(use._replace(node=around))
+            self._add_use(use._replace(node=around))
         else:
-            self._bind(use, targets, around)
+            self._follow_targets(use, targets, around)
 
-    def _bind(self, use: _Use, targets: list[ast.expr], around: ast.AST) -> None:
+    def _follow_targets(self, use: _FollowedUse, targets: list[ast.expr], around: ast.AST) -> None:
         """Follow the names that something is assigned to."""
         module = use.module
         for target in targets:
             if isinstance(target, (ast.Tuple, ast.List)):
                 if use.kind not in (VALUE, MODEL, OPTIMIZER):
-                    self._refuse(use, around)
+                    self._refuse_use(use, around)
                 parts = target.elts
                 if isinstance(use.node, (ast.Tuple, ast.List)) and len(parts) == len(use.node.elts):
-                    parts = [one for one, value in zip(parts, use.node.elts, strict=True) if self._is_seen(use, value)]
+                    parts = [
+                        one for one, value in zip(parts, use.node.elts, strict=True) if self._was_use_seen(use, value)
+                    ]
                 elif use.kind != VALUE:
-                    self._refuse(use, around)
+                    self._refuse_use(use, around)
                 elif isinstance(use.node, ast.Call) and last_name(use.node.func) in PAIRS and len(parts) == 2:
                     parts = parts[:1]
-                self._bind(use, parts, around)
+                self._follow_targets(use, parts, around)
             elif isinstance(target, ast.Name):
                 self._follow_name(module, module.scope_of[target], target.id, use.kind, is_cast=use.is_cast)
             elif not (isinstance(target, ast.Starred) and isinstance(target.value, ast.Name)):
-                self._refuse(use, around)
+                self._refuse_use(use, around)
 
-    def _is_seen(self, use: _Use, node: ast.expr) -> bool:
+    def _was_use_seen(self, use: _FollowedUse, node: ast.expr) -> bool:
         return (node, use.kind, use.is_cast) in self._seen
 
-    def _settle_return(self, use: _Use, around: ast.Return) -> None:
+    def _follow_return(self, use: _FollowedUse, around: ast.Return) -> None:
         module = use.module
-        function = module.function(around)
+        function = module.function_around(around)
         scope = None if function is None else module.scope_from[function]
-        calls, complete = ([], False) if scope is None else self._core.index.callers(scope)
+        calls, complete = ([], False) if scope is None else self._core.index.calls_of_function(scope)
         if not complete or use.kind == PARAMETERS:
-            self._refuse(use, around)
+            self._refuse_use(use, around)
         for call in calls:
-            home = self._core.index.scope_of(call).module
-            self._add(_Use(home, call, use.kind, is_cast=False if home is self._core.module else use.is_cast))
+            home = self._core.index.scope_of_call(call).module
+            self._add_use(
+                _FollowedUse(home, call, use.kind, is_cast=False if home is self._core.module else use.is_cast)
+            )
 
     # Attributes and calls.
 
-    def _settle_attribute(self, use: _Use, around: ast.Attribute) -> None:
+    def _follow_attribute(self, use: _FollowedUse, around: ast.Attribute) -> None:
         module, name = use.module, around.attr
         call = module.parent(around)
         called = call if isinstance(call, ast.Call) and call.func is around else None
         if use.kind == VALUE:
-            self._settle_tensor(use, around, called)
+            self._follow_tensor_attribute(use, around, called)
         elif use.kind == OPTIMIZER:
             if name not in OF_OPTIMIZER and id(around) not in self._optimizers:
-                self._refuse(use, called or around)
+                self._refuse_use(use, called or around)
         elif use.kind == PARAMETERS:
-            self._refuse(use, called or around)
-        elif self._is_cast(module, around, use.is_cast) and not self._core.is_off and name not in IN_BLOCK:
-            self._refuse(use, called or around)  # autocast keeps the casts of the weights as they were
+            self._refuse_use(use, called or around)
+        elif (
+            self._is_under_autocast(module, around, use.is_cast) and not self._core.is_all_fp32 and name not in IN_BLOCK
+        ):
+            self._refuse_use(use, called or around)  # autocast keeps the casts of the weights as they were
         elif name in PARAMETER_LISTS and called is not None:
-            self._add(_Use(module, called, PARAMETERS, use.is_cast))
+            self._add_use(_FollowedUse(module, called, PARAMETERS, use.is_cast))
         elif name in MOVES and called is not None:
-            self._add(use._replace(node=called))
+            self._add_use(use._replace(node=called))
         elif name == "module":
-            self._add(use._replace(node=around))
-        elif name not in OF_MODEL and not self._is_before(module, around):
-            self._refuse(use, called or around)
+            self._add_use(use._replace(node=around))
+        elif name not in OF_MODEL and not self._runs_before_initialize(module, around):
+            self._refuse_use(use, called or around)
 
-    def _is_before(self, module: Module, node: ast.AST) -> bool:
+    def _runs_before_initialize(self, module: Module, node: ast.AST) -> bool:
         core = self._core
-        return module is core.module and core.runs_before(module.statement(node))
+        return module is core.module and core.runs_before_initialize(module.statement_around(node))
 
-    def _settle_tensor(self, use: _Use, around: ast.Attribute, called: ast.Call | None) -> None:
+    def _follow_tensor_attribute(self, use: _FollowedUse, around: ast.Attribute, called: ast.Call | None) -> None:
         module, name = use.module, around.attr
         whole: ast.expr = called or around
         given = [] if called is None else argument_values(called)
-        is_cast = self._is_cast(module, around, use.is_cast)
+        is_cast = self._is_under_autocast(module, around, use.is_cast)
         if name in ENDS:
             return
         if name in PAIRS and called is not None:
             above = module.parent(called)
             if not (given and isinstance(above, ast.Subscript) and is_literal(above.slice, 1)):
-                self._add(use._replace(node=whole))
+                self._add_use(use._replace(node=whole))
             return
         is_move = name == "to" and bool(given) and all("device" in ast.unparse(each) for each in given)
         if not is_move and name not in SAME and (not is_cast or name in LEAVE):
-            self._refuse(use, whole)
-        self._add(use._replace(node=whole))
+            self._refuse_use(use, whole)
+        self._add_use(use._replace(node=whole))
 
-    def _settle_called(self, use: _Use, call: ast.Call) -> None:
+    def _follow_model_call(self, use: _FollowedUse, call: ast.Call) -> None:
         """Settle a call of the model itself; no other thing that is followed may be called."""
         if use.kind != MODEL:
-            self._refuse(use, call)
-        if not self._is_cast(use.module, call, use.is_cast):
-            self._refuse(use, call, OUTSIDE.format(ast.unparse(call)))
-        self._add(_Use(use.module, call, VALUE, use.is_cast))
+            self._refuse_use(use, call)
+        if not self._is_under_autocast(use.module, call, use.is_cast):
+            self._refuse_use(use, call, OUTSIDE.format(ast.unparse(call)))
+        self._add_use(_FollowedUse(use.module, call, VALUE, use.is_cast))
 
-    def _is_shown(self, module: Module, call: ast.Call) -> bool:
+    def _only_shows_arguments(self, module: Module, call: ast.Call) -> bool:
         """Return whether a call shows its arguments, or asks for truth values, integers or sizes."""
         name, full = last_name(call.func), module.resolve(call.func)
         if isinstance(call.func, ast.Name) and full is None and name in SHOWN and hasattr(builtins, name):
@@ -380,24 +390,24 @@ class _Flow:
         is_text = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Constant)
         return full in SHOWN_ELSEWHERE or is_text or (isinstance(call.func, ast.Attribute) and name in ENDS)
 
-    def _settle_argument(self, use: _Use, call: ast.Call) -> None:
+    def _follow_argument(self, use: _FollowedUse, call: ast.Call) -> None:
         module, kind = use.module, use.kind
         name, full = last_name(call.func), module.resolve(call.func) or ""
-        is_cast = self._is_cast(module, call, use.is_cast)
-        if self._is_shown(module, call) or self._is_end(kind, call, full):
+        is_cast = self._is_under_autocast(module, call, use.is_cast)
+        if self._only_shows_arguments(module, call) or self._ends_flow(kind, call, full):
             return
         is_builtin = isinstance(call.func, ast.Name) and not full and hasattr(builtins, name)
         is_held = is_builtin and name in HOLDING and kind in (VALUE, PARAMETERS)
         if is_held or (kind == MODEL and full in WRAPPERS):
-            self._add(use._replace(node=call))
-        elif kind == VALUE and full.startswith("torch.") and full not in STORE and (is_cast or _gives_pairs(full)):
+            self._add_use(use._replace(node=call))
+        elif kind == VALUE and full.startswith("torch.") and full not in STORE and (is_cast or _returns_pairs(full)):
             above = module.parent(call)
             if not (isinstance(above, ast.Subscript) and is_literal(above.slice, 1) and name in PAIRS):
-                self._add(use._replace(node=call))
+                self._add_use(use._replace(node=call))
         else:
-            self._settle_function(use, call, is_cast=is_cast)
+            self._follow_into_function(use, call, is_cast=is_cast)
 
-    def _is_end(self, kind: str, call: ast.Call, full: str) -> bool:
+    def _ends_flow(self, kind: str, call: ast.Call, full: str) -> bool:
         """Return whether a call of torch takes what it gets without a result to follow."""
         if kind == PARAMETERS:
             return full.startswith("torch.optim.") or (full in CLIPS and id(call) in self._clips)
@@ -405,34 +415,34 @@ class _Flow:
             return full.startswith(SCHEDULES)
         return full in TALKS if kind == VALUE else full == "torch.save"
 
-    def _settle_function(self, use: _Use, call: ast.Call, *, is_cast: bool) -> None:
+    def _follow_into_function(self, use: _FollowedUse, call: ast.Call, *, is_cast: bool) -> None:
         """Follow an argument into the functions of the project that a call may name."""
         index, module = self._core.index, use.module
         callee = index.callee(call, module.scope_of[call])
-        choices = choices_of(callee)
-        if isinstance(callee, Unknown) or not choices or use.kind == PARAMETERS:
-            self._refuse(use, call)
+        choices = functions_of_callee(callee)
+        if isinstance(callee, UnknownFunction) or not choices or use.kind == PARAMETERS:
+            self._refuse_use(use, call)
         for each in choices:
             if not isinstance(each, Called):
                 is_of_torch = use.kind == VALUE and is_cast and each.name.startswith("torch.nn.")
                 if not is_of_torch:
-                    self._refuse(use, call)
-                self._add(use._replace(node=call))
+                    self._refuse_use(use, call)
+                self._add_use(use._replace(node=call))
                 continue
             node = each.scope.node
             if each.name == "forward" and use.kind == VALUE and is_cast:
-                self._add(use._replace(node=call))  # a criterion: it computes as under O1
+                self._add_use(use._replace(node=call))  # a criterion: it computes as under O1
                 continue
             if not isinstance(node, ast.FunctionDef) or each.name == "__init__" or each.given:
-                self._refuse(use, call)
+                self._refuse_use(use, call)
             assert isinstance(node, ast.FunctionDef)
-            bound = arguments(call, each.module.positional(node))
+            bound = arguments(call, each.module.positional_parameters(node))
             keys = [key for key, value in bound.items() if use.node in walk(value)]
             if not keys or not set(keys) <= each.scope.parameters or node.decorator_list:
-                self._refuse(use, call)
+                self._refuse_use(use, call)
             for key in keys:
                 self._follow_name(each.module, each.scope, key, use.kind, is_cast=is_cast)
 
 
-def _gives_pairs(full: str) -> bool:
+def _returns_pairs(full: str) -> bool:
     return full.removeprefix("torch.") in PAIRS

@@ -7,27 +7,27 @@ import re
 from typing import TYPE_CHECKING
 
 from ampcompare.source.amp_names import CLIPS, CORE
-from ampcompare.source.branches import is_exclusive
+from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Unknown, choices_of
-from ampcompare.source.migrate.apex_guards import ANSWERED, asks_for_apex, is_asked
+from ampcompare.source.index import UnknownFunction, functions_of_callee
+from ampcompare.source.migrate.apex_guards import ANSWERED, asks_for_apex, is_only_asked_for
 from ampcompare.source.migrate.casts import OF_O1
-from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.core.model_casts import casts_itself
-from ampcompare.source.migrate.core.scalers import LOOPS, conditions_of
-from ampcompare.source.migrate.finding import Finding, Unsure
-from ampcompare.source.migrate.ordinary.flow import refuse_open_flow
+from ampcompare.source.migrate.core.context import ApexCore
+from ampcompare.source.migrate.core.model_casts import model_casts_itself
+from ampcompare.source.migrate.core.scalers import LOOPS, ifs_around_call
+from ampcompare.source.migrate.finding import Finding, UnsureRewrite
+from ampcompare.source.migrate.ordinary.flow import refuse_unlisted_flow
 from ampcompare.source.migrate.ordinary.words import (
-    find_unlisted_name,
     makes_wide_number,
-    refuse_words,
+    refuse_forbidden_words,
     stores_into_tensors,
+    unlisted_torch_name,
 )
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.read.sites import Backward, Initialize, Read, Step
+    from ampcompare.source.migrate.read.sites import BackwardPass, GradientRead, InitializeCall, OptimizerStep
     from ampcompare.source.migrate.rewrite import Migration
     from ampcompare.source.module import Module
 
@@ -74,7 +74,7 @@ ASKED = "apex.amp is used as a value here, and where it goes is not followed"
 IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
 
 
-def find_exception(core: Core, migration: Migration, text: str) -> Finding | None:
+def find_reason_not_ordinary(core: ApexCore, migration: Migration, text: str) -> Finding | None:
     """Return why a training that is rewritten is not ordinary, with its place; None if it is.
 
     Args:
@@ -82,23 +82,23 @@ def find_exception(core: Core, migration: Migration, text: str) -> Finding | Non
         text: of the file.
     """
     if core.module.text != text:
-        return Finding.at(core.sites.initializes[0].call, "", SHARED_LINES)
+        return Finding.at_node(core.sites.initializes[0].call, "", SHARED_LINES)
     try:
-        _refuse_uses(core)
-        _refuse_initialize(core)
-        _refuse_several(core)
-        _refuse_forward(core)
-        _refuse_update(core)
-        _refuse_makers(core)
-        refuse_words(core)
-        refuse_open_flow(core)
-        _refuse_notes(core, migration)
-    except Unsure as error:
-        return Finding.at(error.node, "", str(error))
+        _refuse_apex_uses(core)
+        _refuse_unusual_initialize(core)
+        _refuse_several_updates(core)
+        _refuse_unusual_forward(core)
+        _refuse_unusual_update(core)
+        _refuse_unread_makers(core)
+        refuse_forbidden_words(core)
+        refuse_unlisted_flow(core)
+        _refuse_noted_rewrite(core, migration)
+    except UnsureRewrite as error:
+        return Finding.at_node(error.node, "", str(error))
     return None
 
 
-def _refuse_notes(core: Core, migration: Migration) -> None:
+def _refuse_noted_rewrite(core: ApexCore, migration: Migration) -> None:
     """Refuse a rewrite with a note that is no mere rounding."""
     beginning = OF_O1.partition("{0}")[0]
     allowed = ROUNDED if stores_into_tensors(core) else ROUNDED | OTHER_TYPES
@@ -107,31 +107,33 @@ def _refuse_notes(core: Core, migration: Migration) -> None:
         if each.message == ANSWERED or OWN_STATE in each.message:
             continue
         if beginning not in each.message:
-            raise Unsure(place, NOTED.format(each.message))
+            raise UnsureRewrite(place, NOTED.format(each.message))
         names = set(CALLED.findall(each.message))
         if not names <= allowed:
-            raise Unsure(place, NOTED.format(f"O1 and autocast compute {', '.join(sorted(names - allowed))} otherwise"))
+            raise UnsureRewrite(
+                place, NOTED.format(f"O1 and autocast compute {', '.join(sorted(names - allowed))} otherwise")
+            )
 
 
-def _refuse_uses(core: Core) -> None:
+def _refuse_apex_uses(core: ApexCore) -> None:
     """Refuse imports of Apex that not all runs make, uses outside of the core, and a file that others import."""
     module = core.module
     for statement, _ in core.names.imports:
         if not _is_plain_import(module, statement):
-            raise Unsure(statement, IMPORT)
+            raise UnsureRewrite(statement, IMPORT)
     for statement, alias, _ in module.imports:
         if alias.name == "*":
-            raise Unsure(statement, STAR)
+            raise UnsureRewrite(statement, STAR)
     for node, meaning in core.names.uses:
         if meaning in ("apex", "apex.amp"):
-            if isinstance(node.ctx, ast.Store) or is_asked(module, node):
+            if isinstance(node.ctx, ast.Store) or is_only_asked_for(module, node):
                 continue  # what a failed import leaves, and the question for it
-            raise Unsure(node, ASKED)
+            raise UnsureRewrite(node, ASKED)
         is_core = meaning.startswith("apex.amp.") and meaning.removeprefix("apex.amp.") in CORE
         if not is_core and not meaning.startswith(BESIDE_CORE):
-            raise Unsure(node, USES.format(meaning))
+            raise UnsureRewrite(node, USES.format(meaning))
     for path, _ in core.around.modules_above(core.module):
-        raise Unsure(core.sites.initializes[0].call, IMPORTED_BY.format(core.around.name_of(path)))
+        raise UnsureRewrite(core.sites.initializes[0].call, IMPORTED_BY.format(core.around.relative_path_of(path)))
 
 
 def _is_plain_import(module: Module, statement: ast.stmt) -> bool:
@@ -155,250 +157,256 @@ def _is_plain_test(module: Module, test: ast.expr) -> bool:
     return dotted_name(test) is not None or asks_for_apex(module, test)
 
 
-def _refuse_initialize(core: Core) -> None:
+def _refuse_unusual_initialize(core: ApexCore) -> None:
     """Refuse all but one call, for one model and one optimizer, with a literal level, behind one test at most."""
     sites, module = core.sites, core.module
     if len(sites.initializes) != 1:
-        raise Unsure(sites.initializes[1].call, SEVERAL.format(len(sites.initializes), "amp.initialize"))
+        raise UnsureRewrite(sites.initializes[1].call, SEVERAL.format(len(sites.initializes), "amp.initialize"))
     (initialize,) = sites.initializes
     for name in ("models", "optimizers"):
         given = initialize.arguments.get(name)
         if not isinstance(given, ast.Name):
             shown = "missing" if given is None else ast.unparse(given)
-            raise Unsure(initialize.call, NOT_PLAIN.format(f"the argument {name}", shown))
+            raise UnsureRewrite(initialize.call, NOT_PLAIN.format(f"the argument {name}", shown))
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
     if len(parts) != 2 or not all(isinstance(each, ast.Name) for each in parts):
-        raise Unsure(initialize.call, FORM.format("model, optimizer = amp.initialize(model, optimizer, ...)"))
-    _refuse_options(initialize)
+        raise UnsureRewrite(initialize.call, FORM.format("model, optimizer = amp.initialize(model, optimizer, ...)"))
+    _refuse_initialize_options(initialize)
     if initialize.function is not None and (
         module.class_of(initialize.function) is not None or len(list(module.functions_around(initialize.call))) > 1
     ):
-        raise Unsure(initialize.call, FLOW.format("in a method, or in a function inside of another"))
-    for outer in module.within_function(initialize.statement):
+        raise UnsureRewrite(initialize.call, FLOW.format("in a method, or in a function inside of another"))
+    for outer in module.nodes_up_to_function(initialize.statement):
         if isinstance(outer, LOOPS):
-            raise Unsure(initialize.call, FLOW.format("in a loop"))
+            raise UnsureRewrite(initialize.call, FLOW.format("in a loop"))
         if not isinstance(outer, (ast.If, ast.FunctionDef, ast.Module)):
-            raise Unsure(initialize.call, FLOW.format("inside of another statement than an `if`"))
-    tests = [each.test for each in conditions_of(module, initialize) if not _is_main(each.test)]
+            raise UnsureRewrite(initialize.call, FLOW.format("inside of another statement than an `if`"))
+    tests = [each.test for each in ifs_around_call(module, initialize) if not _is_test_for_main(each.test)]
     if len(tests) > 1 or not all(_is_plain_test(module, each) for each in tests):
-        raise Unsure(initialize.call, FLOW.format(f"if {' and '.join(map(ast.unparse, tests))}"))
+        raise UnsureRewrite(initialize.call, FLOW.format(f"if {' and '.join(map(ast.unparse, tests))}"))
 
 
-def _is_main(test: ast.expr) -> bool:
+def _is_test_for_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and dotted_name(test.left) == "__name__"
 
 
-def _refuse_options(initialize: Initialize) -> None:
+def _refuse_initialize_options(initialize: InitializeCall) -> None:
     if any(each.arg is None for each in initialize.call.keywords) or initialize.level:
-        raise Unsure(initialize.call, OPTION.format("opt_level", initialize.level or "**"))
+        raise UnsureRewrite(initialize.call, OPTION.format("opt_level", initialize.level or "**"))
     for name, value in initialize.arguments.items():
         if name in ("models", "optimizers"):
             continue
         values = OPTIONS.get(name, ())
         if not any(is_literal(value, each) for each in values):
-            raise Unsure(initialize.call, OPTION.format(name, ast.unparse(value)))
+            raise UnsureRewrite(initialize.call, OPTION.format(name, ast.unparse(value)))
 
 
-def _refuse_several(core: Core) -> None:
+def _refuse_several_updates(core: ApexCore) -> None:
     """Refuse all but one scaled loss and one step, and any other backward pass or step."""
     module, sites = core.module, core.sites
     blocks = [each for each in sites.backwards if each.block]
     for what, found in (("amp.scale_loss", blocks), ("step", sites.steps)):
         if len(found) != 1:
             place = found[-1].statement if found else sites.initializes[0].call
-            raise Unsure(place, SEVERAL.format(len(found), what))
+            raise UnsureRewrite(place, SEVERAL.format(len(found), what))
     if sites.natives or core.forward.inline or core.forward.apart:
-        raise Unsure(blocks[0].statement, FORM.format("the loss is a variable that the lines above compute"))
+        raise UnsureRewrite(blocks[0].statement, FORM.format("the loss is a variable that the lines above compute"))
     kinds = ObjectKinds(module, core.index)
-    for call, owner in module.methods("step"):
-        if call is not sites.steps[0].call and kinds.of(owner, module.scope_of[call]) != "scheduler":
-            raise Unsure(call, SEVERAL.format("several", "step"))
+    for call, owner in module.method_calls("step"):
+        if call is not sites.steps[0].call and kinds.kind_of_object(owner, module.scope_of[call]) != "scheduler":
+            raise UnsureRewrite(call, SEVERAL.format("several", "step"))
     known = {each.node for each in sites.backwards}
-    for call, _ in module.methods("backward"):
+    for call, _ in module.method_calls("backward"):
         if call not in known and blocks[0].statement not in module.ancestors(call):
-            raise Unsure(call, SEVERAL.format("several", "backward"))
+            raise UnsureRewrite(call, SEVERAL.format("several", "backward"))
 
 
-def _refuse_forward(core: Core) -> None:
+def _refuse_unusual_forward(core: ApexCore) -> None:
     """Refuse all but one block of autocast, right above the backward pass, of plain assignments."""
     module = core.module
     (block,) = [each for each in core.sites.backwards if each.block]
-    outer = _outermost(core, block)
-    above = [each for each in core.forward.regions if module.block(each[0]) is module.block(outer)]
-    if casts_itself(core) or not above:
-        raise Unsure(block.statement, FORM.format("the forward pass stands right above its backward pass"))
+    outer = _statement_of_backward(core, block)
+    above = [each for each in core.forward.regions if module.block_of(each[0]) is module.block_of(outer)]
+    if model_casts_itself(core) or not above:
+        raise UnsureRewrite(block.statement, FORM.format("the forward pass stands right above its backward pass"))
     first, last = above[0]
     for other, _ in core.forward.regions:
         if other is not first:
-            raise Unsure(other, OWN_BLOCK.format(ast.unparse(other).splitlines()[0]))
-    _refuse_covered(core)
-    body = module.block(first)
+            raise UnsureRewrite(other, OWN_BLOCK.format(ast.unparse(other).splitlines()[0]))
+    _refuse_unlisted_in_autocast(core)
+    body = module.block_of(first)
     if last not in body or outer not in body or body.index(last) >= body.index(outer):
-        raise Unsure(first, FORM.format("the forward pass stands right above its backward pass"))
+        raise UnsureRewrite(first, FORM.format("the forward pass stands right above its backward pass"))
     for statement in body[body.index(first) : body.index(last) + 1]:
         for node in walk(statement):
             is_open = isinstance(node, (ast.Lambda, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr))
             if is_open or (isinstance(node, ast.stmt) and not isinstance(node, STATEMENTS)):
-                raise Unsure(node, FORM.format("assignments alone in the forward pass"))
+                raise UnsureRewrite(node, FORM.format("assignments alone in the forward pass"))
             if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-                raise Unsure(node, FORM.format("the forward pass sets variables alone"))
+                raise UnsureRewrite(node, FORM.format("the forward pass sets variables alone"))
 
 
-def _refuse_covered(core: Core) -> None:
+def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
     """Refuse what is not on the list of torch in a block of autocast, and a block that also runs before initialize."""
     module = core.module
     blocks = [each for each in core.wrapped if isinstance(each, ast.With)]
     statements = [inner for each in blocks for inner in each.body]
     for first, last in core.forward.regions:
-        body = module.block(first)
+        body = module.block_of(first)
         statements += body[body.index(first) : body.index(last) + 1]
     for node in (node for each in statements for node in walk(each)):
-        if full := find_unlisted_name(module, node):
-            raise Unsure(node, NOT_LISTED.format(full))
+        if full := unlisted_torch_name(module, node):
+            raise UnsureRewrite(node, NOT_LISTED.format(full))
         if makes_wide_number(module, node) and isinstance(module.parent(module.parent(node)), ast.BinOp):
-            raise Unsure(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
+            raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
     waiting = [*blocks, *(first for first, _ in core.forward.regions)]
     seen = set[ast.AST]()
     for each in waiting:  # which grows meanwhile
-        if core.runs_before(module.statement(each)):
-            raise Unsure(each, BEFORE)
-        function = module.function(each)
+        if core.runs_before_initialize(module.statement_around(each)):
+            raise UnsureRewrite(each, BEFORE)
+        function = module.function_around(each)
         if function is not None and function not in seen:
             seen.add(function)
-            calls = core.index.callers(module.scope_from[function])[0]
-            waiting += [module.statement(call) for call in calls if call in module.scope_of]
+            calls = core.index.calls_of_function(module.scope_from[function])[0]
+            waiting += [module.statement_around(call) for call in calls if call in module.scope_of]
 
 
-def _outermost(core: Core, block: Backward) -> ast.stmt:
+def _statement_of_backward(core: ApexCore, block: BackwardPass) -> ast.stmt:
     """Return the statement of a backward pass: its block, or the `if` whose other branch has the plain one."""
     module = core.module
-    outer = module.outer(block.statement)
+    outer = module.parent_statement(block.statement)
     plain = [each for each in core.sites.backwards if not each.block]
     if isinstance(outer, ast.If) and plain:
-        if all(module.outer(each.statement) is outer for each in plain) and len(plain) == 1:
-            if is_exclusive(module, plain[0].statement, block.statement) and _is_plain_test(module, outer.test):
+        if all(module.parent_statement(each.statement) is outer for each in plain) and len(plain) == 1:
+            if exclude_each_other(module, plain[0].statement, block.statement) and _is_plain_test(module, outer.test):
                 return outer
     if plain:
-        raise Unsure(plain[0].statement, SEVERAL.format("several", "backward"))
+        raise UnsureRewrite(plain[0].statement, SEVERAL.format("several", "backward"))
     return block.statement
 
 
-def _refuse_update(core: Core) -> None:
+def _refuse_unusual_update(core: ApexCore) -> None:
     """Refuse all but a backward pass, clips, a step and zero_grad in one block."""
     module = core.module
     (block,) = [each for each in core.sites.backwards if each.block]
     (step,) = core.sites.steps
-    _refuse_block(block)
-    outer = _outermost(core, block)
-    if any(isinstance(each, ast.Try) for each in module.within_function(outer)):
-        raise Unsure(block.statement, FORM.format("no `try` around the backward pass"))
-    body = module.block(outer)
+    _refuse_unusual_block(block)
+    outer = _statement_of_backward(core, block)
+    if any(isinstance(each, ast.Try) for each in module.nodes_up_to_function(outer)):
+        raise UnsureRewrite(block.statement, FORM.format("no `try` around the backward pass"))
+    body = module.block_of(outer)
     if step.function is not block.function or step.options or step.statement not in body:
-        raise Unsure(step.call, FORM.format("a step for each backward pass, in the same block"))
+        raise UnsureRewrite(step.call, FORM.format("a step for each backward pass, in the same block"))
     if body.index(step.statement) <= body.index(outer):
-        raise Unsure(step.call, FORM.format("the step stands below its backward pass"))
+        raise UnsureRewrite(step.call, FORM.format("the step stands below its backward pass"))
     between = body[body.index(outer) + 1 : body.index(step.statement)]
     for each in between:
-        _refuse_between(core, each)
-    _refuse_reads(core, between)
-    _refuse_clears(core, step, outer)
+        _refuse_between_backward_and_step(core, each)
+    _refuse_gradient_reads(core, between)
+    _refuse_unusual_clears(core, step, outer)
 
 
-def _refuse_block(block: Backward) -> None:
+def _refuse_unusual_block(block: BackwardPass) -> None:
     """Refuse all but a block with one backward pass, of a variable."""
     inside = block.statement.body if isinstance(block.statement, ast.With) else []
     call = getattr(inside[0], "value", None) if len(inside) == 1 else None
     is_plain = isinstance(call, ast.Call) and last_name(call.func) == "backward" and not (call.args or call.keywords)
     if not is_plain or set(block.arguments) != {"loss", "optimizers"}:
-        raise Unsure(block.statement, FORM.format(PLAIN))
+        raise UnsureRewrite(block.statement, FORM.format(PLAIN))
     if any(isinstance(each, ast.Call) for each in walk(block.loss)) or len(block.optimizers) != 1:
-        raise Unsure(block.statement, FORM.format("the loss is a variable, which may be divided"))
+        raise UnsureRewrite(block.statement, FORM.format("the loss is a variable, which may be divided"))
 
 
-def _refuse_between(core: Core, statement: ast.stmt) -> None:
+def _refuse_between_backward_and_step(core: ApexCore, statement: ast.stmt) -> None:
     """Refuse what stands between the backward pass and the step, but clips and numbers."""
-    reads = [each for each in core.sites.reads if core.module.is_in(each.node, [statement])]
+    reads = [each for each in core.sites.reads if core.module.is_in_statements(each.node, [statement])]
     if isinstance(statement, ast.If) and reads:
         for each in (*statement.body, *statement.orelse):
-            _refuse_between(core, each)
+            _refuse_between_backward_and_step(core, each)
         return
     if not isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign)):
-        raise Unsure(statement, FORM.format("clips alone between the backward pass and the step"))
-    clips = [each for each in (_clip_of(core, read) for read in reads) if each is not None]
+        raise UnsureRewrite(statement, FORM.format("clips alone between the backward pass and the step"))
+    clips = [each for each in (_find_clip_of_read(core, read) for read in reads) if each is not None]
     allowed = {id(one) for each in clips for one in walk(each)}
     for call in (each for each in walk(statement) if isinstance(each, ast.Call)):
         if id(call) not in allowed and last_name(call.func) not in ("item", "float", "print", "size", "len"):
-            raise Unsure(call, FORM.format("clips alone between the backward pass and the step"))
+            raise UnsureRewrite(call, FORM.format("clips alone between the backward pass and the step"))
 
 
-def _clip_of(core: Core, read: Read) -> ast.Call | None:
+def _find_clip_of_read(core: ApexCore, read: GradientRead) -> ast.Call | None:
     """Return the clip of torch that reads gradients; None if something else does."""
     calls = [each for each in (read.node, *core.module.ancestors(read.node)) if isinstance(each, ast.Call)]
-    return next((each for each in calls if core.names.meaning(each.func) in CLIPS), None)
+    return next((each for each in calls if core.names.full_name_of(each.func) in CLIPS), None)
 
 
-def _refuse_reads(core: Core, between: list[ast.stmt]) -> None:
+def _refuse_gradient_reads(core: ApexCore, between: list[ast.stmt]) -> None:
     """Refuse reads of gradients that are no clips between the backward pass and the step."""
     for read in core.sites.reads:
-        call = _clip_of(core, read)
-        if call is None or not core.module.is_in(call, between):
-            raise Unsure(read.node, FORM.format("clips of torch between the backward pass and the step"))
+        call = _find_clip_of_read(core, read)
+        if call is None or not core.module.is_in_statements(call, between):
+            raise UnsureRewrite(read.node, FORM.format("clips of torch between the backward pass and the step"))
 
 
-def _refuse_clears(core: Core, step: Step, outer: ast.stmt) -> None:
+def _refuse_unusual_clears(core: ApexCore, step: OptimizerStep, outer: ast.stmt) -> None:
     """Refuse gradients that are not cleared as often as the optimizer steps, above the forward pass or below the step.
 
     Args:
         outer: the backward pass, or the `if` around it.
     """
     module = core.module
-    body = module.block(step.statement)
-    calls = [each for each, _ in module.methods("zero_grad") if module.function(each) is step.function]
-    if not any(module.statement(each) in body for each in calls):
-        raise Unsure(step.call, FORM.format("zero_grad stands in the block of the step, without a test of its own"))
+    body = module.block_of(step.statement)
+    calls = [each for each, _ in module.method_calls("zero_grad") if module.function_around(each) is step.function]
+    if not any(module.statement_around(each) in body for each in calls):
+        raise UnsureRewrite(
+            step.call, FORM.format("zero_grad stands in the block of the step, without a test of its own")
+        )
     for call in calls:
-        statement = module.statement(call)
-        place = next((number for number, each in enumerate(body) if module.is_in(statement, [each])), None)
+        statement = module.statement_around(call)
+        place = next((number for number, each in enumerate(body) if module.is_in_statements(statement, [each])), None)
         if place is None:  # above the loop
             continue
         is_apart = place < body.index(outer) or place > body.index(step.statement)
         if statement not in body or not is_apart:
-            raise Unsure(call, FORM.format("gradients are cleared behind the step, or above the forward pass"))
+            raise UnsureRewrite(call, FORM.format("gradients are cleared behind the step, or above the forward pass"))
 
 
-def _refuse_makers(core: Core) -> None:
+def _refuse_unread_makers(core: ApexCore) -> None:
     """Refuse a network or an optimizer that is made by what is not read."""
     module, (initialize,) = core.module, core.sites.initializes
     scope = module.scope_of[initialize.call]
     for name in ("models", "optimizers"):
         given = initialize.arguments[name]
         values = module.values_of(dotted_name(given) or "", scope)
-        made = [] if values is None else [each for each in values if not _is_same(each, ast.unparse(given), core)]
+        made = (
+            []
+            if values is None
+            else [each for each in values if not _is_variable_itself(each, ast.unparse(given), core)]
+        )
         if not made:
-            raise Unsure(initialize.call, UNSEEN.format(ast.unparse(given)))
+            raise UnsureRewrite(initialize.call, UNSEEN.format(ast.unparse(given)))
         for each in made:
             if not _is_known_maker(core, each, is_optimizer=name == "optimizers"):
-                raise Unsure(
+                raise UnsureRewrite(
                     each if hasattr(each, "lineno") else given, MADE.format(ast.unparse(given), ast.unparse(each))
                 )
 
 
-def _is_same(value: ast.expr, name: str, core: Core) -> bool:
+def _is_variable_itself(value: ast.expr, name: str, core: ApexCore) -> bool:
     """Return whether a value is the variable itself: moved, wrapped, or from amp.initialize."""
     value = value.value if isinstance(value, ast.Starred) else value
     if isinstance(value, ast.Call):
-        if core.names.meaning(value.func) == "apex.amp.initialize":
+        if core.names.full_name_of(value.func) == "apex.amp.initialize":
             return True
         if isinstance(value.func, ast.Attribute) and last_name(value.func) in ("cuda", "to", "train", "float"):
-            return _is_same(value.func.value, name, core)
+            return _is_variable_itself(value.func.value, name, core)
         full = core.module.resolve(value.func) or ""
         if full.endswith((".DistributedDataParallel", "convert_syncbn_model", "convert_sync_batchnorm")):
-            return bool(value.args) and _is_same(value.args[0], name, core)
+            return bool(value.args) and _is_variable_itself(value.args[0], name, core)
     return dotted_name(value) == name
 
 
-def _is_known_maker(core: Core, value: ast.expr, *, is_optimizer: bool) -> bool:
+def _is_known_maker(core: ApexCore, value: ast.expr, *, is_optimizer: bool) -> bool:
     if isinstance(value, ast.Starred) or not isinstance(value, ast.Call):
         return False
     function = value.func
@@ -412,12 +420,12 @@ def _is_known_maker(core: Core, value: ast.expr, *, is_optimizer: bool) -> bool:
     if full.startswith(MADE_BY):
         return True
     callee = core.index.callee(value, core.module.scope_of[value])
-    choices = choices_of(callee)
+    choices = functions_of_callee(callee)
     known = all(isinstance(each, Called) or each.name.startswith(MADE_BY) for each in choices)
-    return (bool(choices) and not isinstance(callee, Unknown) and known) or _is_network_class(core, value)
+    return (bool(choices) and not isinstance(callee, UnknownFunction) and known) or _is_network_class(core, value)
 
 
-def _is_network_class(core: Core, value: ast.Call) -> bool:
+def _is_network_class(core: ApexCore, value: ast.Call) -> bool:
     return any(
         isinstance(node, ast.ClassDef) and node.name == last_name(value.func)
         for module in core.index.modules

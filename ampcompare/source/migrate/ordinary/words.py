@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.project import MAX_MODULES
 from ampcompare.source.syntax import dotted_name, last_name, last_part, walk
 
 if TYPE_CHECKING:
-    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.migrate.core.context import ApexCore
     from ampcompare.source.module import Module
 
 # Packages that hold no networks and take no part in a backward pass or a step.
@@ -96,26 +96,30 @@ UNLISTED = "{0} names {1}, which is not on the list of what O1 and autocast comp
 ASKS = "{0} asks for Apex by a text"
 
 
-def refuse_words(core: Core) -> None:
+def refuse_forbidden_words(core: ApexCore) -> None:
     """Refuse a training with a word that is not allowed, in any file that runs with it.
 
     Raises:
-        Unsure: there is one.
+        UnsureRewrite: there is one.
     """
     others = list(core.around.modules_of_program(core.module))
     first = core.sites.initializes[0].call
     if len(others) + 1 >= MAX_MODULES:
-        raise Unsure(first, MANY)
+        raise UnsureRewrite(first, MANY)
     for module in (core.module, *others):
-        for node, message in _find(core, module):
-            where = "this line" if module is core.module else f"line {_line(node)} of {core.index.name_of(module)}"
-            raise Unsure(node if module is core.module else first, message[0].format(where, *message[1:]))
+        for node, message in _forbidden_nodes_of(core, module):
+            where = (
+                "this line"
+                if module is core.module
+                else f"line {_line_of_node(node)} of {core.index.relative_path_of(module)}"
+            )
+            raise UnsureRewrite(node if module is core.module else first, message[0].format(where, *message[1:]))
 
 
-def stores_into_tensors(core: Core) -> bool:
+def stores_into_tensors(core: ApexCore) -> bool:
     """Return whether a network of the program writes into items of tensors, which must be of equal types then."""
     for module in (core.module, *core.around.modules_of_program(core.module)):
-        for network in _networks(module):
+        for network in _network_classes(module):
             for node in walk(network):
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                     return True
@@ -124,11 +128,11 @@ def stores_into_tensors(core: Core) -> bool:
     return False
 
 
-def _line(node: ast.AST) -> int:
+def _line_of_node(node: ast.AST) -> int:
     return getattr(node, "lineno", 1)
 
 
-def _networks(module: Module) -> Iterator[ast.ClassDef]:
+def _network_classes(module: Module) -> Iterator[ast.ClassDef]:
     """Yield the classes with a method `forward`, or that are modules of torch by their bases."""
     for node in module.nodes:
         if isinstance(node, ast.ClassDef):
@@ -137,35 +141,35 @@ def _networks(module: Module) -> Iterator[ast.ClassDef]:
                 yield node
 
 
-def _find(core: Core, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
+def _forbidden_nodes_of(core: ApexCore, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
     """Yield the nodes of a module that are not allowed, each with the message and its words."""
-    project = core.around.project(core.module)
+    project = core.around.project_of(core.module)
     path = project.path_of(module)
     for statement, _, full in module.imports:
         package = full.partition(".")[0]
-        is_own = not package or (path is not None and project.resolve(path, full) is not None)
+        is_own = not package or (path is not None and project.find_definition(path, full) is not None)
         if not is_own and package not in PACKAGES:
             yield statement, (PACKAGE, package)
         if last_part(full) in FORBIDDEN and full.startswith(("torch", "apex")):
             yield statement, (NAMED, full)
     for node in module.nodes:
         if isinstance(node, ast.Call):
-            yield from _find_in_call(module, node)
+            yield from _forbidden_nodes_in_call(module, node)
         elif isinstance(node, ast.Constant) and node.value == "apex":
             yield node, (ASKS,)
-        elif (name := _name_of(node)) and _is_forbidden(module, node, name):
+        elif (name := _name_in_node(node)) and _is_forbidden_name(module, node, name):
             yield node, (NAMED, name)
         elif name == "__getitem__" and not isinstance(node, ast.Attribute):
             yield node, (WIDE, "a data set of its own")
-        elif (full := find_unlisted_name(module, node)).startswith("torch.nn.") and not full.startswith(NO_NETWORKS):
+        elif (full := unlisted_torch_name(module, node)).startswith("torch.nn.") and not full.startswith(NO_NETWORKS):
             yield node, (UNLISTED, full)
-    for network in _networks(module):
+    for network in _network_classes(module):
         for node in walk(network):
-            if found := find_name_unfit_for_network(module, node):
+            if found := name_unfit_for_network(module, node):
                 yield node, (IN_NETWORK, found)
 
 
-def _name_of(node: ast.AST) -> str:
+def _name_in_node(node: ast.AST) -> str:
     """Return the name that a node uses or gives; "" if it does neither."""
     if isinstance(node, (ast.Name, ast.Attribute)):
         return last_name(node)
@@ -174,7 +178,7 @@ def _name_of(node: ast.AST) -> str:
     return node.name if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) else ""
 
 
-def _find_in_call(module: Module, call: ast.Call) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
+def _forbidden_nodes_in_call(module: Module, call: ast.Call) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
     name, full = last_name(call.func), module.resolve(call.func) or ""
     if (isinstance(call.func, ast.Name) and name in RUN_CODE) or full == "torch.compile":
         yield call, (RUNS, name)
@@ -185,17 +189,17 @@ def _find_in_call(module: Module, call: ast.Call) -> Iterator[tuple[ast.AST, tup
     is_cast = getattr(module.parent(call), "attr", "") in ("float", "long") or any(
         each.arg == "dtype" for each in call.keywords
     )
-    if full in FROM_ARRAYS and not is_cast and call.args and not _is_written_out(call.args[0]):
+    if full in FROM_ARRAYS and not is_cast and call.args and not _consists_of_literals(call.args[0]):
         yield call, (WIDE, ast.unparse(call.func))
-    if full == "torch.utils.data.DataLoader" and not _is_of_images(module, call):
+    if full == "torch.utils.data.DataLoader" and not _loads_images_or_tensors(module, call):
         yield call, (WIDE, "a DataLoader of other data than torchvision's")
 
 
-def _is_written_out(value: ast.expr) -> bool:
+def _consists_of_literals(value: ast.expr) -> bool:
     return all(isinstance(each, (ast.Constant, ast.List, ast.Tuple, ast.UnaryOp)) for each in walk(value))
 
 
-def _is_of_images(module: Module, call: ast.Call) -> bool:
+def _loads_images_or_tensors(module: Module, call: ast.Call) -> bool:
     """Return whether a DataLoader gets a data set of torchvision, or tensors."""
     given = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == "dataset"), None)
     values = (
@@ -207,13 +211,13 @@ def _is_of_images(module: Module, call: ast.Call) -> bool:
     )
 
 
-def find_name_unfit_for_network(module: Module, node: ast.AST) -> str:
+def name_unfit_for_network(module: Module, node: ast.AST) -> str:
     """Return a name that no network may have: one that leaves it, or one of torch that is not on the list; else ""."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return ""
     if last_name(node) in IN_NETWORKS or makes_wide_number(module, node):
         return last_name(node)
-    return find_unlisted_name(module, node)
+    return unlisted_torch_name(module, node)
 
 
 def makes_wide_number(module: Module, node: ast.AST) -> bool:
@@ -231,7 +235,7 @@ def makes_wide_number(module: Module, node: ast.AST) -> bool:
     return len(call.args) <= is_function and not call.keywords
 
 
-def find_unlisted_name(module: Module, node: ast.AST) -> str:
+def unlisted_torch_name(module: Module, node: ast.AST) -> str:
     """Return the full name of something of torch that is not on the list of layers and functions; else ""."""
     if not isinstance(node, (ast.Name, ast.Attribute)) or isinstance(module.parent(node), ast.Attribute):
         return ""
@@ -240,7 +244,7 @@ def find_unlisted_name(module: Module, node: ast.AST) -> str:
     return full if full.startswith("torch.") and not is_listed else ""
 
 
-def _is_forbidden(module: Module, node: ast.AST, name: str) -> bool:
+def _is_forbidden_name(module: Module, node: ast.AST, name: str) -> bool:
     if EMA.search(name):
         return True
     if name not in FORBIDDEN or not isinstance(node, (ast.Name, ast.Attribute)):

@@ -4,14 +4,14 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.branches import is_exclusive
-from ampcompare.source.index import Answer, Index, choices_of
+from ampcompare.source.branches import exclude_each_other
+from ampcompare.source.index import Answer, Index, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
-from ampcompare.source.migrate.read.sites import Backward, Sites, model_keys
+from ampcompare.source.migrate.read.sites import BackwardPass, Sites, model_keys
 from ampcompare.source.module import Block, Function
-from ampcompare.source.syntax import arguments, bound_in, dotted_name, last_name, last_part, walk
+from ampcompare.source.syntax import arguments, dotted_name, last_name, last_part, names_bound_in, walk
 
 BARRIERS = ("backward", "step", "zero_grad")
 # Calls that compute nothing of which the type would matter.
@@ -25,7 +25,7 @@ MAX_DEPTH = 4
 
 
 @dataclass
-class Forward:
+class ForwardPasses:
     """Where forward passes are.
 
     Attributes:
@@ -36,61 +36,63 @@ class Forward:
     """
 
     regions: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
-    inline: list[Backward] = field(default_factory=list)
-    missing: list[Backward] = field(default_factory=list)
+    inline: list[BackwardPass] = field(default_factory=list)
+    missing: list[BackwardPass] = field(default_factory=list)
     apart: list[ast.Call] = field(default_factory=list)
 
 
-def find_forward(index: Index, names: Names, sites: Sites) -> Forward:
+def find_forward_passes(index: Index, names: ModuleImports, sites: Sites) -> ForwardPasses:
     """Return where the forward passes of the backward passes are."""
-    return _Finder(index, names, sites).find()
+    return _ForwardFinder(index, names, sites).find_forward_passes()
 
 
-class _Finder:
+class _ForwardFinder:
     """Marks the statements that a loss comes from, block by block."""
 
-    def __init__(self, index: Index, names: Names, sites: Sites) -> None:
+    def __init__(self, index: Index, names: ModuleImports, sites: Sites) -> None:
         self._index = index
         module = self._module = index.module
         self._names = names
         self._sites = sites
         self._models = model_keys(module, sites)
         self._tails = {key.rpartition(".")[2] for key in self._models}
-        self._barriers = self._find_barriers()
+        self._barriers = self._barrier_nodes()
         self._initializing = {each.statement for each in sites.initializes} | {
             outer for each in sites.initializes for outer in module.ancestors(each.statement)
         }
         self._marks: dict[int, tuple[Block, set[ast.stmt]]] = {}
         self._done: set[tuple[int, frozenset[str]]] = set()
 
-    def find(self) -> Forward:
-        found = Forward()
+    def find_forward_passes(self) -> ForwardPasses:
+        found = ForwardPasses()
         for backward in self._sites.backwards:
-            if self._computes(backward.loss):
+            if self._may_call_model(backward.loss):
                 found.inline.append(backward)
             elif not self._trace_loss(backward) and backward.block:
                 found.missing.append(backward)
         for block, marked in self._marks.values():
-            runs = list(self._runs(block, marked))
-            calls = [any(self._calls_model(each) for each in block if _spans(run, each)) for run in runs]
+            runs = list(self._runs_between_barriers(block, marked))
+            calls = [any(self._calls_model(each) for each in block if _spans_statement(run, each)) for run in runs]
             found.regions += runs[calls.index(True) :] if True in calls else runs  # not what makes the inputs
         found.apart = [
-            call for call in self._calls_with_backward() if self._calls_model(call) and not self._scales(call)
+            call
+            for call in self._calls_with_backward()
+            if self._calls_model(call) and not self._reaches_rewritten_backward(call)
         ]
         return found
 
-    def _scales(self, call: ast.Call) -> bool:
+    def _reaches_rewritten_backward(self, call: ast.Call) -> bool:
         """Return whether one of the functions that a call names has or reaches a backward pass that is rewritten."""
         functions = {each.function for each in self._sites.backwards}
-        named = choices_of(self._index.callee(call, self._module.scope_of[call]))
+        named = functions_of_callee(self._index.callee(call, self._module.scope_of[call]))
         return any(
-            each.scope.node in functions or self._index.reaches(each, BLOCK) is Answer.YES
+            each.scope.node in functions or self._index.reaches_event(each, BLOCK) is Answer.YES
             for each in named
             if isinstance(each, Called)
         )
 
-    def _find_barriers(self) -> set[ast.AST]:
-        found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
+    def _barrier_nodes(self) -> set[ast.AST]:
+        found: set[ast.AST] = {call for call, _ in self._module.method_calls(*BARRIERS)}
         found |= {each.statement for each in self._sites.backwards}
         found |= set(self._calls_with_backward())
         return found | {outer for node in found for outer in self._module.ancestors(node)}
@@ -98,22 +100,22 @@ class _Finder:
     def _calls_with_backward(self) -> Iterator[ast.Call]:
         """Yield the calls of functions that surely run a backward pass themselves, such as attacks on inputs."""
         for call in self._module.calls:
-            choices = choices_of(self._index.callee(call, self._module.scope_of[call]))
+            choices = functions_of_callee(self._index.callee(call, self._module.scope_of[call]))
             functions = [each for each in choices if isinstance(each, Called)]
-            if any(self._index.reaches(each, BACKWARD) is Answer.YES for each in functions):
+            if any(self._index.reaches_event(each, BACKWARD) is Answer.YES for each in functions):
                 yield call
 
-    def _trace_loss(self, backward: Backward) -> bool:
+    def _trace_loss(self, backward: BackwardPass) -> bool:
         """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
-        needed = _loads(backward.loss)
-        found = self._trace(backward.statement, needed, 0)
+        needed = _keys_read_by(backward.loss)
+        found = self._trace_needed_names(backward.statement, needed, 0)
         if found and not self._tails and backward.function is not None:
             given = {each.arg for each in backward.function.args.args} & needed
             if given:
-                self._trace_outside(backward.function, given, 0)
+                self._trace_into_callers(backward.function, given, 0)
         return found
 
-    def _trace(self, statement: ast.stmt, needed: set[str], depth: int) -> bool:
+    def _trace_needed_names(self, statement: ast.stmt, needed: set[str], depth: int) -> bool:
         """Mark the statements before one that the needed names come from; return whether one computes.
 
         The search ends where a model is called. Where none is, what is marked beyond the first statement that
@@ -127,30 +129,30 @@ class _Finder:
         current = statement
         before: dict[int, tuple[Block, set[ast.stmt]]] | None = None
         while True:
-            marked = self._mark(*self._module.siblings(current), needed)
+            marked = self._mark_defining_statements(*self._module.block_and_place(current), needed)
             if any(self._calls_model(each) for each in marked):
                 return True
-            if before is None and any(self._computes(each) for each in marked):
+            if before is None and any(self._may_call_model(each) for each in marked):
                 if not self._tails:
                     return True
                 before = {key: (block, set(each)) for key, (block, each) in self._marks.items()}
-            outer = self._module.outer(current)
+            outer = self._module.parent_statement(current)
             if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 if before is None:
-                    return self._trace_outside(outer, needed, depth)
-                if self._finds_model_outside(outer, needed, depth):
+                    return self._trace_into_callers(outer, needed, depth)
+                if self._finds_model_in_callers(outer, needed, depth):
                     return True
                 break
             if outer is None or isinstance(outer, ast.ClassDef):
                 break
-            if isinstance(outer, ast.For) and bound_in(outer.target) & visit[1]:  # one of several losses
-                needed |= _loads(outer.iter)
+            if isinstance(outer, ast.For) and names_bound_in(outer.target) & visit[1]:  # one of several losses
+                needed |= _keys_read_by(outer.iter)
             current = outer
         if before is not None:
             self._marks = before
         return before is not None
 
-    def _mark(self, block: Block, place: int, needed: set[str]) -> set[ast.stmt]:
+    def _mark_defining_statements(self, block: Block, place: int, needed: set[str]) -> set[ast.stmt]:
         """Mark the statements of a block above a place that define needed names, and need what they read.
 
         Of one with a barrier inside, those that its blocks hold.
@@ -160,42 +162,42 @@ class _Finder:
         for each in reversed(block[:place]):
             if each in self._initializing:
                 break
-            if not _defines(each, needed):
+            if not _defines_needed_name(each, needed):
                 continue
             if each in self._barriers:
-                for inner in self._module.blocks(each):
-                    below |= self._mark(inner, len(inner), needed)
+                for inner in self._module.blocks_below(each):
+                    below |= self._mark_defining_statements(inner, len(inner), needed)
                 continue
             marked.add(each)
-            needed |= _loads(each)
+            needed |= _keys_read_by(each)
         if marked:
             self._marks.setdefault(id(block), (block, set()))[1].update(marked)
         return marked | below
 
-    def _trace_outside(self, function: Function, needed: set[str], depth: int) -> bool:
+    def _trace_into_callers(self, function: Function, needed: set[str], depth: int) -> bool:
         """Follow parameters to the callers."""
         module = self._module
         found = False
-        given = module.positional(function)
-        for node in self._index.callers(module.scope_from[function])[0]:
-            if node not in module.scope_of or module.function(node) is function:
+        given = module.positional_parameters(function)
+        for node in self._index.calls_of_function(module.scope_from[function])[0]:
+            if node not in module.scope_of or module.function_around(node) is function:
                 continue
             values = [value for name, value in arguments(node, given).items() if name in needed]
-            if values and not any(self._computes(value) for value in values):
-                keys = set().union(*(_loads(value) for value in values))
-                found = self._trace(module.statement(node), keys, depth + 1) or found
+            if values and not any(self._may_call_model(value) for value in values):
+                keys = set().union(*(_keys_read_by(value) for value in values))
+                found = self._trace_needed_names(module.statement_around(node), keys, depth + 1) or found
         return found
 
-    def _finds_model_outside(self, function: Function, needed: set[str], depth: int) -> bool:
+    def _finds_model_in_callers(self, function: Function, needed: set[str], depth: int) -> bool:
         """Follow parameters to the callers, and return whether a model is called there; what is marked stays if so."""
         kept = {key: set(each) for key, (_, each) in self._marks.items()}
-        self._trace_outside(function, needed & self._module.scope_from[function].parameters, depth)
+        self._trace_into_callers(function, needed & self._module.scope_from[function].parameters, depth)
         new = (each for key, (_, marked) in self._marks.items() for each in marked - kept.get(key, set()))
         return any(self._calls_model(each) for each in new)
 
-    def _computes(self, node: ast.AST) -> bool:
+    def _may_call_model(self, node: ast.AST) -> bool:
         """Return whether a statement or expression calls a model, or else something that may call one."""
-        return any(self._may_compute(each) for each in _calls_in(node))
+        return any(self._may_call_compute(each) for each in _calls_in(node))
 
     def _calls_model(self, node: ast.AST) -> bool:
         for call in _calls_in(node):
@@ -204,28 +206,28 @@ class _Finder:
                 return True
         return False
 
-    def _may_compute(self, call: ast.Call) -> bool:
+    def _may_call_compute(self, call: ast.Call) -> bool:
         name = last_name(call.func)
         return name not in TRIVIAL and not (name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args)
 
     def _uses_outputs(self, statement: ast.stmt) -> bool:
         """Return whether a statement reads what a marked one above it in its function got from a model."""
-        function = self._module.function(statement)
+        function = self._module.function_around(statement)
         above = [
             each
             for _, marked in self._marks.values()
             for each in marked
             if each.lineno < statement.lineno
-            and self._module.function(each) is function
-            and not is_exclusive(self._module, each, statement)
+            and self._module.function_around(each) is function
+            and not exclude_each_other(self._module, each, statement)
         ]
         outputs: set[str] = set()
         for each in sorted(above, key=lambda one: one.lineno):
-            if self._calls_model(each) or _objects(_loads(each)) & outputs:
-                outputs |= _objects(bound_in(each))
-        return bool(_objects(_loads(statement)) & outputs)
+            if self._calls_model(each) or _objects_of_keys(_keys_read_by(each)) & outputs:
+                outputs |= _objects_of_keys(names_bound_in(each))
+        return bool(_objects_of_keys(_keys_read_by(statement)) & outputs)
 
-    def _runs(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    def _runs_between_barriers(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         run: list[ast.stmt] = []
         for each in [*block, None]:
             if (
@@ -234,14 +236,14 @@ class _Finder:
                 or each in self._initializing
                 or isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             ):
-                yield from self._forward_span(run, marked)
+                yield from self._forward_spans_in_run(run, marked)
                 run = []
             else:
                 run.append(each)
 
-    def _forward_span(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    def _forward_spans_in_run(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         chosen = [index for index, each in enumerate(run) if each in marked]
-        computing = [index for index in chosen if self._computes(run[index])]
+        computing = [index for index in chosen if self._may_call_model(run[index])]
         starts = [
             index for index in computing if self._calls_model(run[index]) or self._uses_outputs(run[index])
         ] or computing
@@ -249,7 +251,7 @@ class _Finder:
             yield run[starts[0]], run[chosen[-1]]
 
 
-def _spans(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> bool:
+def _spans_statement(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> bool:
     return run[0].lineno <= statement.lineno <= run[1].lineno
 
 
@@ -257,7 +259,7 @@ def _calls_in(node: ast.AST) -> list[ast.Call]:
     return [each for each in walk(node) if isinstance(each, ast.Call)]
 
 
-def _loads(node: ast.AST) -> set[str]:
+def _keys_read_by(node: ast.AST) -> set[str]:
     """Return the keys that an expression or statement reads, except the functions that it calls."""
     called = {id(each.func) for each in _calls_in(node)}
     loaded = [each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Load)]
@@ -265,12 +267,12 @@ def _loads(node: ast.AST) -> set[str]:
     return {key for key in keys if key is not None and key != "self"}
 
 
-def _objects(keys: set[str]) -> set[str]:
+def _objects_of_keys(keys: set[str]) -> set[str]:
     """Return the names of the objects that keys are, or are attributes of; an attribute of `self` is one."""
     return {".".join(key.split(".")[: 2 if key.startswith("self.") else 1]) for key in keys}
 
 
-def _defines(statement: ast.stmt, needed: set[str]) -> bool:
+def _defines_needed_name(statement: ast.stmt, needed: set[str]) -> bool:
     """Return whether a statement, or one in it, binds or changes a needed name."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
         return False

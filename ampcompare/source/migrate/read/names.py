@@ -7,7 +7,7 @@ from ampcompare.source.amp_names import APEX, ROOTS
 from ampcompare.source.module import Module
 
 
-class Names:
+class ModuleImports:
     """The imports of a module.
 
     Attributes:
@@ -23,14 +23,14 @@ class Names:
         ]
         bound = [pair for scope in module.scopes for pair in scope.imports.items()]
         self.modules = {name for name, full in bound if not any(one.split(".")[0] in ROOTS for one in full)}
-        self.uses: list[tuple[ast.Name | ast.Attribute, str]] = list(self._find_uses())
+        self.uses: list[tuple[ast.Name | ast.Attribute, str]] = list(self._uses_with_full_names())
 
-    def meaning(self, node: ast.AST | None) -> str | None:
+    def full_name_of(self, node: ast.AST | None) -> str | None:
         """Return the full name of an expression; None if it is not imported from Apex or torch."""
         full = None if node is None else self.module.resolve(node, follow=False)
         return full if full is not None and full.split(".")[0] in ROOTS else None
 
-    def _find_uses(self) -> Iterator[tuple[ast.Name | ast.Attribute, str]]:
+    def _uses_with_full_names(self) -> Iterator[tuple[ast.Name | ast.Attribute, str]]:
         for node in self.module.nodes:
             if not isinstance(node, (ast.Name, ast.Attribute)):
                 continue
@@ -39,10 +39,10 @@ class Names:
             if isinstance(node.ctx, ast.Store) and isinstance(self.module.scope_of[node].node, ast.ClassDef):
                 continue  # such as a member of an enumeration
             chain: ast.AST = node
-            while isinstance(chain, ast.Attribute) and self.meaning(chain) is None:
+            while isinstance(chain, ast.Attribute) and self.full_name_of(chain) is None:
                 chain = chain.value  # such as `amp.master_params(x).y`, which goes through a call
             if not isinstance(chain, (ast.Name, ast.Attribute)):
                 continue
-            meaning = self.meaning(chain)
+            meaning = self.full_name_of(chain)
             if meaning is not None and not meaning.startswith("torch"):
                 yield chain, meaning

@@ -21,7 +21,7 @@ NEEDED = frozenset({"scale_loss", "master_params", "state_dict", "load_state_dic
 
 
 @dataclass(frozen=True)
-class Around:
+class Neighbors:
     """What other modules have to do with a module.
 
     Attributes:
@@ -33,13 +33,13 @@ class Around:
     within: tuple[Path, ...] = ()
     _projects: dict[Module, Project] = field(default_factory=dict, compare=False, repr=False)
 
-    def project(self, module: Module) -> Project:
+    def project_of(self, module: Module) -> Project:
         """Return the project in which a module is the file of this path."""
         return self._projects.setdefault(module, Project(self.path, module, self.within))
 
-    def index(self, module: Module) -> Index:
+    def index_of(self, module: Module) -> Index:
         """Return the calls of a module, and of those around it."""
-        project = self.project(module)
+        project = self.project_of(module)
         if project.path is None:
             return Index(module)
         modules = frozenset([module, *(each for _, each in project.modules_around(project.path))])
@@ -47,15 +47,15 @@ class Around:
             if len(INDEXES) >= MAX_INDEXES:
                 INDEXES.clear()
             INDEXES[modules] = Index(module, project)
-        return INDEXES[modules].seen_from(module)
+        return INDEXES[modules].index_seen_from(module)
 
-    def name_of(self, path: Path) -> str:
+    def relative_path_of(self, path: Path) -> str:
         """Return how another file is called from the folder of the module."""
         return path.name if self.path is None else os.path.relpath(path, self.path.parent)
 
-    def parse(self, text: str) -> Module:
+    def module_of_text(self, text: str) -> Module:
         """Return the module of a text, that of the file where it is its own."""
-        return Project(self.path).parse(text)
+        return Project(self.path).module_of_text(text)
 
     def modules_linked_to(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the other modules with a part of Apex's core through which the same training may go.
@@ -64,14 +64,14 @@ class Around:
         """
         if self.path is None:
             return
-        project = self.project(module)
+        project = self.project_of(module)
         assert project.path is not None
         around = dict(project.modules_around(project.path))
-        reached = {path: _reached_from(project, path) for path in (*around, project.path)}
+        reached = {path: _files_reached_from(project, path) for path in (*around, project.path)}
         for path, other in around.items():
-            if initializes(other) or needs_scaler(other):
+            if initializes_apex(other) or needs_scaler(other):
                 both = {path, project.path}
-                if any(_may_reach(both, {one, *theirs}) for one, theirs in reached.items()):
+                if any(_may_reach_both(both, {one, *theirs}) for one, theirs in reached.items()):
                     yield path, other
 
     def paths_sharing_training(self, module: Module, *, everywhere: bool) -> Iterator[Path]:
@@ -84,13 +84,13 @@ class Around:
         """
         if self.path is None:
             return
-        project = self.project(module)
+        project = self.project_of(module)
         assert project.path is not None
         for path, other in self.modules_linked_to(module):
-            apart = project.path not in _reached_from(project, path) and path not in _reached_from(
+            apart = project.path not in _files_reached_from(project, path) and path not in _files_reached_from(
                 project, project.path
             )
-            if not (apart and _is_complete(module) and _is_complete(other)):
+            if not (apart and _trains_alone(module) and _trains_alone(other)):
                 yield path
         for path, other in project.modules_with(project.path, frozenset(APEX)) if everywhere else ():
             if path != project.path and needs_scaler(other):
@@ -103,12 +103,12 @@ class Around:
         """
         if self.path is None:
             return
-        project = self.project(module)
+        project = self.project_of(module)
         assert project.path is not None
-        own = _reached_from(project, project.path)
+        own = _files_reached_from(project, project.path)
         for path, other in project.modules_around(project.path):
-            if (initializes(other) or needs_scaler(other)) and (
-                path in own or project.path in _reached_from(project, path)
+            if (initializes_apex(other) or needs_scaler(other)) and (
+                path in own or project.path in _files_reached_from(project, path)
             ):
                 yield path, other
 
@@ -116,12 +116,12 @@ class Around:
         """Yield the modules of the project that import one, and in turn those that import these."""
         if self.path is None:
             return
-        project = self.project(module)
+        project = self.project_of(module)
         assert project.path is not None
         seen, waiting = {project.path}, [project.path]
         while waiting and len(seen) < MAX_MODULES:
-            for other in project.importers(waiting.pop()):
-                if other not in seen and (found := project.module(other)) is not None:
+            for other in project.files_importing(waiting.pop()):
+                if other not in seen and (found := project.module_of_file(other)) is not None:
                     seen.add(other)
                     waiting.append(other)
                     yield other, found
@@ -129,45 +129,45 @@ class Around:
     def modules_below(self, module: Module) -> Iterator[Module]:
         """Yield the modules of the project that one imports, and in turn those that these do."""
         if self.path is not None:
-            project = self.project(module)
+            project = self.project_of(module)
             assert project.path is not None
-            for path in sorted(_reached_from(project, project.path) - {project.path}):
-                if (found := project.module(path)) is not None:
+            for path in sorted(_files_reached_from(project, project.path) - {project.path}):
+                if (found := project.module_of_file(path)) is not None:
                     yield found
 
     def modules_of_program(self, module: Module) -> Iterator[Module]:
         """Yield the other modules that run where one does: what it imports, and what imports it, with all of theirs."""
         if self.path is not None:
-            project = self.project(module)
+            project = self.project_of(module)
             assert project.path is not None
-            found = _reached_from(project, project.path)
+            found = _files_reached_from(project, project.path)
             for path, _ in self.modules_above(module):
-                found |= {path} | _reached_from(project, path)
+                found |= {path} | _files_reached_from(project, path)
             for path in sorted(found - {project.path}):
-                if (other := project.module(path)) is not None:
+                if (other := project.module_of_file(path)) is not None:
                     yield other
 
-    def importers(self, module: Module, names: Collection[str]) -> dict[str, Path]:
+    def importers_of_names(self, module: Module, names: Collection[str]) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
         found: dict[str, Path] = {}
         if self.path is None or not names:
             return found
-        project = self.project(module)
+        project = self.project_of(module)
         assert project.path is not None
-        for other in project.importers(project.path):
-            if (theirs := project.module(other)) is not None:
+        for other in project.files_importing(project.path):
+            if (theirs := project.module_of_file(other)) is not None:
                 for name in _names_taken(project, other, theirs, names):
                     found.setdefault(name, other)
         return found
 
 
-ALONE = Around()
+ALONE = Neighbors()
 
 
-def initializes(module: Module) -> bool:
+def initializes_apex(module: Module) -> bool:
     """Return whether a module initializes Apex, or makes an optimizer carry a scaler, as migrated files do."""
     for call in module.calls:
-        if last_name(call.func) == "initialize" and _is_of_amp(module, call):
+        if last_name(call.func) == "initialize" and _is_call_of_amp(module, call):
             return True
     return any(
         isinstance(node, ast.Attribute) and node.attr == CARRIED and isinstance(node.ctx, ast.Store)
@@ -177,7 +177,7 @@ def initializes(module: Module) -> bool:
 
 def needs_scaler(module: Module) -> bool:
     """Return whether a module scales a loss by Apex, saves its state, or asks an optimizer for its scaler."""
-    if any(last_name(call.func) in NEEDED and _is_of_amp(module, call) for call in module.calls):
+    if any(last_name(call.func) in NEEDED and _is_call_of_amp(module, call) for call in module.calls):
         return True
     return any(
         isinstance(node, ast.Attribute) and node.attr == CARRIED and isinstance(node.ctx, ast.Load)
@@ -185,34 +185,34 @@ def needs_scaler(module: Module) -> bool:
     )
 
 
-def _is_complete(module: Module) -> bool:
+def _trains_alone(module: Module) -> bool:
     """Return whether a module initializes and scales a loss, so that it may train without another one."""
-    scales = any(last_name(call.func) == "scale_loss" and _is_of_amp(module, call) for call in module.calls)
-    return scales and initializes(module)
+    scales = any(last_name(call.func) == "scale_loss" and _is_call_of_amp(module, call) for call in module.calls)
+    return scales and initializes_apex(module)
 
 
-def _is_of_amp(module: Module, call: ast.Call) -> bool:
+def _is_call_of_amp(module: Module, call: ast.Call) -> bool:
     full = module.resolve(call.func) or ""
     if full.startswith("apex.amp.") and full.removeprefix("apex.amp.") in CORE:
         return True
     return isinstance(call.func, ast.Attribute) and last_name(call.func.value) == "amp" and not full
 
 
-def _reached_from(project: Project, path: Path) -> set[Path]:
+def _files_reached_from(project: Project, path: Path) -> set[Path]:
     """Return the files that one imports, and in turn those that these do."""
     found: set[Path] = set()
     waiting = [path]
     while waiting and len(found) < MAX_MODULES:
         current = waiting.pop()
-        module = project.module(current)
-        for each in [] if module is None else project.imported_by(module, current):
+        module = project.module_of_file(current)
+        for each in [] if module is None else project.files_imported_by(module, current):
             if each not in found:
                 found.add(each)
                 waiting.append(each)
     return found
 
 
-def _may_reach(both: set[Path], reached: set[Path]) -> bool:
+def _may_reach_both(both: set[Path], reached: set[Path]) -> bool:
     """Return whether two files are among those that one reaches, or one of them is and the rest was not looked at."""
     return both <= reached or (len(reached) >= MAX_MODULES and not both.isdisjoint(reached))
 
@@ -221,7 +221,7 @@ def _names_taken(project: Project, path: Path, module: Module, names: Collection
     """Yield the names of the module of a project that another one imports from it, or reads from it as attributes."""
     own: set[str] = set()  # what the module is called there
     for statement, alias, full in module.imports:
-        place, name = project.resolve(path, full) or (None, "")
+        place, name = project.find_definition(path, full) or (None, "")
         if place != project.path:
             continue
         if name == "*":
@@ -236,10 +236,10 @@ def _names_taken(project: Project, path: Path, module: Module, names: Collection
             yield node.attr
 
 
-def look_around(path: Path, within: Iterable[str | Path] = ()) -> Around:
+def neighbors_of_file(path: Path, within: Iterable[str | Path] = ()) -> Neighbors:
     """Return what the files around a module have to do with it.
 
     Args:
         within: folders and files that were named together, as those of one project.
     """
-    return Around(path, tuple(map(Path, within)))
+    return Neighbors(path, tuple(map(Path, within)))

@@ -2,7 +2,7 @@
 
 import ast
 
-from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, arguments, last_name
 
@@ -12,17 +12,17 @@ WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
 FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
 
 
-def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
+def find_dict_entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
     """Return the entries of a dict that one statement above makes; None if something else may change it.
 
     What it holds is evaluated there and used at the call, so a name in it must not be bound again in between. Of
     `optional` keys that may also be set in between the value is `UNSEEN`.
     """
     if isinstance(options, (ast.Dict, ast.Call)):
-        return _literal(options)
+        return _find_literal_entries(options)
     if not isinstance(options, ast.Name):
         return None
-    scope = module.function(options) or module.tree
+    scope = module.function_around(options) or module.tree
     found: dict[str, ast.expr] | None = None
     later: set[str] = set()
     for node in ast.walk(scope):
@@ -30,8 +30,8 @@ def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict
             continue
         parent = module.parent(node)
         if isinstance(parent, ast.Assign) and parent.targets == [node] and found is None:
-            found = _literal(parent.value)
-            is_above = parent.lineno < options.lineno and module.is_in(options, module.block(parent))
+            found = _find_literal_entries(parent.value)
+            is_above = parent.lineno < options.lineno and module.is_in_statements(options, module.block_of(parent))
             if found is None or not is_above or _is_read_name_rebound(scope, parent, options):
                 return None
         elif isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store) and parent.value is node:
@@ -44,7 +44,7 @@ def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict
     return None if found is None else found | dict.fromkeys(later, UNSEEN)
 
 
-def _literal(value: ast.expr) -> dict[str, ast.expr] | None:
+def _find_literal_entries(value: ast.expr) -> dict[str, ast.expr] | None:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
         given = arguments(value)
         return None if value.args or given.keys() & HIDDEN else given
@@ -66,7 +66,7 @@ def _is_read_name_rebound(scope: ast.AST, statement: ast.Assign, use: ast.expr) 
     )
 
 
-def bind(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -> dict[str, ast.expr]:
+def bind_arguments_by_name(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -> dict[str, ast.expr]:
     """Return the arguments of a call by name.
 
     Args:
@@ -77,26 +77,28 @@ def bind(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -
     options: dict[str, ast.expr] | None = {}
     if spread is not None:
         single = sum(each.arg is None for each in call.keywords) == 1
-        options = entries(module, spread, WITHOUT_TWIN) if module and single else None
+        options = find_dict_entries(module, spread, WITHOUT_TWIN) if module and single else None
     if "*" in bound or options is None:
-        raise Unsure(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
+        raise UnsureRewrite(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
     bound |= options
     unknown = next((name for name in bound if name not in names), None)
     if unknown is not None:
-        raise Unsure(call, f"Apex has no argument {unknown}")
+        raise UnsureRewrite(call, f"Apex has no argument {unknown}")
     return bound
 
 
-def as_bool(module: Module, text: str) -> str:
+def expression_as_bool(module: Module, text: str) -> str:
     """Return an expression with `bool(...)` around it, unless it is one already."""
-    return text if _is_bool(ast.parse(text, mode="eval").body, _flags(module)) else f"bool({text})"
+    return (
+        text if _is_boolean_expression(ast.parse(text, mode="eval").body, _boolean_names(module)) else f"bool({text})"
+    )
 
 
-def _is_bool(node: ast.expr, flags: set[str]) -> bool:
+def _is_boolean_expression(node: ast.expr, flags: set[str]) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, bool)
     if isinstance(node, ast.BoolOp):
-        return all(_is_bool(each, flags) for each in node.values)
+        return all(_is_boolean_expression(each, flags) for each in node.values)
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
     if isinstance(node, (ast.Name, ast.Attribute)):
@@ -104,7 +106,7 @@ def _is_bool(node: ast.expr, flags: set[str]) -> bool:
     return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
 
 
-def _flags(module: Module) -> set[str]:
+def _boolean_names(module: Module) -> set[str]:
     """Return names that the file makes boolean: options with `store_true`, annotations, assignments."""
     found: set[str] = set()
     for node in module.nodes:

@@ -10,22 +10,39 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.branches import Facts, contradict, expression_of, narrow
-from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
-from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
-from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, clips, model_names, reads_grad
+from ampcompare.source.branches import Facts, add_conditions_of_test, conditions_contradict, expression_of_condition
+from ampcompare.source.call_order import DEFINITIONS, CallFollower, CallFrame
+from ampcompare.source.index import (
+    Answer,
+    Function,
+    ImportedObject,
+    Index,
+    SoughtEvent,
+    UnknownFunction,
+    functions_of_callee,
+    nodes_of_scope,
+)
+from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.sites import (
+    BackwardPass,
+    GradientRead,
+    OptimizerStep,
+    Sites,
+    is_clip_call,
+    model_names,
+    reads_gradient,
+)
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import SCHEDULER
 from ampcompare.source.syntax import (
     argument,
     argument_values,
     arguments,
-    bound_in,
     dotted_name,
     elements,
     last_name,
     last_part,
+    names_bound_in,
     walk,
 )
 
@@ -76,7 +93,7 @@ SPELLED = "text of "  # before the name of a parameter: what the first function 
 
 
 @dataclass
-class Order:
+class EventOrder:
     """What follows from the order of events.
 
     Attributes:
@@ -101,7 +118,7 @@ class Order:
 
 
 @dataclass(eq=False)
-class Happening:
+class GradientEvent:
     """Something that happens to gradients.
 
     Attributes:
@@ -115,7 +132,7 @@ class Happening:
     kind: str
     node: ast.AST
     scope: Scope
-    site: Backward | Step | Read | None
+    site: BackwardPass | OptimizerStep | GradientRead | None
     names: tuple[str, ...]
     facts: Facts
     loops: tuple[ast.AST, ...]
@@ -123,36 +140,36 @@ class Happening:
     block: bool = False
     text: str = ""
 
-    def may_follow(self, other: Happening) -> bool:
+    def may_follow(self, other: GradientEvent) -> bool:
         """Return whether one run can meet both."""
-        return not contradict(self.facts, other.facts)
+        return not conditions_contradict(self.facts, other.facts)
 
 
-def find_order(index: Index, sites: Sites) -> Order:
+def find_event_order(index: Index, sites: Sites) -> EventOrder:
     """Return the order of events, of all that the index follows.
 
     Raises:
-        Unsure: what happens between a scaled backward pass and its step is not proven.
+        UnsureRewrite: what happens between a scaled backward pass and its step is not proven.
     """
-    return _Proof(index, sites).find()
+    return _OrderProof(index, sites).prove_order()
 
 
-def is_block(module: Module, node: ast.AST) -> bool:
+def is_scale_loss_call(module: Module, node: ast.AST) -> bool:
     """Return whether a node is a call of `scale_loss`."""
     return isinstance(node, ast.Call) and module.resolve(node.func) == SCALE_LOSS
 
 
-def is_backward(module: Module, node: ast.AST) -> bool:
+def is_backward_pass(module: Module, node: ast.AST) -> bool:
     """Return whether a node is a backward pass."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
 
 
-def is_read(module: Module, node: ast.AST) -> bool:
+def is_gradient_read(module: Module, node: ast.AST) -> bool:
     """Return whether a node reads or changes gradients."""
-    return clips(node) or reads_grad(module, node)
+    return is_clip_call(node) or reads_gradient(module, node)
 
 
-def is_step(module: Module, node: ast.AST) -> bool:
+def is_optimizer_step(module: Module, node: ast.AST) -> bool:
     """Return whether a node is a step of something that is no scheduler by its name."""
     if not isinstance(node, ast.Call) or last_name(node.func) != "step" or not isinstance(node.func, ast.Attribute):
         return False
@@ -160,40 +177,40 @@ def is_step(module: Module, node: ast.AST) -> bool:
     return SCHEDULER.search(last_name(owner).strip("_").lower()) is None
 
 
-def is_update(module: Module, node: ast.AST) -> bool:
+def is_step_or_read(module: Module, node: ast.AST) -> bool:
     """Return whether a node steps an optimizer, by its name, or reads gradients."""
-    owner = _receiver(node)
+    owner = _receiver_of_call(node)
     named = owner is not None and OPTIMIZERS.search(last_name(owner).rstrip("s")) is not None
-    return is_read(module, node) or (named and is_step(module, node))
+    return is_gradient_read(module, node) or (named and is_optimizer_step(module, node))
 
 
-def is_known_by_name(module: Module, call: ast.Call) -> bool:
+def is_harmless_by_name(module: Module, call: ast.Call) -> bool:
     """Return whether a call of an unknown function surely touches no gradient, by its name and arguments."""
-    return not _may_touch(module, call)
+    return not _may_touch_gradients(module, call)
 
 
-BLOCK = Event("scale_loss", is_block, lambda module, call: True)
-BACKWARD = Event("backward", is_backward, is_known_by_name)
-READ = Event("read", is_read, is_known_by_name)
-STEP = Event("step", is_step, is_known_by_name)
+BLOCK = SoughtEvent("scale_loss", is_scale_loss_call, lambda module, call: True)
+BACKWARD = SoughtEvent("backward", is_backward_pass, is_harmless_by_name)
+READ = SoughtEvent("read", is_gradient_read, is_harmless_by_name)
+STEP = SoughtEvent("step", is_optimizer_step, is_harmless_by_name)
 
 
-def is_of_interest(module: Module, node: ast.AST) -> bool:
+def is_gradient_event(module: Module, node: ast.AST) -> bool:
     """Return whether a node is an event of any kind."""
     if isinstance(node, ast.Call) and last_name(node.func) in (*CLEARS, "backward"):
         return True
-    return is_step(module, node) or is_read(module, node) or is_block(module, node)
+    return is_optimizer_step(module, node) or is_gradient_read(module, node) or is_scale_loss_call(module, node)
 
 
-OF_INTEREST = Event("of interest", is_of_interest, is_known_by_name)
+OF_INTEREST = SoughtEvent("of interest", is_gradient_event, is_harmless_by_name)
 
 
-def _may_touch(module: Module, call: ast.Call) -> bool:
+def _may_touch_gradients(module: Module, call: ast.Call) -> bool:
     """Return whether a call that nothing is known of may read gradients, step or run a backward pass."""
-    return bool(_carried_to(module, call)) or bool(OF_GRADIENTS.search(last_name(call.func)))
+    return bool(_gradient_holders_given(module, call)) or bool(OF_GRADIENTS.search(last_name(call.func)))
 
 
-def _carried_to(module: Module, call: ast.Call) -> set[str]:
+def _gradient_holders_given(module: Module, call: ast.Call) -> set[str]:
     """Return what a call gets that has gradients: `all`, `optimizer`, `parameters`, `gradients`."""
     found: set[str] = set()
     waiting = argument_values(call)
@@ -207,7 +224,7 @@ def _carried_to(module: Module, call: ast.Call) -> set[str]:
             elif maker in JOINING:
                 waiting += argument_values(node)
         elif isinstance(node, (ast.Name, ast.Attribute)):
-            if name == "param_groups" or (name == "grad" and reads_grad(module, node)):
+            if name == "param_groups" or (name == "grad" and reads_gradient(module, node)):
                 found.add("gradients")
             elif CARRIES_ALL.search(name):
                 found.add("all")
@@ -226,7 +243,7 @@ def _carried_to(module: Module, call: ast.Call) -> set[str]:
     return found
 
 
-class _Events(CallFollower):
+class _EventFollower(CallFollower):
     """The events of a function, with those of the functions that it calls, in whatever file they are."""
 
     kinds = (ast.Call, ast.Attribute)
@@ -236,7 +253,7 @@ class _Events(CallFollower):
 
     def __init__(self, index: Index, sites: Sites) -> None:
         super().__init__(index)
-        self._sites: dict[int, Backward | Step | Read] = {}
+        self._sites: dict[int, BackwardPass | OptimizerStep | GradientRead] = {}
         for backward in sites.backwards:
             self._sites[id(backward.node)] = backward
         for step in sites.steps:
@@ -247,45 +264,51 @@ class _Events(CallFollower):
         self._tails = {last_part(key) for key in sites.optimizers} | {last_part(each.optimizer) for each in sites.steps}
         self._models = model_names(index.module, sites)
 
-    def of(self, scope: Scope) -> list[Happening]:
+    def events_of_scope(self, scope: Scope) -> list[GradientEvent]:
         """Return the events of a function or of the module."""
-        self.found: list[Happening] = []
+        self.found: list[GradientEvent] = []
         self._calls = ()
         self.follow(scope)
         return self.found
 
-    def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+    def handle_node(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         module = frame.scope.module
         site = self._sites.get(id(node))
-        if isinstance(site, Backward):
-            self._add("backward", node, frame, site, self._optimizers_of(site, frame), block=site.block)
-        elif isinstance(site, Step):
-            self._add("step", node, frame, site, (self.canonical_text_of(_receiver(node), frame),))
-        elif isinstance(site, Read):
-            self._add("read", node, frame, site, tuple(self._canonical_key(key, frame) for key in site.optimizers))
-        elif is_block(module, node):
+        if isinstance(site, BackwardPass):
+            self._record_event(
+                "backward", node, frame, site, self._optimizers_of_backward(site, frame), block=site.block
+            )
+        elif isinstance(site, OptimizerStep):
+            self._record_event("step", node, frame, site, (self.canonical_text_of(_receiver_of_call(node), frame),))
+        elif isinstance(site, GradientRead):
+            self._record_event(
+                "read", node, frame, site, tuple(self._canonical_key(key, frame) for key in site.optimizers)
+            )
+        elif is_scale_loss_call(module, node):
             assert isinstance(node, ast.Call)
             given = argument(node, "optimizers", 1)
             names = tuple(
                 self.canonical_text_of(each, frame) for each in (elements(given) if given is not None else ())
             )
-            self._add("backward", node, frame, None, names, block=True)
+            self._record_event("backward", node, frame, None, names, block=True)
         elif isinstance(node, ast.Attribute):
-            if reads_grad(module, node):
-                self._add("read", node, frame)
-        elif isinstance(node, ast.Call) and not self._follow_call(node, frame):
-            self._reach_call(node, frame)
+            if reads_gradient(module, node):
+                self._record_event("read", node, frame)
+        elif isinstance(node, ast.Call) and not self._follow_named_functions(node, frame):
+            self._record_outside_call(node, frame)
 
-    def _follow_call(self, call: ast.Call, frame: Frame) -> bool:
+    def _follow_named_functions(self, call: ast.Call, frame: CallFrame) -> bool:
         """Follow all functions that a call may name; return whether it names functions of the project alone."""
         callee = self.index.callee(call, frame.scope, frame.receiver)
-        functions = [each for each in choices_of(callee) if isinstance(each, Function)]
-        answers = {each: self.index.reaches(each, OF_INTEREST) for each in functions}
-        known = not isinstance(callee, Unknown) and all(isinstance(each, Function) for each in choices_of(callee))
+        functions = [each for each in functions_of_callee(callee) if isinstance(each, Function)]
+        answers = {each: self.index.reaches_event(each, OF_INTEREST) for each in functions}
+        known = not isinstance(callee, UnknownFunction) and all(
+            isinstance(each, Function) for each in functions_of_callee(callee)
+        )
         functions = [each for each in functions if answers[each] is not Answer.NO]
         deep = len(frame.active) > NEAR and all(answers[each] is Answer.UNKNOWN for each in functions)
         if functions and (deep or len(functions) > MAX_CHOICES):
-            self._add("unknown", call, frame, text="all")
+            self._record_event("unknown", call, frame, text="all")
             return True
         if not functions and answers and known:
             return True
@@ -294,51 +317,55 @@ class _Events(CallFollower):
             inner = frame
             if len(functions) > 1:
                 key = f"call at {call.lineno}:{call.col_offset}"
-                inner = Frame(**{**vars(frame), "facts": {**frame.facts, key: number}})
+                inner = CallFrame(**{**vars(frame), "facts": {**frame.facts, key: number}})
             before, self._calls = self._calls, (*self._calls, (frame.scope, call))
-            followed = self.enter_function(each, inner, call) or followed
+            followed = self.follow_called_function(each, inner, call) or followed
             self._calls = before
         return bool(functions) and known
 
-    def _reach_call(self, call: ast.Call, frame: Frame) -> None:
+    def _record_outside_call(self, call: ast.Call, frame: CallFrame) -> None:
         """Record a call of something outside of the project, or of something that nobody knows."""
-        module, owner = frame.scope.module, _receiver(call)
+        module, owner = frame.scope.module, _receiver_of_call(call)
         if last_name(call.func) in CLEARS:
-            self._add("clear", call, frame, names=(self.canonical_text_of(owner, frame),) if owner is not None else ())
-        elif is_backward(module, call):
-            if not any(_is_with_block(module, each) for each in module.ancestors(call)):
-                self._add("backward", call, frame)
-        elif is_step(module, call) and owner is not None:
+            self._record_event(
+                "clear", call, frame, names=(self.canonical_text_of(owner, frame),) if owner is not None else ()
+            )
+        elif is_backward_pass(module, call):
+            if not any(_is_scale_loss_block(module, each) for each in module.ancestors(call)):
+                self._record_event("backward", call, frame)
+        elif is_optimizer_step(module, call) and owner is not None:
             key = self.canonical_text_of(owner, frame)
             if last_part(key).rstrip("[]") in self._tails or OPTIMIZERS.search(last_name(owner)):
-                self._add("step", call, frame, names=(key,))
-        elif is_read(module, call):
-            self._add("read", call, frame)
-        elif not _is_of_gradient(module, owner):  # that one is a tensor's; that its gradient is read is recorded alone
-            self._reach_other(call, frame)
+                self._record_event("step", call, frame, names=(key,))
+        elif is_gradient_read(module, call):
+            self._record_event("read", call, frame)
+        elif not _comes_from_gradient(
+            module, owner
+        ):  # that one is a tensor's; that its gradient is read is recorded alone
+            self._record_other_call(call, frame)
 
-    def _reach_other(self, call: ast.Call, frame: Frame) -> None:
+    def _record_other_call(self, call: ast.Call, frame: CallFrame) -> None:
         """Record a call that is no event by its name, by what it gets and what is known of it."""
         name, callee = last_name(call.func), self.index.callee(call, frame.scope, frame.receiver)
-        carried = _carried_to(frame.scope.module, call) | self._carried_by_origin(call, frame)
-        if isinstance(callee, Imported) and callee.name.partition(".")[0] in KNOWN_PACKAGES:
-            if not carried - {"gradients"} or _is_harmless_name(callee):
+        carried = _gradient_holders_given(frame.scope.module, call) | self._holders_given_by_origin(call, frame)
+        if isinstance(callee, ImportedObject) and callee.name.partition(".")[0] in KNOWN_PACKAGES:
+            if not carried - {"gradients"} or _is_harmless_callee(callee):
                 return
         elif WORKS_ON_GRADIENTS.search(name):
-            self._add_unknown(call, frame, carried or {"all" if "scale" in name else "gradients"})
+            self._record_unknown_call(call, frame, carried or {"all" if "scale" in name else "gradients"})
             return
-        if not carried and not _may_touch_by_name(call, unknown=isinstance(callee, Unknown)):
+        if not carried and not _may_touch_by_name(call, unknown=isinstance(callee, UnknownFunction)):
             return
         if SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update":
-            self._add("shows", call, frame)
+            self._record_event("shows", call, frame)
         else:
-            by_itself = "self" if _is_of_self(call) and not OF_GRADIENTS.search(name) else "all"
-            self._add_unknown(call, frame, carried or {by_itself})
+            by_itself = "self" if _is_method_of_self(call) and not OF_GRADIENTS.search(name) else "all"
+            self._record_unknown_call(call, frame, carried or {by_itself})
 
-    def _add_unknown(self, call: ast.Call, frame: Frame, carried: set[str]) -> None:
-        self._add("unknown", call, frame, text=",".join(sorted(carried)))
+    def _record_unknown_call(self, call: ast.Call, frame: CallFrame, carried: set[str]) -> None:
+        self._record_event("unknown", call, frame, text=",".join(sorted(carried)))
 
-    def _carried_by_origin(self, call: ast.Call, frame: Frame) -> set[str]:
+    def _holders_given_by_origin(self, call: ast.Call, frame: CallFrame) -> set[str]:
         """Return what a call gets of what went through Apex, whatever the names are."""
         found: set[str] = set()
         seen: set[str] = set()
@@ -360,33 +387,35 @@ class _Events(CallFollower):
                     waiting += [each for each in frame.scope.values.get(node.id, ()) if isinstance(each, ast.expr)]
         return found
 
-    def _add(
+    def _record_event(
         self,
         kind: str,
         node: ast.AST,
-        frame: Frame,
-        site: Backward | Step | Read | None = None,
+        frame: CallFrame,
+        site: BackwardPass | OptimizerStep | GradientRead | None = None,
         names: tuple[str, ...] = (),
         block: bool = False,
         text: str = "",
     ) -> None:
         calls = (*self._calls, (frame.scope, node))
-        self.found.append(Happening(kind, node, frame.scope, site, names, frame.facts, frame.loops, calls, block, text))
+        self.found.append(
+            GradientEvent(kind, node, frame.scope, site, names, frame.facts, frame.loops, calls, block, text)
+        )
 
-    def _optimizers_of(self, backward: Backward, frame: Frame) -> tuple[str, ...]:
+    def _optimizers_of_backward(self, backward: BackwardPass, frame: CallFrame) -> tuple[str, ...]:
         if not backward.block:
             return ()
         given = backward.arguments.get("optimizers")
         return tuple(self.canonical_text_of(each, frame) for each in (elements(given) if given is not None else ()))
 
-    def _canonical_key(self, key: str, frame: Frame) -> str:
+    def _canonical_key(self, key: str, frame: CallFrame) -> str:
         return (
             self.canonical_text_of(ast.parse(key, mode="eval").body, frame)
             if key.replace(".", "").isidentifier()
             else key
         )
 
-    def canonical_text_of(self, node: ast.AST | None, frame: Frame, depth: int = 0) -> str:
+    def canonical_text_of(self, node: ast.AST | None, frame: CallFrame, depth: int = 0) -> str:
         """Return one text for an object, the same in all functions that it is passed to."""
         if isinstance(node, ast.Subscript):
             return f"{self.canonical_text_of(node.value, frame, depth)}[]"
@@ -397,8 +426,8 @@ class _Events(CallFollower):
         if head in frame.names:
             return frame.names[head] + dot + rest
         if head == "self" and frame.scope.owner is not None:
-            return f"<{id(self.index.family(frame.receiver or frame.scope.owner))}>{dot}{rest}"
-        for one in frame.scope.enclosing():
+            return f"<{id(self.index.topmost_class_of(frame.receiver or frame.scope.owner))}>{dot}{rest}"
+        for one in frame.scope.lookup_scopes():
             if head in one.parameters:
                 return f"{id(one)}:{text}"
             values = one.values.get(head)
@@ -406,20 +435,20 @@ class _Events(CallFollower):
                 alias = dotted_name(values[0])
                 if len(values) == 1 and alias is not None and alias.partition(".")[0] != head:
                     return (
-                        self.canonical_text_of(values[0], Frame(**{**vars(frame), "scope": one}), depth + 1)
+                        self.canonical_text_of(values[0], CallFrame(**{**vars(frame), "scope": one}), depth + 1)
                         + dot
                         + rest
                     )
                 if len(values) == 1 and isinstance(values[0], ast.Starred) and dotted_name(values[0].value) is not None:
-                    inner = Frame(**{**vars(frame), "scope": one})
+                    inner = CallFrame(**{**vars(frame), "scope": one})
                     return f"{self.canonical_text_of(values[0].value, inner, depth + 1)}[]{dot}{rest}"
                 return f"{id(one)}:{text}"
         return f"{id(frame.scope.module.top)}:{text}"
 
-    def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:
+    def bind_arguments(self, function: Function, call: ast.Call, frame: CallFrame) -> dict[str, str]:
         node = function.scope.node
         assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        names = function.module.positional(node)
+        names = function.module.positional_parameters(node)
         found = {}
         for given in (*function.given, call):
             values = list(given.args[1:]) if given is not call else list(given.args)
@@ -429,15 +458,15 @@ class _Events(CallFollower):
             found |= {
                 one.arg: self.canonical_text_of(one.value, frame) for one in given.keywords if one.arg is not None
             }
-        for name, value in arguments(call, function.module.positional(node)).items():
+        for name, value in arguments(call, function.module.positional_parameters(node)).items():
             if dotted_name(value) is not None or isinstance(value, ast.Constant):
                 found[SPELLED + name] = ast.unparse(self.substitute_arguments(value, frame))
         return found
 
-    def spell(self, test: ast.expr, frame: Frame) -> ast.expr:
+    def spell_condition_part(self, test: ast.expr, frame: CallFrame) -> ast.expr:
         head, dot, rest = (dotted_name(test) or "").partition(".")
         text = frame.names.get(SPELLED + head)
-        return test if text is None else expression_of(text + dot + rest) or test
+        return test if text is None else expression_of_condition(text + dot + rest) or test
 
 
 # Packages none of whose functions steps or clips by itself, except READERS; the index says that a call is of one.
@@ -453,13 +482,13 @@ KNOWN_PACKAGES = frozenset({
 READERS = ("clip_grad", "total_norm", "all_reduce_coalesced", "parameters_to_vector", "foreach")
 
 
-def _is_with_block(module: Module, node: ast.AST) -> bool:
+def _is_scale_loss_block(module: Module, node: ast.AST) -> bool:
     """Return whether a node is a `with` of `scale_loss`."""
-    return isinstance(node, ast.With) and any(is_block(module, item.context_expr) for item in node.items)
+    return isinstance(node, ast.With) and any(is_scale_loss_call(module, item.context_expr) for item in node.items)
 
 
-def _is_of_self(call: ast.Call) -> bool:
-    owner = _receiver(call)
+def _is_method_of_self(call: ast.Call) -> bool:
+    owner = _receiver_of_call(call)
     return isinstance(owner, ast.Name) and owner.id == "self"
 
 
@@ -469,74 +498,84 @@ def _may_touch_by_name(call: ast.Call, *, unknown: bool) -> bool:
     Args:
         unknown: whether the index knows nothing of what is called.
     """
-    name, owner = last_name(call.func), _receiver(call)
+    name, owner = last_name(call.func), _receiver_of_call(call)
     of_object = owner is not None and OBJECTS.search(last_name(owner)) is not None and name not in QUIET
-    if SHOWS.search(name) or not (of_object or _is_of_self(call) or isinstance(call.func, ast.Name)):
+    if SHOWS.search(name) or not (of_object or _is_method_of_self(call) or isinstance(call.func, ast.Name)):
         return False
-    return OF_GRADIENTS.search(name) is not None or (_is_of_self(call) and unknown)
+    return OF_GRADIENTS.search(name) is not None or (_is_method_of_self(call) and unknown)
 
 
-def _is_harmless_name(callee: object) -> bool:
-    return isinstance(callee, Imported) and not any(each in callee.name for each in READERS)
+def _is_harmless_callee(callee: object) -> bool:
+    return isinstance(callee, ImportedObject) and not any(each in callee.name for each in READERS)
 
 
-def _is_of_gradient(module: Module, node: ast.expr | None) -> bool:
+def _comes_from_gradient(module: Module, node: ast.expr | None) -> bool:
     """Return whether an expression is a gradient, or comes from one by its methods: `p.grad.detach()`."""
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
         if isinstance(node, ast.Attribute) and node.attr == "grad":
-            return reads_grad(module, node)
+            return reads_gradient(module, node)
         node = node.func if isinstance(node, ast.Call) else node.value
     return False
 
 
-def _receiver(node: ast.AST) -> ast.expr | None:
+def _receiver_of_call(node: ast.AST) -> ast.expr | None:
     return node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
 
 
-class _Proof:
+class _OrderProof:
     """Goes through all ways that lead to a scaled backward pass, and refuses those that it cannot follow."""
 
     def __init__(self, index: Index, sites: Sites) -> None:
         self._index = index
         self._sites = sites
         self._module = index.module
-        self._order = Order()
+        self._order = EventOrder()
         self._met: set[int] = set()
         self._steps_fed: dict[int, set[bool]] = {}
 
-    def find(self) -> Order:
-        events = _Events(self._index, self._sites)
+    def prove_order(self) -> EventOrder:
+        events = _EventFollower(self._index, self._sites)
         seen: set[int] = set()
         if not self._sites.backwards and not self._sites.steps:
             return self._order
         traces = []
-        for scope in self._roots():
-            found = events.of(scope)
+        for scope in self._uncalled_scopes():
+            found = events.events_of_scope(scope)
             if events.cut and (block := next((each for each in found if each.block), None)) is not None:
-                raise Unsure(self._own(block), "what comes before and after this block is too much to be followed")
+                raise UnsureRewrite(
+                    self._own_node_leading_to(block),
+                    "what comes before and after this block is too much to be followed",
+                )
             traces.append(found)
             seen |= {id(each.node) for each in found}
         for scope in self._module.scopes:
             if isinstance(scope.node, (ast.ClassDef, ast.Lambda)):
                 continue
-            own: list[Backward | Step | Read] = [*self._sites.backwards, *self._sites.steps, *self._sites.reads]
-            if any(self._module.scope_of[_node_of(each)] is scope and id(_node_of(each)) not in seen for each in own):
-                found = events.of(scope)
+            own: list[BackwardPass | OptimizerStep | GradientRead] = [
+                *self._sites.backwards,
+                *self._sites.steps,
+                *self._sites.reads,
+            ]
+            if any(
+                self._module.scope_of[_node_of_site(each)] is scope and id(_node_of_site(each)) not in seen
+                for each in own
+            ):
+                found = events.events_of_scope(scope)
                 traces.append(found)
                 seen |= {id(each.node) for each in found}
-        self._keep_plain(traces)
+        self._keep_plain_passes(traces)
         for trace in traces:
-            self._prove(trace)
+            self._prove_trace(trace)
         for trace in traces:
             self._refuse_mixed_steps(trace)
         for step in self._sites.steps:
             self._order.updates.setdefault(id(step.call), True)
         return self._order
 
-    def _roots(self) -> Iterator[Scope]:
+    def _uncalled_scopes(self) -> Iterator[Scope]:
         """Yield the modules and functions that lead to a site of this module and that nothing is known to call."""
-        own: list[Backward | Step | Read] = [*self._sites.steps, *self._sites.backwards]
-        waiting = [self._module.scope_of[_node_of(each)] for each in own]
+        own: list[BackwardPass | OptimizerStep | GradientRead] = [*self._sites.steps, *self._sites.backwards]
+        waiting = [self._module.scope_of[_node_of_site(each)] for each in own]
         seen: set[Scope] = set()
         roots: list[Scope] = []
         while waiting:
@@ -550,8 +589,8 @@ class _Proof:
             if isinstance(scope.node, ast.ClassDef):
                 waiting.append(scope.module.top)
                 continue
-            calls, complete = self._index.callers(scope)
-            outer = [self._index.scope_of(call) for call in calls]
+            calls, complete = self._index.calls_of_function(scope)
+            outer = [self._index.scope_of_call(call) for call in calls]
             waiting += outer
             if not outer or not complete:
                 roots.append(scope)
@@ -559,7 +598,7 @@ class _Proof:
 
     # What follows from one way.
 
-    def _keep_plain(self, traces: list[list[Happening]]) -> None:
+    def _keep_plain_passes(self, traces: list[list[GradientEvent]]) -> None:
         """Find plain backward passes whose only steps are not rewritten: in a branch of their own they stay."""
         for trace in traces:
             blocks = [each for each in trace if each.block]
@@ -569,19 +608,21 @@ class _Proof:
                 others = [one for one in self._steps_behind(trace, each) if one.site is None]
                 if not others or any(one.site is not None for one in self._steps_behind(trace, each)):
                     if others:
-                        raise Unsure(
-                            each.node, f"{self._place(others[0])} may step with this loss, and is not rewritten"
+                        raise UnsureRewrite(
+                            each.node, f"{self._place_text(others[0])} may step with this loss, and is not rewritten"
                         )
                     continue
                 if all(not each.may_follow(one) for one in blocks):
                     self._order.plain.add(id(each.node))
                 else:
-                    raise Unsure(each.node, f"{self._place(others[0])} steps with this loss, and is not rewritten")
+                    raise UnsureRewrite(
+                        each.node, f"{self._place_text(others[0])} steps with this loss, and is not rewritten"
+                    )
 
-    def _steps_behind(self, trace: list[Happening], backward: Happening) -> list[Happening]:
+    def _steps_behind(self, trace: list[GradientEvent], backward: GradientEvent) -> list[GradientEvent]:
         """Return the next steps, or calls that may step, that a backward pass leads to: one for each branch."""
-        found: list[Happening] = []
-        for each in self._behind(trace, backward):
+        found: list[GradientEvent] = []
+        for each in self._events_behind(trace, backward):
             # Behind a step that may run, what nobody knows belongs to the next round.
             steps = each.kind == "step" or (each.kind == "unknown" and "optimizer" in each.text and not found)
             if steps and each.may_follow(backward):
@@ -591,7 +632,7 @@ class _Proof:
         return found
 
     @staticmethod
-    def _behind(trace: list[Happening], event: Happening) -> list[Happening]:
+    def _events_behind(trace: list[GradientEvent], event: GradientEvent) -> list[GradientEvent]:
         """Return what comes behind an event, and in a loop what comes before it in the next round."""
         place = trace.index(event)
         behind = trace[place + 1 :]
@@ -602,40 +643,40 @@ class _Proof:
             return [*inside, *again, *rest]
         return behind
 
-    def _prove(self, trace: list[Happening]) -> None:
+    def _prove_trace(self, trace: list[GradientEvent]) -> None:
         """Prove each block of a way, and find which reads and steps its scaled gradients come to."""
         self._order.seen |= any(each.block for each in trace)
         for block in (each for each in trace if each.block and each.site is not None):
             for name in block.names:
                 self._prove_block(trace, block, name)
-        pending: list[tuple[str, Happening]] = []
+        pending: list[tuple[str, GradientEvent]] = []
         for place, event in enumerate(trace):
             if event.kind == "backward":
                 pending += [(name, event) for name in self._optimizers_fed(trace, event)]
-            elif event.kind == "read" and isinstance(event.site, Read):
-                self._note_pending(event, pending)
-            elif event.kind == "step" and isinstance(event.site, Step):
-                pending = self._take_step(event, pending, trace[place + 1 :])
+            elif event.kind == "read" and isinstance(event.site, GradientRead):
+                self._note_pending_optimizers(event, pending)
+            elif event.kind == "step" and isinstance(event.site, OptimizerStep):
+                pending = self._pending_after_step(event, pending, trace[place + 1 :])
 
-    def _optimizers_fed(self, trace: list[Happening], backward: Happening) -> list[str]:
+    def _optimizers_fed(self, trace: list[GradientEvent], backward: GradientEvent) -> list[str]:
         """Return the optimizers whose gradients a backward pass adds to: for a plain one, those of its blocks."""
         if backward.block:
             return list(backward.names)
-        if not isinstance(backward.site, Backward) or id(backward.node) in self._order.plain:
+        if not isinstance(backward.site, BackwardPass) or id(backward.node) in self._order.plain:
             return []
         near = [each for each in trace if each.block and each.scope is backward.scope]
         same = [each for each in near if each.calls[:-1] == backward.calls[:-1]] or near
         return [name for each in same for name in each.names]
 
-    def _note_pending(self, read: Happening, pending: list[tuple[str, Happening]]) -> None:
+    def _note_pending_optimizers(self, read: GradientEvent, pending: list[tuple[str, GradientEvent]]) -> None:
         """Note the optimizers whose gradients are still scaled at a read."""
-        texts = dict.fromkeys(self._key_at(name, read) for name, one in pending if one.may_follow(read))
+        texts = dict.fromkeys(self._optimizer_key_at(name, read) for name, one in pending if one.may_follow(read))
         if texts:
             self._order.pending[id(read.node)] = tuple(texts)
 
-    def _take_step(
-        self, step: Happening, pending: list[tuple[str, Happening]], behind: list[Happening]
-    ) -> list[tuple[str, Happening]]:
+    def _pending_after_step(
+        self, step: GradientEvent, pending: list[tuple[str, GradientEvent]], behind: list[GradientEvent]
+    ) -> list[tuple[str, GradientEvent]]:
         """Note whether a step uses scaled gradients, of the round before too, and is the last; return what waits."""
         order, own = self._order, step.names[0]
         fed_again = step.loops and any(
@@ -647,36 +688,36 @@ class _Proof:
         later = {each.names[0] for each in behind if each.kind == "step" and each.names}
         is_last = not any(name in later for name, _ in left)
         if order.updates.setdefault(id(step.node), is_last) != is_last:
-            raise Unsure(step.node, "this step comes last in one place and not in another; split it in two")
+            raise UnsureRewrite(step.node, "this step comes last in one place and not in another; split it in two")
         return left
 
-    def _is_rewritten(self, event: Happening) -> bool:
+    def _is_pass_rewritten(self, event: GradientEvent) -> bool:
         """Return whether the loss of a backward pass is scaled in the result, here or in another file."""
         if event.scope.module is self._module:
             return event.site is not None and id(event.node) not in self._order.plain
-        return event.block or any(is_block(event.scope.module, node) for node in nodes_of(event.scope))
+        return event.block or any(is_scale_loss_call(event.scope.module, node) for node in nodes_of_scope(event.scope))
 
-    def _own(self, block: Happening) -> ast.AST:
+    def _own_node_leading_to(self, block: GradientEvent) -> ast.AST:
         """Return the node of this module that leads to a block."""
         return next((node for scope, node in reversed(block.calls) if scope.module is self._module), self._module.tree)
 
-    def _refuse_mixed_steps(self, trace: list[Happening]) -> None:
+    def _refuse_mixed_steps(self, trace: list[GradientEvent]) -> None:
         """Refuse a step that goes through the scaler and elsewhere follows a backward pass that is not scaled."""
-        passes: list[Happening] = []
+        passes: list[GradientEvent] = []
         for event in trace:
             if event.kind == "backward":
                 passes.append(event)
-            elif event.kind == "step" and isinstance(event.site, Step):
+            elif event.kind == "step" and isinstance(event.site, OptimizerStep):
                 mine = [each for each in passes if each.may_follow(event)]
                 scaled = [each for each in mine if event.names[0] in each.names]
-                plain = [each for each in mine if not self._is_rewritten(each)]
+                plain = [each for each in mine if not self._is_pass_rewritten(each)]
                 if id(event.node) in self._order.scaled and plain and not scaled:
-                    raise Unsure(
-                        event.node, f"this step also follows {self._place(plain[-1])}, whose loss is not scaled"
+                    raise UnsureRewrite(
+                        event.node, f"this step also follows {self._place_text(plain[-1])}, whose loss is not scaled"
                     )
                 passes = [each for each in passes if not each.may_follow(event)]
 
-    def _key_at(self, name: str, event: Happening) -> str:
+    def _optimizer_key_at(self, name: str, event: GradientEvent) -> str:
         """Return an optimizer as the module spells it."""
         tail = last_part(name.rpartition(":")[2])
         for step in self._sites.steps:
@@ -684,35 +725,37 @@ class _Proof:
                 return step.optimizer
         return next((step.optimizer for step in self._sites.steps if last_part(step.optimizer) == tail), tail)
 
-    def _prove_block(self, trace: list[Happening], block: Happening, name: str) -> None:
+    def _prove_block(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
         """Refuse a block for an optimizer whose gradients meet anything that is not known before its step."""
-        window: list[Happening] = []
-        steps: list[Happening] = []
-        for event in self._behind(trace, block):
+        window: list[GradientEvent] = []
+        steps: list[GradientEvent] = []
+        for event in self._events_behind(trace, block):
             if not event.may_follow(block):
                 continue
             if event.kind == "step" and event.names and event.names[0] == name:
                 steps.append(event)
                 if event.site is None:
-                    raise Unsure(block.node, f"{self._place(event)} steps {_plain(name)}, and is not rewritten")
+                    raise UnsureRewrite(
+                        block.node, f"{self._place_text(event)} steps {_name_in_source(name)}, and is not rewritten"
+                    )
                 if not (set(event.facts.items()) - set(block.facts.items())) or len(event.loops) < len(block.loops):
                     break
                 continue
             window.append(event)
         if not steps:
-            self._refuse_without_step(trace, block, name)
+            self._refuse_block_without_step(trace, block, name)
             return
-        self._check_above(trace, block, name)
+        self._refuse_unscaled_above(trace, block, name)
         between = window if steps else []
-        last = max(self._behind(trace, block).index(step) for step in steps)
-        inside = self._behind(trace, block)[: last + 1]
+        last = max(self._events_behind(trace, block).index(step) for step in steps)
+        inside = self._events_behind(trace, block)[: last + 1]
         for event in between:
             if event in inside and self._is_before_step(inside, event, steps):
-                self._check_between(block, event, steps, name, inside)
+                self._refuse_unknown_between(block, event, steps, name, inside)
         for step in steps:
-            self._check_conditions(trace, block, step, name)
+            self._refuse_unmatched_conditions(trace, block, step, name)
 
-    def _check_above(self, trace: list[Happening], block: Happening, name: str) -> None:
+    def _refuse_unscaled_above(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
         """Refuse gradients that a backward pass without scale has left since they were cleared: a scaler divides them.
 
         Such as those of an attack on the inputs, which reach the weights too.
@@ -728,167 +771,195 @@ class _Proof:
             )
             if event.kind == "step" or (of_it and not set(event.facts.items()) - set(block.facts.items())):
                 return
-            is_plain = event.kind == "backward" and event.site is None and not self._is_rewritten(event)
+            is_plain = event.kind == "backward" and event.site is None and not self._is_pass_rewritten(event)
             if is_plain and event.may_follow(block):
-                raise Unsure(
+                raise UnsureRewrite(
                     block.node,
-                    f"{self._place(event)} adds to the gradients of {_plain(name)} before they are scaled, and is not "
+                    f"{self._place_text(event)} adds to the gradients of {_name_in_source(name)} before "
+                    "they are scaled, and is not "
                     "rewritten: clear them behind it",
                 )
 
-    def _is_before_step(self, inside: list[Happening], event: Happening, steps: list[Happening]) -> bool:
+    def _is_before_step(self, inside: list[GradientEvent], event: GradientEvent, steps: list[GradientEvent]) -> bool:
         place = inside.index(event)
         return any(inside.index(step) > place and step.may_follow(event) for step in steps)
 
-    def _refuse_without_step(self, trace: list[Happening], block: Happening, name: str) -> None:
-        unknown = [each for each in self._behind(trace, block) if each.kind == "unknown" and each.may_follow(block)]
+    def _refuse_block_without_step(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
+        unknown = [
+            each for each in self._events_behind(trace, block) if each.kind == "unknown" and each.may_follow(block)
+        ]
         if unknown:
-            raise Unsure(block.node, f"what {self._place(unknown[0])} does with these gradients is not known")
+            raise UnsureRewrite(
+                block.node, f"what {self._place_text(unknown[0])} does with these gradients is not known"
+            )
         if isinstance(block.calls[0][0].node, ast.Module):
             return  # a script that ends without a step
-        tail = last_part(_plain(name))
+        tail = last_part(_name_in_source(name))
         elsewhere = [each for each in self._sites.steps if last_part(each.optimizer) == tail]
         if elsewhere:
-            raise Unsure(
+            raise UnsureRewrite(
                 block.node,
-                f"the way from here to a step of {_plain(name)} cannot be followed: write the step where the block is",
+                f"the way from here to a step of {_name_in_source(name)} cannot be followed: write the step "
+                "where the block is",
             )
 
-    def _is_forward(self, event: Happening, inside: list[Happening], block: Happening) -> bool:
+    def _computes_next_loss(self, event: GradientEvent, inside: list[GradientEvent], block: GradientEvent) -> bool:
         """Return whether a call of something unknown computes the loss of a backward pass that comes next.
 
         That of the next round is the block itself, whose loss must come from it.
         """
         module, place = event.scope.module, inside.index(event)
         following = next((each for each in inside[place + 1 :] if each.kind in ("backward", "step")), None)
-        statement = module.statement(event.node)
+        statement = module.statement_around(event.node)
         if following is not None and following.kind == "backward":
-            return isinstance(statement, (ast.Assign, ast.AugAssign)) or statement is module.statement(following.node)
-        is_above = event.scope is block.scope and _line_of(event) < _line_of(block)
-        if not is_above or not isinstance(block.site, Backward):
+            return isinstance(statement, (ast.Assign, ast.AugAssign)) or statement is module.statement_around(
+                following.node
+            )
+        is_above = event.scope is block.scope and _line_of_event(event) < _line_of_event(block)
+        if not is_above or not isinstance(block.site, BackwardPass):
             return False
         names, values = _names_in(block.site.loss), event.scope.values
         for name in (waiting := list(names)):  # which grows meanwhile
             behind = {each for value in values.get(name, []) for each in _names_in(value)} - names
             names |= behind
             waiting += behind
-        return statement is module.statement(block.node) or not names.isdisjoint(bound_in(statement))
+        return statement is module.statement_around(block.node) or not names.isdisjoint(names_bound_in(statement))
 
-    def _check_between(
-        self, block: Happening, event: Happening, steps: list[Happening], name: str, inside: list[Happening]
+    def _refuse_unknown_between(
+        self,
+        block: GradientEvent,
+        event: GradientEvent,
+        steps: list[GradientEvent],
+        name: str,
+        inside: list[GradientEvent],
     ) -> None:
         if event.kind == "shows":
             module = event.scope.module
-            inside_block = module is self._module and module.statement(block.node) in module.ancestors(event.node)
+            inside_block = module is self._module and module.statement_around(block.node) in module.ancestors(
+                event.node
+            )
             if not inside_block:  # where gradients are scaled as with Apex
-                self._order.named.setdefault(self._place(event), self._own(event))
+                self._order.named.setdefault(self._place_text(event), self._own_node_leading_to(event))
         elif event.kind == "unknown":
-            if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside, block):
+            if event.text in ("self", "parameters", "gradients,parameters") and self._computes_next_loss(
+                event, inside, block
+            ):
                 return
-            if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(
+            if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_leading_statement(
                 block, event, steps
             ):
                 self._add_read(event, steps)
             else:
-                raise Unsure(
-                    block.node, f"what {self._place(event)} does with the gradients, before the step, is not known"
+                raise UnsureRewrite(
+                    block.node, f"what {self._place_text(event)} does with the gradients, before the step, is not known"
                 )
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
-            if self._has_frame(block, event, steps):
+            if self._has_leading_statement(block, event, steps):
                 self._add_read(event, steps)
                 self._order.lifted.add(id(event.node))
             elif event.site is not None:
                 return
             else:
-                raise Unsure(block.node, f"{self._place(event)} reads gradients that are still scaled")
+                raise UnsureRewrite(block.node, f"{self._place_text(event)} reads gradients that are still scaled")
         elif event.kind == "step" and event.names and event.names[0] != name and event.site is None:
             tail = last_part(event.names[0])
             if tail == last_part(name):
-                raise Unsure(block.node, f"{self._place(event)} may step the same optimizer, and is not rewritten")
-        elif event.kind == "backward" and event.site is None and not self._is_rewritten(event):
-            raise Unsure(
-                block.node, f"the backward pass of {self._place(event)} adds to these gradients, and is not rewritten"
+                raise UnsureRewrite(
+                    block.node, f"{self._place_text(event)} may step the same optimizer, and is not rewritten"
+                )
+        elif event.kind == "backward" and event.site is None and not self._is_pass_rewritten(event):
+            raise UnsureRewrite(
+                block.node,
+                f"the backward pass of {self._place_text(event)} adds to these gradients, and is not rewritten",
             )
         elif event.kind == "backward" and id(event.node) in self._order.plain:
-            raise Unsure(event.node, "its step is not rewritten, and it may run with a scaled loss")
+            raise UnsureRewrite(event.node, "its step is not rewritten, and it may run with a scaled loss")
 
-    def _place(self, event: Happening) -> str:
+    def _place_text(self, event: GradientEvent) -> str:
         """Return what an event is, and where."""
-        line = _line_of(event)
+        line = _line_of_event(event)
         what = f"{ast.unparse(event.node.func)}()" if isinstance(event.node, ast.Call) else ast.unparse(event.node)
-        file = "" if event.scope.module is self._module else f" of {self._index.name_of(event.scope.module)}"
+        file = "" if event.scope.module is self._module else f" of {self._index.relative_path_of(event.scope.module)}"
         return f"{what} in line {line}{file}"
 
-    def _has_frame(self, block: Happening, event: Happening, steps: list[Happening]) -> bool:
+    def _has_leading_statement(self, block: GradientEvent, event: GradientEvent, steps: list[GradientEvent]) -> bool:
         """Return whether a statement in the function of each step, in this module, leads to an event.
 
         It must come behind the backward pass: gradients are unscaled above it.
         """
-        return all(step.scope.module is self._module and self._is_behind(block, event, step.scope) for step in steps)
+        return all(
+            step.scope.module is self._module and self._is_behind_block(block, event, step.scope) for step in steps
+        )
 
-    def _is_behind(self, block: Happening, event: Happening, scope: Scope) -> bool:
+    def _is_behind_block(self, block: GradientEvent, event: GradientEvent, scope: Scope) -> bool:
         leading = next((node for one, node in event.calls if one is scope), None)
         if leading is None:
             return False
         first = next((node for one, node in block.calls if one is scope), None)
-        return first is None or self._module.statement(first) is not self._module.statement(leading)
+        return first is None or self._module.statement_around(first) is not self._module.statement_around(leading)
 
-    def _add_read(self, event: Happening, steps: list[Happening]) -> None:
+    def _add_read(self, event: GradientEvent, steps: list[GradientEvent]) -> None:
         """Let the statement of a step's function that leads to a read of gradients count as the read."""
         scope = steps[0].scope
         node = next(node for one, node in event.calls if one is scope)
-        optimizers = [each.site.optimizer for each in steps if isinstance(each.site, Step)]
-        statement = self._module.statement(node)
+        optimizers = [each.site.optimizer for each in steps if isinstance(each.site, OptimizerStep)]
+        statement = self._module.statement_around(node)
         within = {id(each) for each in walk(statement)}
         same = [each for each in self._sites.reads if each.node is node]
         if not same and any(id(read.node) in within and read.function is scope.function for read in self._sites.reads):
             return
         if not same:
-            self._sites.reads.append(Read(node, statement, scope.function, ()))
+            self._sites.reads.append(GradientRead(node, statement, scope.function, ()))
         self._order.pending[id(node)] = tuple(dict.fromkeys([*self._order.pending.get(id(node), ()), *optimizers]))
 
-    def _check_conditions(self, trace: list[Happening], block: Happening, step: Happening, name: str) -> None:
+    def _refuse_unmatched_conditions(
+        self, trace: list[GradientEvent], block: GradientEvent, step: GradientEvent, name: str
+    ) -> None:
         """Refuse a step that may run without a backward pass, and gradients that a step leaves behind."""
-        if not isinstance(step.site, Step):
+        if not isinstance(step.site, OptimizerStep):
             return
-        feeders = [each for each in trace if each.may_follow(step) and self._feeds(each, name)]
-        if not _covers(feeders, dict(step.facts)):
-            raise Unsure(step.node, _tell_conditions(feeders or [block], step))
-        guards = {key for key in step.facts if all(key not in each.facts for each in feeders) and self._asks(step, key)}
+        feeders = [each for each in trace if each.may_follow(step) and self._feeds_optimizer(each, name)]
+        if not _surely_runs_one(feeders, dict(step.facts)):
+            raise UnsureRewrite(step.node, _conditions_text(feeders or [block], step))
+        guards = {
+            key
+            for key in step.facts
+            if all(key not in each.facts for each in feeders) and self._asks_for_gradients(step, key)
+        }
         if guards:
             self._order.guards.setdefault(id(step.node), set()).update(guards)
-        clears = [each for each in trace if _clears(each, name) and _shares_round(each, step)]
-        if _keeps_gradients(clears, block, step, guards):
-            tests = _missing(clears[0], step) if clears else []
+        clears = [each for each in trace if _clears_gradients_of(each, name) and _share_loop_round(each, step)]
+        if _may_gradients_outlast(clears, block, step, guards):
+            tests = _missing_conditions(clears[0], step) if clears else []
             test = next((each for each in tests if "try at" not in each), "")  # which is no condition of the script
-            raise Unsure(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
+            raise UnsureRewrite(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
 
-    def _feeds(self, event: Happening, name: str) -> bool:
+    def _feeds_optimizer(self, event: GradientEvent, name: str) -> bool:
         """Return whether an event is a backward pass that gives an optimizer scaled gradients in the result."""
-        return event.kind == "backward" and (name in event.names if event.block else self._is_rewritten(event))
+        return event.kind == "backward" and (name in event.names if event.block else self._is_pass_rewritten(event))
 
-    def _asks(self, step: Happening, key: str) -> bool:
+    def _asks_for_gradients(self, step: GradientEvent, key: str) -> bool:
         """Return whether a condition asks for something that is read from gradients."""
-        test = expression_of(key)
+        test = expression_of_condition(key)
         if test is None or any(isinstance(each, ast.Mod) for each in ast.walk(test)):
             return False
         names, calls = _names_in(test), [each for each in ast.walk(test) if isinstance(each, ast.Call)]
-        read = self._bound_by_reads(step)
+        read = self._names_bound_by_reads(step)
         values = [value for name in names for value in step.scope.values.get(name, [])]
         return (
             not names.isdisjoint(read)
-            or any(map(clips, calls))
+            or any(map(is_clip_call, calls))
             or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
             or any(ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names)
         )
 
     @staticmethod
-    def _may_be_computed(name: str, step: Happening) -> bool:
+    def _may_be_computed(name: str, step: GradientEvent) -> bool:
         """Return whether a name may hold something else than the constants that its function gives it."""
         values = step.scope.values.get(name, [])
         return not values or not all(isinstance(each, ast.Constant) for each in values)
 
-    def _bound_by_reads(self, step: Happening) -> set[str]:
+    def _names_bound_by_reads(self, step: GradientEvent) -> set[str]:
         """Return the names that the reads of gradients in the function of a step bind."""
         statements = [each.statement for each in self._sites.reads if each.function is step.scope.function]
         stored = [
@@ -900,10 +971,10 @@ class _Proof:
         return {each for each in stored if each is not None}
 
     def _reads_gradients(self, value: ast.expr) -> bool:
-        return any(clips(each) or reads_grad(self._module, each) for each in walk(value))
+        return any(is_clip_call(each) or reads_gradient(self._module, each) for each in walk(value))
 
 
-def _line_of(event: Happening) -> int:
+def _line_of_event(event: GradientEvent) -> int:
     return getattr(event.node, "lineno", 0)
 
 
@@ -913,29 +984,33 @@ def _names_in(node: ast.AST) -> set[str]:
     return {each for each in named if each is not None}
 
 
-def _clears(event: Happening, name: str) -> bool:
+def _clears_gradients_of(event: GradientEvent, name: str) -> bool:
     """Return whether an event clears the gradients of an optimizer, or those of a model."""
     if event.kind != "clear" or not event.names:
         return False
     return event.names[0] == name or not OPTIMIZERS.search(last_part(event.names[0]))
 
 
-def _keeps_gradients(clears: list[Happening], block: Happening, step: Happening, guards: set[str]) -> bool:
+def _may_gradients_outlast(
+    clears: list[GradientEvent], block: GradientEvent, step: GradientEvent, guards: set[str]
+) -> bool:
     """Return whether gradients may outlast a step, or a round in which its guards leave it out."""
     if guards:  # where the step is left out, gradients that are unscaled stay
-        return not _covers(clears, {key: value for key, value in step.facts.items() if key not in guards})
+        return not _surely_runs_one(clears, {key: value for key, value in step.facts.items() if key not in guards})
     following = [each for each in clears if each.may_follow(step)]
     in_turn = any("%" in key for key in step.facts)
-    return bool(clears) and not _covers(following, {**step.facts, **block.facts}, loose=in_turn)
+    return bool(clears) and not _surely_runs_one(following, {**step.facts, **block.facts}, loose=in_turn)
 
 
-def _covers(events: Iterable[Happening], known: dict[str, object], *, loose: bool = False, depth: int = 0) -> bool:
+def _surely_runs_one(
+    events: Iterable[GradientEvent], known: dict[str, object], *, loose: bool = False, depth: int = 0
+) -> bool:
     """Return whether one of some events surely runs where conditions hold.
 
     Args:
         loose: whether a condition on a remainder counts as met: what is cleared or kept in turn belongs together.
     """
-    events = [each for each in events if not contradict(each.facts, known)]
+    events = [each for each in events if not conditions_contradict(each.facts, known)]
     keys: list[str] = []
     for each in events:
         left = [
@@ -956,18 +1031,20 @@ def _covers(events: Iterable[Happening], known: dict[str, object], *, loose: boo
     if key is None:
         return False
     values = found[key]
-    return all(_covers(events, _with(known, key, value), loose=loose, depth=depth + 1) for value in values)
+    return all(
+        _surely_runs_one(events, _with_condition(known, key, value), loose=loose, depth=depth + 1) for value in values
+    )
 
 
-def _with(known: dict[str, object], key: str, value: object) -> dict[str, object]:
+def _with_condition(known: dict[str, object], key: str, value: object) -> dict[str, object]:
     """Return facts with another one, and with what follows from it."""
-    test = expression_of(key)
+    test = expression_of_condition(key)
     if isinstance(value, bool) and test is not None:
-        return dict(narrow({**known, key: value}, test, value))
+        return dict(add_conditions_of_test({**known, key: value}, test, value))
     return {**known, key: value}
 
 
-def _missing(event: Happening, step: Happening) -> list[str]:
+def _missing_conditions(event: GradientEvent, step: GradientEvent) -> list[str]:
     return [
         key if value is True else f"not ({key})"
         for key, value in event.facts.items()
@@ -975,9 +1052,11 @@ def _missing(event: Happening, step: Happening) -> list[str]:
     ]
 
 
-def _tell_conditions(feeders: list[Happening], step: Happening) -> str:
+def _conditions_text(feeders: list[GradientEvent], step: GradientEvent) -> str:
     """Return under which conditions alone the backward passes of a step run, as far as the script names them."""
-    apart = {frozenset(each for each in _missing(event, step) if not NO_TEST.match(each)) for event in feeders}
+    apart = {
+        frozenset(each for each in _missing_conditions(event, step) if not NO_TEST.match(each)) for event in feeders
+    }
     for each in sorted(set().union(*apart)):  # what runs whether one holds or not does not depend on it
         for one in [one for one in apart if each in one and one - {each} | {f"not ({each})"} in apart]:
             apart = apart - {one, one - {each} | {f"not ({each})"}} | {one - {each}}
@@ -987,17 +1066,17 @@ def _tell_conditions(feeders: list[Happening], step: Happening) -> str:
     return SOMETIMES.format("runs only if " + ", or if ".join(f"`{each}`" for each in texts))
 
 
-def _shares_round(one: Happening, other: Happening) -> bool:
+def _share_loop_round(one: GradientEvent, other: GradientEvent) -> bool:
     """Return whether two events are in the same innermost loop, or one of them in a loop of the other's round."""
     short, long = sorted((one.loops, other.loops), key=len)
     return long[: len(short)] == short
 
 
-def _plain(name: str) -> str:
+def _name_in_source(name: str) -> str:
     head, _, rest = name.rpartition(":")
     text = rest if head else name
     return re.sub(r"^<\d+>", "self", text)
 
 
-def _node_of(site: Backward | Step | Read) -> ast.AST:
-    return site.call if isinstance(site, Step) else site.node
+def _node_of_site(site: BackwardPass | OptimizerStep | GradientRead) -> ast.AST:
+    return site.call if isinstance(site, OptimizerStep) else site.node

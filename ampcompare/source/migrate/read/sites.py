@@ -4,16 +4,26 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import CORE
-from ampcompare.source.branches import is_exclusive
+from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Index, choices_of
-from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.options import UNSEEN, bind
+from ampcompare.source.index import Index, functions_of_callee
+from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.names import ModuleImports
+from ampcompare.source.migrate.read.options import UNSEEN, bind_arguments_by_name
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import bound_in, dotted_name, elements, is_literal, last_name, last_part, walk
+from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, last_part, names_bound_in, walk
 
-__all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites", "model_keys", "model_names"]
+__all__ = [
+    "BackwardPass",
+    "GradientRead",
+    "InitializeCall",
+    "OptimizerStep",
+    "Sites",
+    "UnsureRewrite",
+    "collect_sites",
+    "model_keys",
+    "model_names",
+]
 
 INITIALIZE = (
     "models", "optimizers", "enabled", "opt_level", "cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32",
@@ -30,7 +40,7 @@ SCALED = "this loss goes through .scale(), as of a GradScaler, next to Apex; rem
 
 
 @dataclass
-class Initialize:
+class InitializeCall:
     """A call of `amp.initialize`.
 
     Attributes:
@@ -46,7 +56,7 @@ class Initialize:
 
 
 @dataclass
-class Backward:
+class BackwardPass:
     """A backward pass: a block of `amp.scale_loss`, or a plain `loss.backward()` that feeds the same step.
 
     Attributes:
@@ -74,7 +84,7 @@ class Backward:
 
 
 @dataclass
-class Step:
+class OptimizerStep:
     """A call of `optimizer.step()`."""
 
     call: ast.Call
@@ -85,7 +95,7 @@ class Step:
 
 
 @dataclass
-class Read:
+class GradientRead:
     """A statement that reads gradients between a backward pass and a step, such as clipping."""
 
     node: ast.AST
@@ -102,11 +112,11 @@ class Sites:
         natives: backward passes of a GradScaler in separate branches, which stay unchanged.
     """
 
-    initializes: list[Initialize] = field(default_factory=list)
-    backwards: list[Backward] = field(default_factory=list)
+    initializes: list[InitializeCall] = field(default_factory=list)
+    backwards: list[BackwardPass] = field(default_factory=list)
     natives: list[ast.Call] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    reads: list[Read] = field(default_factory=list)
+    steps: list[OptimizerStep] = field(default_factory=list)
+    reads: list[GradientRead] = field(default_factory=list)
     masters: list[ast.Call] = field(default_factory=list)
     saves: list[ast.Call] = field(default_factory=list)
     loads: list[ast.Call] = field(default_factory=list)
@@ -117,7 +127,7 @@ class Sites:
         return tuple(dict.fromkeys(key for each in self.backwards for key in each.optimizers))
 
 
-def collect_sites(module: Module, names: Names, index: Index) -> Sites:
+def collect_sites(module: Module, names: ModuleImports, index: Index) -> Sites:
     """Return the sites of a module."""
     sites = Sites()
     for node, meaning in names.uses:
@@ -128,27 +138,29 @@ def collect_sites(module: Module, names: Names, index: Index) -> Sites:
         if what not in CORE:
             continue
         if not isinstance(call, ast.Call) or call.func is not node:
-            raise Unsure(node, f"amp.{what} is passed as a value; call it directly")
+            raise UnsureRewrite(node, f"amp.{what} is passed as a value; call it directly")
         if what == "initialize":
-            bound = bind(call, INITIALIZE, module)
+            bound = bind_arguments_by_name(call, INITIALIZE, module)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
-            level = _name_of_constant(module, kept)
-            sites.initializes.append(Initialize(call, module.statement(call), module.function(call), kept, level))
+            level = _replace_name_of_level(module, kept)
+            sites.initializes.append(
+                InitializeCall(call, module.statement_around(call), module.function_around(call), kept, level)
+            )
         elif what == "scale_loss":
-            sites.backwards.append(_block(module, call))
+            sites.backwards.append(_make_pass_of_block(module, call))
         elif what == "master_params":
             sites.masters.append(call)
         else:
             (sites.saves if what == "state_dict" else sites.loads).append(call)
-    known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
+    known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of_initialize(each)}
     _add_steps(module, sites, known)
     _add_plain_backwards(module, sites, known, names, index)
-    _add_reads(module, sites, index)
+    _add_gradient_reads(module, sites, index)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
 
 
-def _name_of_constant(module: Module, given: dict[str, ast.expr]) -> str:
+def _replace_name_of_level(module: Module, given: dict[str, ast.expr]) -> str:
     """Put the only value that a file gives a name in the place of that name as the level; return the name, or ""."""
     level = given.get("opt_level")
     values = module.values_of(level.id, module.scope_of[level]) if isinstance(level, ast.Name) else None
@@ -162,19 +174,19 @@ def model_keys(module: Module, sites: Sites) -> set[str]:
     """Return the keys of the models that went through `amp.initialize`, and of their parallel wrappers."""
     found: set[str] = set()
     for each in sites.initializes:
-        found |= _keys_in(each.arguments.get("models"))
+        found |= _dotted_names_of(each.arguments.get("models"))
         if isinstance(each.statement, ast.Assign):
             target = each.statement.targets[0]
             optimizers = each.arguments.get("optimizers")
             if optimizers is None:
-                found |= _keys_in(target)
+                found |= _dotted_names_of(target)
             elif isinstance(target, (ast.Tuple, ast.List)) and target.elts:
-                found |= _keys_in(target.elts[0])
+                found |= _dotted_names_of(target.elts[0])
     for node in module.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
             name = (dotted_name(node.value.func) or "").rpartition(".")[2]
             if name in WRAPPERS and dotted_name(node.value.args[0]) in found:
-                found |= _keys_in(node.targets[0])
+                found |= _dotted_names_of(node.targets[0])
     return found - {"_"}
 
 
@@ -183,16 +195,16 @@ def model_names(module: Module, sites: Sites) -> set[str]:
     return {last_part(key) for key in model_keys(module, sites)}
 
 
-def _keys_in(node: ast.AST | None) -> set[str]:
+def _dotted_names_of(node: ast.AST | None) -> set[str]:
     if node is None:
         return set()
     if isinstance(node, (ast.List, ast.Tuple)):
-        return set().union(*(_keys_in(each) for each in node.elts))
+        return set().union(*(_dotted_names_of(each) for each in node.elts))
     key = dotted_name(node)
     return {key} if key is not None else set()
 
 
-def _optimizers_of(initialize: Initialize) -> list[str]:
+def _optimizers_of_initialize(initialize: InitializeCall) -> list[str]:
     value = initialize.arguments.get("optimizers")
     keys = [] if value is None else [dotted_name(each) for each in elements(value)]
     if isinstance(initialize.statement, ast.Assign):
@@ -202,30 +214,30 @@ def _optimizers_of(initialize: Initialize) -> list[str]:
     return [key for key in keys if key is not None and key != "_"]
 
 
-def _block(module: Module, call: ast.Call) -> Backward:
-    bound = bind(call, SCALE_LOSS)
-    statement = module.statement(call)
+def _make_pass_of_block(module: Module, call: ast.Call) -> BackwardPass:
+    bound = bind_arguments_by_name(call, SCALE_LOSS)
+    statement = module.statement_around(call)
     if not isinstance(statement, ast.With) or all(item.context_expr is not call for item in statement.items):
-        raise Unsure(call, "amp.scale_loss is used without a with statement of its own")
+        raise UnsureRewrite(call, "amp.scale_loss is used without a with statement of its own")
     if len(statement.items) > 1:
-        raise Unsure(
+        raise UnsureRewrite(
             call, "amp.scale_loss shares a with statement with another context; give it its own with statement"
         )
     name = statement.items[0].optional_vars
     if name is not None and not isinstance(name, ast.Name):
-        raise Unsure(call, "the scaled loss is bound to something that is not a plain name")
+        raise UnsureRewrite(call, "the scaled loss is bound to something that is not a plain name")
     optimizers = bound.get("optimizers")
     if "loss" not in bound or optimizers is None:
-        raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
-    keys = [_key_of(module, each) for each in elements(optimizers)]
+        raise UnsureRewrite(call, "amp.scale_loss needs a loss and its optimizers")
+    keys = [_optimizer_key_of(module, each) for each in elements(optimizers)]
     as_name = None if name is None else name.id
     given = bound["loss"], tuple(keys), True, bound.get("loss_id"), as_name, bound
-    return Backward(statement, module.function(call), *given)
+    return BackwardPass(statement, module.function_around(call), *given)
 
 
 def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
     tails = set(map(last_part, known))
-    for node, stepped in module.methods("step"):
+    for node, stepped in module.method_calls("step"):
         key = dotted_name(stepped)
         if key is None:
             key = module.source(stepped)
@@ -236,44 +248,52 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
         elif key not in known and any(each.startswith(f"{key}.") for each in known):
             continue  # an object around an optimizer, as `task.optimizer` of `task.optimizer.optimizer`
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
-            raise Unsure(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
+            raise UnsureRewrite(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
         options = tuple(f"{each.arg}={module.source(each.value)}" for each in node.keywords)
-        sites.steps.append(Step(node, module.statement(node), module.function(node), key, options))
+        sites.steps.append(
+            OptimizerStep(node, module.statement_around(node), module.function_around(node), key, options)
+        )
 
 
-def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names, index: Index) -> None:
+def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: ModuleImports, index: Index) -> None:
     """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
 
     So does one that calls such a function, or one that leads to it, and steps itself.
     """
     functions = {each.function for each in sites.backwards}
-    callers = _find_callers(index, functions)
+    callers = _functions_calling(index, functions)
     functions |= {each.function for each in sites.steps if each.function in callers}
     bodies = {each.statement for each in sites.backwards}
-    for node, loss in module.methods("backward"):
-        statement = module.statement(node)
-        if module.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
+    for node, loss in module.method_calls("backward"):
+        statement = module.statement_around(node)
+        if (
+            module.function_around(node) not in functions
+            or not isinstance(statement, ast.Expr)
+            or statement.value is not node
+        ):
             continue
         of_scaled = any(outer in bodies for outer in module.ancestors(statement))
         of_fp16_optimizer = last_part(dotted_name(loss) or "").startswith("optim")
         if of_scaled or of_fp16_optimizer or not functions.isdisjoint(_functions_of_call(index, node)):
             continue  # the last is a method with a block
         blocks = [each for each in sites.backwards if each.block]
-        if _is_of_another(node, known, names):
-            if not _is_apart(module, node, blocks):
-                raise Unsure(node, OF_ANOTHER.format(ast.unparse(node.func)))
+        if _is_backward_of_other_object(node, known, names):
+            if not _excludes_all_blocks(module, node, blocks):
+                raise UnsureRewrite(node, OF_ANOTHER.format(ast.unparse(node.func)))
         elif _is_scaled_loss(loss):
-            if not _is_apart(module, node, [each for each in blocks if each.function is module.function(node)]):
-                raise Unsure(node, SCALED)
+            if not _excludes_all_blocks(
+                module, node, [each for each in blocks if each.function is module.function_around(node)]
+            ):
+                raise UnsureRewrite(node, SCALED)
             sites.natives.append(node)
         else:
-            step = _next_step(module, node)
+            step = _find_optimizer_of_next_step(module, node)
             if step is not None and last_part(step) not in map(last_part, known):
-                raise Unsure(node, _why_apart(module, sites, node, step, known))
-            sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
+                raise UnsureRewrite(node, _why_step_is_apart(module, sites, node, step, known))
+            sites.backwards.append(BackwardPass(statement, module.function_around(node), loss, (), False))
 
 
-def _why_apart(module: Module, sites: Sites, backward: ast.Call, step: str, known: set[str]) -> str:
+def _why_step_is_apart(module: Module, sites: Sites, backward: ast.Call, step: str, known: set[str]) -> str:
     """Return why the optimizer of a step is none of those that are known to be scaled for, as far as that is sure."""
     inner = next((each for each in sorted(known) if each.startswith(f"{step}.")), None)
     if inner is not None:
@@ -283,9 +303,9 @@ def _why_apart(module: Module, sites: Sites, backward: ast.Call, step: str, know
     return (NOT_GIVEN if is_own and sites.initializes else MEMBER).format(step)
 
 
-def _is_apart(module: Module, node: ast.AST, blocks: list[Backward]) -> bool:
+def _excludes_all_blocks(module: Module, node: ast.AST, blocks: list[BackwardPass]) -> bool:
     """Return whether a place never runs together with any of some blocks."""
-    return all(is_exclusive(module, node, each.statement) for each in blocks)
+    return all(exclude_each_other(module, node, each.statement) for each in blocks)
 
 
 def _is_scaled_loss(loss: ast.expr) -> bool:
@@ -293,7 +313,7 @@ def _is_scaled_loss(loss: ast.expr) -> bool:
     return isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
 
 
-def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
+def _is_backward_of_other_object(call: ast.Call, known: set[str], names: ModuleImports) -> bool:
     """Return whether a call of `backward` is not that of a loss, but of a module or object that gets the loss."""
     owner = dotted_name(call.func.value) if isinstance(call.func, ast.Attribute) else None
     if owner is None:
@@ -306,65 +326,72 @@ def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
     )
 
 
-def _next_step(module: Module, backward: ast.Call) -> str | None:
+def _find_optimizer_of_next_step(module: Module, backward: ast.Call) -> str | None:
     """Return the optimizer of the next step below a plain backward pass in its function."""
     zeroed = {
-        _key_of(module, node.value)
+        _optimizer_key_of(module, node.value)
         for node in module.nodes
         if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
     }
-    function = module.function(backward)
+    function = module.function_around(backward)
     below = []
-    for call, stepped in module.methods("step"):
-        name = _key_of(module, stepped)
+    for call, stepped in module.method_calls("step"):
+        name = _optimizer_key_of(module, stepped)
         is_below = call.lineno >= backward.lineno and function in (None, *module.functions_around(call))
-        if is_below and name in zeroed and not is_exclusive(module, call, backward):
+        if is_below and name in zeroed and not exclude_each_other(module, call, backward):
             below.append((call.lineno, name))
     return min(below)[1] if below else None
 
 
-def _key_of(module: Module, optimizer: ast.expr) -> str:
+def _optimizer_key_of(module: Module, optimizer: ast.expr) -> str:
     """Return the name of an optimizer, or else the expression for it, such as that of a member of a dict."""
     return dotted_name(optimizer) or module.source(optimizer)
 
 
-def _add_reads(module: Module, sites: Sites, index: Index) -> None:
+def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
     masters = {id(call): call for call in sites.masters}
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
     functions |= {
-        each for call in module.calls if module.function(call) in functions for each in _functions_of_call(index, call)
+        each
+        for call in module.calls
+        if module.function_around(call) in functions
+        for each in _functions_of_call(index, call)
     }
     updates = _update_nodes(module, sites, index)
     for node in module.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
             argument = dotted_name(node.args[0]) if len(node.args) == 1 else None
             if argument is None:
-                raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
-            if _copies_weights(module, node):
+                raise UnsureRewrite(node, "the optimizer of amp.master_params is not a plain name")
+            if _only_copies_weights(module, node):
                 continue
-            sites.reads.append(Read(node, _reading(module, node, updates), module.function(node), (argument,)))
-        elif module.function(node) in functions and (clips(node) or reads_grad(module, node)):
+            sites.reads.append(
+                GradientRead(node, _statement_reading(module, node, updates), module.function_around(node), (argument,))
+            )
+        elif module.function_around(node) in functions and (is_clip_call(node) or reads_gradient(module, node)):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
-            sites.reads.append(Read(node, _reading(module, node, updates), module.function(node), ()))
+            sites.reads.append(
+                GradientRead(node, _statement_reading(module, node, updates), module.function_around(node), ())
+            )
 
 
 def _update_nodes(module: Module, sites: Sites, index: Index) -> set[ast.AST]:
     """Return the backward passes and steps of a module, and the calls that lead to one."""
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
-    functions = (functions | _find_callers(index, functions)) - {None}
+    functions = (functions | _functions_calling(index, functions)) - {None}
     calls = {each for each in module.calls if not functions.isdisjoint(_functions_of_call(index, each))}
     return {each.statement for each in sites.backwards} | {each.call for each in sites.steps} | calls
 
 
-def _find_callers(index: Index, functions: set[Function | None]) -> set[Function | None]:
+def _functions_calling(index: Index, functions: set[Function | None]) -> set[Function | None]:
     """Return the functions of the module that call some functions of it, or their callers."""
     module, found = index.module, set[Function | None]()
     waiting = [each for each in functions if each is not None]
     while waiting:
-        calls, _ = index.callers(module.scope_from[waiting.pop()])
+        calls, _ = index.calls_of_function(module.scope_from[waiting.pop()])
         for call in calls:
-            caller = module.function(call) if call in module.scope_of else None
+            caller = module.function_around(call) if call in module.scope_of else None
             if call in module.scope_of and caller not in found:
                 found.add(caller)
                 waiting += [] if caller is None else [caller]
@@ -373,14 +400,14 @@ def _find_callers(index: Index, functions: set[Function | None]) -> set[Function
 
 def _functions_of_call(index: Index, call: ast.Call) -> set[Function | None]:
     """Return the functions of the module that a call may name."""
-    choices = choices_of(index.callee(call, index.module.scope_of[call]))
+    choices = functions_of_callee(index.callee(call, index.module.scope_of[call]))
     found = {each.scope.node for each in choices if isinstance(each, Called) and each.module is index.module}
     return {each for each in found if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
 
 
-def _copies_weights(module: Module, call: ast.Call) -> bool:
+def _only_copies_weights(module: Module, call: ast.Call) -> bool:
     """Return whether master weights are only saved, or go through a loop that only copies into them."""
-    loop, outer = module.statement(call), module.parent(call)
+    loop, outer = module.statement_around(call), module.parent(call)
     if isinstance(outer, ast.Call) and dotted_name(outer.func) == "list" and isinstance(module.parent(outer), ast.Dict):
         save = loop.value if isinstance(loop, ast.Expr) else None
         return isinstance(save, ast.Call) and dotted_name(save.func) == "torch.save"
@@ -396,24 +423,24 @@ def _copies_weights(module: Module, call: ast.Call) -> bool:
     )
 
 
-def clips(node: ast.AST) -> bool:
+def is_clip_call(node: ast.AST) -> bool:
     """Return whether a node clips gradients or takes their norm, by its name."""
     if not isinstance(node, ast.Call):
         return False
     return last_name(node.func).startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
 
 
-def reads_grad(module: Module, node: ast.AST) -> bool:
+def reads_gradient(module: Module, node: ast.AST) -> bool:
     """Return whether a node reads or changes the gradient of a tensor that the script does not make itself."""
     if isinstance(node, ast.Attribute) and node.attr == "grad":
         owner = node.value
-    elif isinstance(node, ast.Call) and _names_grad(node):
+    elif isinstance(node, ast.Call) and _is_getattr_of_grad(node):
         owner = node.args[0]
     else:
         return False
     if not isinstance(owner, (ast.Name, ast.Attribute)):
         return False
-    statement = module.statement(node)
+    statement = module.statement_around(node)
     if dotted_name(node) in ("torch.autograd.grad", "autograd.grad") or _is_own_leaf(module, owner):
         return False
     if isinstance(statement, ast.Assign) and node in statement.targets:
@@ -422,7 +449,7 @@ def reads_grad(module: Module, node: ast.AST) -> bool:
     return not (isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops))
 
 
-def _names_grad(call: ast.Call) -> bool:
+def _is_getattr_of_grad(call: ast.Call) -> bool:
     return dotted_name(call.func) == "getattr" and len(call.args) > 1 and is_literal(call.args[1], "grad")
 
 
@@ -432,7 +459,7 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     It is in no optimizer, so its gradient stays scaled, under Apex and under GradScaler.
     """
     key = dotted_name(owner)
-    for node in walk(module.function(owner) or module.tree):
+    for node in walk(module.function_around(owner) or module.tree):
         if isinstance(node, ast.Assign):
             targets = [dotted_name(each) for each in node.targets]
             words = [str(getattr(each, "arg", getattr(each, "attr", ""))) for each in walk(node.value)]
@@ -445,7 +472,7 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     return False
 
 
-def _reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
+def _statement_reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
     """Return the outermost loop over what a use reads, or its statement.
 
     A loop counts if it binds what is read there, and has no part of an update: over parameters or their groups.
@@ -453,16 +480,16 @@ def _reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
     Args:
         updates: nodes that run backward passes or steps.
     """
-    statement = module.statement(node)
+    statement = module.statement_around(node)
     found, names = statement, _names_of_gradients_read(statement, node)
     for outer in module.ancestors(statement):
         if isinstance(outer, ast.For):
             if not updates.isdisjoint(walk(outer)):
                 break
-            names |= _names_behind(outer, names)
-            if not names.isdisjoint(bound_in(outer.target)):
+            names |= _names_computed_from(outer, names)
+            if not names.isdisjoint(names_bound_in(outer.target)):
                 found = outer
-                names |= _find_names(outer.iter)
+                names |= _names_in_expression(outer.iter)
         elif not isinstance(outer, (ast.If, ast.With, ast.Try)):
             break
     return found
@@ -470,19 +497,19 @@ def _reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
 
 def _names_of_gradients_read(statement: ast.stmt, node: ast.AST) -> set[str]:
     """Return the names of what a use reads gradients of; all of the head of a loop where it stands there."""
-    return _find_names(statement.iter if isinstance(statement, ast.For) else node)
+    return _names_in_expression(statement.iter if isinstance(statement, ast.For) else node)
 
 
-def _names_behind(loop: ast.For, names: set[str]) -> set[str]:
+def _names_computed_from(loop: ast.For, names: set[str]) -> set[str]:
     """Return the names that those of a loop are computed from, in its body."""
     found = set(names)
     values = [each for each in walk(loop) if isinstance(each, ast.Assign)]
     while more := [each for each in values if not found.isdisjoint(map(dotted_name, each.targets))]:
         values = [each for each in values if each not in more]
-        found |= set[str]().union(*(_find_names(each.value) for each in more))
+        found |= set[str]().union(*(_names_in_expression(each.value) for each in more))
     return found
 
 
-def _find_names(node: ast.AST) -> set[str]:
+def _names_in_expression(node: ast.AST) -> set[str]:
     """Return the names in an expression."""
     return {each.id for each in walk(node) if isinstance(each, ast.Name)}

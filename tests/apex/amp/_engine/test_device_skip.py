@@ -189,11 +189,11 @@ def test_a_group_added_later() -> None:
 def test_an_endless_overflow_keeps_the_inverse_finite() -> None:
     """The inverse scale on the device stops at the largest float, as on the host."""
     scale = DeviceLossScale(torch.device("cpu"))
-    scale.load(2.0**-126, 0)
+    scale.load_host_values(2.0**-126, 0)
     for _ in range(30):
         scale.update(torch.ones(()), 2000, None, 2.0**24)
     assert scale.inverse.item() == torch.finfo(torch.float32).max
-    assert scale.read() == (0.0, 0)
+    assert scale.read_on_host() == (0.0, 0)
 
 
 @pytest.mark.parametrize("windows", [[3], [1], [3, 2, 3]], ids=str)
@@ -201,7 +201,7 @@ def test_the_ceiling_is_looked_at_in_time(windows: list[int]) -> None:
     """The scale follows the host's arithmetic though the ceiling is looked at only where it can have been reached."""
     device, host = DeviceLossScale(torch.device("cpu")), LossScaler("dynamic", max_loss_scale=2.0**18)
     host._unskipped = 1
-    device.load(host.loss_scale(), 1)
+    device.load_host_values(host.loss_scale(), 1)
     for step in range(300):
         overflow = step % 37 == 5 or step > 290
         host._scale_seq_len = windows[step // 100 % len(windows)]
@@ -209,7 +209,7 @@ def test_the_ceiling_is_looked_at_in_time(windows: list[int]) -> None:
         host._has_overflow = overflow
         host.update_scale()
         device.update(torch.tensor(float(overflow)), host._scale_seq_len, None, 2.0**18)
-        assert device.read() == (host.loss_scale(), host._unskipped)
+        assert device.read_on_host() == (host.loss_scale(), host._unskipped)
 
 
 class FakeEvent:
@@ -228,7 +228,7 @@ def test_messages_come_with_the_next_pass(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options))
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "stream")
-    monkeypatch.setattr(device_skip, "_is_free_to_read", lambda flag: False)
+    monkeypatch.setattr(device_skip, "_is_flag_free_to_read", lambda flag: False)
     model, optimizer = start("O1", verbosity=1)
     capsys.readouterr()
     train_step(model, optimizer, math.inf)

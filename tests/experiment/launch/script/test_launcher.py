@@ -248,7 +248,7 @@ def test_a_cell_that_is_terminated_is_interrupted(launcher: ScriptLauncher, tmp_
     thread.start()
     while "begun" not in (path.read_text() if (path := tmp_path / "cell" / "log.txt").exists() else ""):
         time.sleep(0.01)
-    assert launcher.terminate()
+    assert launcher.ask_cell_to_stop()
     thread.join()
     assert records[0].status == "interrupted"
     assert launcher.launch(cell(tmp_path, "step()"), tmp_path / "cell").status == "completed"

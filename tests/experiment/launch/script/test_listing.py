@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from ampcompare.experiment.launch.script.listing import printed_metrics
-from ampcompare.experiment.launch.script.output import widen_numbers
+from ampcompare.experiment.launch.script.output import pattern_with_wider_numbers
 from ampcompare.settings.script import parse_metric
 
 
@@ -38,7 +38,7 @@ def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> No
         pattern = parse_metric(shlex.split(one.option)[1].replace("MAX-OR-MIN", "max")).pattern
         assert pattern is not None
         assert "'" not in pattern  # it is pasted between apostrophes
-        match = widen_numbers(pattern).search(line)
+        match = pattern_with_wider_numbers(pattern).search(line)
         assert match is not None
         assert repr(float(match[1])) == repr(one.last)
 
@@ -80,4 +80,4 @@ def test_figures_of_one_name_are_told_apart(line: str, found: dict[str, float]) 
     for one in listed:
         pattern = parse_metric(shlex.split(one.option)[1].replace("MAX-OR-MIN", "max")).pattern
         assert pattern is not None
-        assert [float(match[1]) for match in widen_numbers(pattern).finditer(line)] == [one.last]
+        assert [float(match[1]) for match in pattern_with_wider_numbers(pattern).finditer(line)] == [one.last]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.script.launcher import script_command, script_record, value_that_counts
+from ampcompare.experiment.launch.script.launcher import metric_value_that_counts, script_command, script_record
 from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.settings.config import RunConfig
@@ -102,9 +102,9 @@ def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path, losses: list
 def test_one_of_several_values_is_picked() -> None:
     """Best follows the goal, and no NaN is best."""
     values = [2.0, math.nan, 1.0, 3.0]
-    assert value_that_counts(ScriptMetric(name="a", goal="min", pick="best"), values) == 1.0
-    assert value_that_counts(ScriptMetric(name="a", pick="first"), values) == 2.0
-    assert value_that_counts(ScriptMetric(name="a"), values) == 3.0
+    assert metric_value_that_counts(ScriptMetric(name="a", goal="min", pick="best"), values) == 1.0
+    assert metric_value_that_counts(ScriptMetric(name="a", pick="first"), values) == 2.0
+    assert metric_value_that_counts(ScriptMetric(name="a"), values) == 3.0
 
 
 def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,17 +166,17 @@ def test_a_number_in_another_notation_is_not_cut(tmp_path: Path, text: str, whol
     """Else 0,93 and 0,91 are both 0, and equal."""
     reader = read(tmp_path, r"n ([\d.]+)", f"{text}\n")
     assert reader.parts["a"][1] == whole
-    assert f"of {whole}, which may be one number" in reader.part_faults()["a"]
-    assert not read(tmp_path, r"n ([\d.]+)", "n 3,0.51,90\nn 3, 5\nn \u200b9\u200b0.5\n").part_faults()
+    assert f"of {whole}, which may be one number" in reader.faults_of_matched_values()["a"]
+    assert not read(tmp_path, r"n ([\d.]+)", "n 3,0.51,90\nn 3, 5\nn \u200b9\u200b0.5\n").faults_of_matched_values()
 
 
 @pytest.mark.parametrize("pattern", [r"n ([\d.]+)", r"n (\S+)"])
 def test_numbers_of_several_units_are_no_metric(tmp_path: Path, pattern: str) -> None:
     """0.93 and 91% are a factor of 100 apart, 900ms and 1.2s one of 1000."""
-    assert not read(tmp_path, pattern, "n 93%\nn nan\nn 91.5%\nn 1e-05%\n").part_faults()
-    fault = read(tmp_path, pattern, "n 0.93\nn 91%\n").part_faults()["a"]
+    assert not read(tmp_path, pattern, "n 93%\nn nan\nn 91.5%\nn 1e-05%\n").faults_of_matched_values()
+    fault = read(tmp_path, pattern, "n 0.93\nn 91%\n").faults_of_matched_values()["a"]
     assert fault == "metric a: its numbers have several units, 0.93 and 91%; let its pattern match one of them only"
-    assert "900ms and 1.2s" in read(tmp_path, r"n ([\d.]+)", "n 900ms\nn 1.2s\n").part_faults()["a"]
+    assert "900ms and 1.2s" in read(tmp_path, r"n ([\d.]+)", "n 900ms\nn 1.2s\n").faults_of_matched_values()["a"]
 
 
 def test_a_part_of_a_number_is_no_value(tmp_path: Path) -> None:
@@ -184,7 +184,12 @@ def test_a_part_of_a_number_is_no_value(tmp_path: Path) -> None:
     reader = read(tmp_path, r"n ([\d.]+)", "n 1,234.5\n")
     rows = rows_of(tmp_path, backward(1.0), step())
     record = script_record(
-        config_of(r"a=n ([\d.]+)"), rows, reader.values, wall_seconds=1.0, started="", faults=reader.part_faults()
+        config_of(r"a=n ([\d.]+)"),
+        rows,
+        reader.values,
+        wall_seconds=1.0,
+        started="",
+        faults=reader.faults_of_matched_values(),
     )
     assert record.error.startswith("metric a: its pattern takes 1 of 1,234.5, which may be one number")
 

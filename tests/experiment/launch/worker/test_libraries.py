@@ -72,7 +72,7 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     assert why_not_as_declared([record]) == ""
     library = Arm.parse(arm).spec.library
     assert library is not None
-    found = library.find()
+    found = library.find_installed()
     assert found is not None
     assert (record.library, ours.library) == (" ".join(found[1:]), "")
 

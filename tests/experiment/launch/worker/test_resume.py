@@ -128,11 +128,11 @@ def test_sigterm_ends_a_cell_with_a_checkpoint(
 
     def progress(progress: Progress) -> None:
         if progress.steps and not told:
-            told.append(launcher.terminate())
+            told.append(launcher.ask_cell_to_stop())
 
     record = launcher.launch(config, tmp_path, progress)
     assert told == [True]
-    assert not launcher.terminate()
+    assert not launcher.ask_cell_to_stop()
     assert (record.status, record.error) == (
         "interrupted",
         f"asked to stop after {format_count(record.summary.num_steps, 'update')}, and saved",

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
-from ampcompare.experiment.launch.worker.stall import RankRoll, is_lost_connection, is_timeout
+from ampcompare.experiment.launch.worker.stall import RankPresence, is_lost_connection, is_timeout
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_which_rank_is_named(there: list[int], answers: list[int], words: str) -> None:
     """Named is who does not react, or never came; where all do, the network between them is to be looked at."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    rolls = {rank: RankRoll(store, world(rank)) for rank in there}
+    rolls = {rank: RankPresence(store, world(rank)) for rank in there}
     for rank in answers:
         rolls[rank].answer_as_alive()
     assert rolls[0].stalled_ranks_message(7.0).startswith(words)
@@ -65,7 +65,7 @@ def test_which_rank_is_named(there: list[int], answers: list[int], words: str) -
 def test_a_lost_connection_waits_for_its_cause() -> None:
     """A rank whose connection was lost leaves the report to the rank that has failed by itself."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    first, second = (RankRoll(store, world(rank)) for rank in (0, 1))
+    first, second = (RankPresence(store, world(rank)) for rank in (0, 1))
     threading.Timer(0.05, first.is_first_to_fail, [ValueError("a cause")]).start()
     assert not second.is_first_to_fail(RuntimeError("Connection closed by peer"))
 

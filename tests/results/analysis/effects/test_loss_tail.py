@@ -8,8 +8,8 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence
-from ampcompare.results.analysis.gates import check_gates, parse_gate
-from ampcompare.results.analysis.inference.terms import Terms, terms_of
+from ampcompare.results.analysis.gates import gate_outcomes, parse_gate
+from ampcompare.results.analysis.inference.terms import Terms, terms_of_comparison
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.columns import columns_with_values, table_of_columns, verdict_columns
@@ -53,7 +53,7 @@ def test_the_margin_is_that_which_was_asked_for() -> None:
     """A loss that is 5 % higher is equivalent at 10 %; the stored terms hold the margin."""
     comparison = _compared([1.05 * loss for loss in REFERENCE], margin=0.1)
     assert str(comparison.arms[1].loss) == "equivalent (±10 %)"
-    assert terms_of(comparison).loss_margin == comparison.loss_margin == 0.1
+    assert terms_of_comparison(comparison).loss_margin == comparison.loss_margin == 0.1
     with pytest.raises(ConfigError, match="the loss margin is 0"):
         Terms(loss_margin=0)
 
@@ -99,11 +99,11 @@ def test_tables_and_gates_know_the_loss() -> None:
     assert rows["Δ tail loss (%)"].startswith("+5.00 [")
 
     gates = [parse_gate("tail-loss:worse"), parse_gate("tail-loss:non-inferior"), parse_gate("tail-loss:better")]
-    failures = {check.gate: check.failure for check in check_gates(gates, comparison)}
+    failures = {check.gate: check.failure for check in gate_outcomes(gates, comparison)}
     assert all(failures.values())
     assert failures["tail-loss:worse"] == "tail-loss worse, and tail-loss:worse fails"
     older = _compared(REFERENCE)
     baseline = older.model_copy(update={"arms": older.arms[:1]})
-    assert [check.arm for check in check_gates([parse_gate("tail-loss:worse")], comparison, baseline)][:1] == ["fp32"]
+    assert [check.arm for check in gate_outcomes([parse_gate("tail-loss:worse")], comparison, baseline)][:1] == ["fp32"]
     with pytest.raises(ConfigError, match="has verdicts only"):
         parse_gate("tail-loss>1")

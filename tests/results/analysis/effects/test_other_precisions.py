@@ -73,7 +73,7 @@ def test_every_report_has_the_table(comparison: Comparison) -> None:
         assert "90.30" in text
         assert "0.90" in text
     assert "<b>" not in Markdown().render(comparison)
-    html = FORMATS["html"].reporter().render(comparison)
+    html = FORMATS["html"].make_reporter().render(comparison)
     assert "Trained weights in other precisions" in html
     assert "no kernel &lt;b&gt;" in html
     rows = list(csv.DictReader(io.StringIO(Csv().render(comparison))))

@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from ampcompare.results.analysis.inference.sample_size import round_to_two_digits
 from ampcompare.results.records.comparison import ArmSummary, Comparison
-from ampcompare.results.records.evaluation import pack_right
+from ampcompare.results.records.evaluation import pack_right_samples
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.html.page import Html
 from ampcompare.results.report.json import Json
@@ -26,7 +26,7 @@ def run() -> Callable[..., RunRecord]:
 
     def make(arm: str, seed: int, correct: Any, labels: Any = None, **changes: Any) -> RunRecord:
         record = make_record(arm, seed, top1=float(np.mean(correct)))
-        images = pack_right(correct, np.arange(IMAGES) % 10 if labels is None else labels)
+        images = pack_right_samples(correct, np.arange(IMAGES) % 10 if labels is None else labels)
         epoch = record.summary.epochs[0].model_copy(update={"per_sample": images.model_copy(update=changes)})
         return record.model_copy(update={"summary": record.summary.model_copy(update={"epochs": [epoch]})})
 

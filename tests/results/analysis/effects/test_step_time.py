@@ -94,7 +94,7 @@ def test_no_format_shows_an_invalid_time(name: str, unpaired: Comparison) -> Non
         )
     )
     assert (shown["step (ms)"], shown["epoch (s)"], shown["samples/s"]) == ("invalid", "invalid", "-")
-    reporter = Terminal(details=True) if name == "table" else FORMATS[name].reporter()
+    reporter = Terminal(details=True) if name == "table" else FORMATS[name].make_reporter()
     text = reporter.render(unpaired)
     rows = text.partition('id="runs"')[0]  # a run whose own time is valid shows it there
     assert "10.1" in rows
@@ -103,7 +103,7 @@ def test_no_format_shows_an_invalid_time(name: str, unpaired: Comparison) -> Non
 
 def test_a_run_with_an_invalid_time_has_none_in_the_csv(unpaired: Comparison) -> None:
     """Its line says why instead; the JSON keeps the number and the reason."""
-    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].reporter().render(unpaired))))
+    lines = list(csv.DictReader(io.StringIO(FORMATS["csv"].make_reporter().render(unpaired))))
     slow = [line for line in lines if line["invalid_time"]]
     assert {(line["arm"], line["seed"]) for line in slow} == {
         ("fp32", "0"),
@@ -115,7 +115,7 @@ def test_a_run_with_an_invalid_time_has_none_in_the_csv(unpaired: Comparison) ->
         ""
     }
     assert {line["step_seconds_median"] for line in lines if not line["invalid_time"]} == {"0.0101", "0.0205"}
-    half = json.loads(FORMATS["json"].reporter().render(unpaired))["arms"][1]
+    half = json.loads(FORMATS["json"].make_reporter().render(unpaired))["arms"][1]
     assert (half["step_seconds_median"], half["invalid_time"]) == (pytest.approx(0.0205), "load 9.0 on 2 cores")
 
 

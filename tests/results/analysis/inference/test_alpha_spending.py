@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.conclusions.details import look_sentences
-from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
+from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.records.comparison import Comparison, Look
 
@@ -26,7 +26,7 @@ def _look(number: int = 1, error_rate: float = 0.04, **fields: object) -> Look:
 def _rates(planned: int | None, number: int) -> list[float]:
     looks: list[Look] = []
     for index in range(number):
-        looks.append(_look(index + 1, error_rate_of_next(looks, planned)))
+        looks.append(_look(index + 1, error_rate_of_next_look(looks, planned)))
     return [look.error_rate for look in looks]
 
 
@@ -47,9 +47,9 @@ def test_planned_looks_spend_all_and_no_more(planned: int) -> None:
 
 def test_a_changed_plan_gets_what_is_left() -> None:
     """More looks after the first get no more than it has left; a look that tests nothing is not the first."""
-    assert error_rate_of_next([_look(0, 0.0)], None) == pytest.approx(0.04)
-    assert error_rate_of_next([_look(1, 0.04)], 2) == pytest.approx(0.01)
-    assert error_rate_of_next([_look(1, 0.05)], None) == 0
+    assert error_rate_of_next_look([_look(0, 0.0)], None) == pytest.approx(0.04)
+    assert error_rate_of_next_look([_look(1, 0.04)], 2) == pytest.approx(0.01)
+    assert error_rate_of_next_look([_look(1, 0.05)], None) == 0
 
 
 def test_no_looks_is_refused() -> None:

@@ -5,7 +5,12 @@ import pytest
 from scipy.special import stdtrit
 from scipy.stats import ttest_1samp
 
-from ampcompare.results.analysis.effects.samples import MeanSquares, mean_squares, new_samples_error, samples_needed
+from ampcompare.results.analysis.effects.samples import (
+    MeanSquares,
+    mean_squares_of_differences,
+    samples_needed,
+    standard_error_over_new_samples,
+)
 from ampcompare.results.analysis.inference.effect import min_resolvable_spread
 
 
@@ -19,7 +24,7 @@ def test_mean_squares_are_those_of_the_analysis_of_variance() -> None:
     d = draws()
     seeds, images = d.shape
     mean, by_seed, by_image = d.mean(), d.mean(1, keepdims=True), d.mean(0, keepdims=True)
-    found = mean_squares(d)
+    found = mean_squares_of_differences(d)
     assert found.seeds == pytest.approx(images * ((by_seed - mean) ** 2).sum() / (seeds - 1))
     assert found.samples == pytest.approx(seeds * ((by_image - mean) ** 2).sum() / (images - 1))
     rest = ((d - by_seed - by_image + mean) ** 2).sum()
@@ -29,9 +34,9 @@ def test_mean_squares_are_those_of_the_analysis_of_variance() -> None:
 def test_without_an_effect_of_images_the_error_is_that_over_seeds() -> None:
     """Where images vary no more than the residual, the error and its freedom are those of the paired t test."""
     d = draws()
-    squares = mean_squares(d)
+    squares = mean_squares_of_differences(d)
     assert squares.samples < squares.residual
-    error, freedom = new_samples_error(squares)
+    error, freedom = standard_error_over_new_samples(squares)
     over_seeds = ttest_1samp(d.mean(1), 0)
     assert error == pytest.approx(d.mean() / over_seeds.statistic)
     assert freedom == pytest.approx(over_seeds.df)
@@ -40,7 +45,7 @@ def test_without_an_effect_of_images_the_error_is_that_over_seeds() -> None:
 def test_equal_differences_in_all_seeds_are_known_as_well_as_images_allow() -> None:
     """If every seed gives the same differences, seeds add nothing: the error is that of a mean over images."""
     row = np.array([1] * 30 + [-1] * 30 + [0] * 540)
-    error, freedom = new_samples_error(mean_squares(np.stack([row] * 5)))
+    error, freedom = standard_error_over_new_samples(mean_squares_of_differences(np.stack([row] * 5)))
     floor = min_resolvable_spread(600) / np.sqrt(5)
     assert error == pytest.approx(np.hypot(row.std(ddof=1) / np.sqrt(600), floor), rel=1e-6)
     assert freedom > 1000
@@ -48,7 +53,7 @@ def test_equal_differences_in_all_seeds_are_known_as_well_as_images_allow() -> N
 
 def test_images_that_all_agree_are_no_proof() -> None:
     """With no disagreement on m images, the interval reaches about as far as the rule of three: 3 / m."""
-    error, freedom = new_samples_error(mean_squares(np.zeros((3, 400), dtype=np.int8)))
+    error, freedom = standard_error_over_new_samples(mean_squares_of_differences(np.zeros((3, 400), dtype=np.int8)))
     assert freedom > 100
     assert 2.5 / 400 < 1.96 * error < 3.5 / 400
 
@@ -76,7 +81,7 @@ def test_the_interval_covers_the_difference_on_new_images(seeds: int) -> None:
     kinds = draw.choice([0.5, -0.5, 0.0], (1000, 1, 360), p=[0.06, 0.06, 0.88])  # truth: no difference
     d = (np.sign(kinds) * (draw.random((1000, seeds, 360)) < np.abs(kinds))).astype(np.int8)
     means = d.mean((1, 2))
-    error, freedom = new_samples_error(mean_squares(d))
+    error, freedom = standard_error_over_new_samples(mean_squares_of_differences(d))
     covered = np.abs(means) <= stdtrit(freedom, 0.975) * error
     over_seeds = d.mean(2).std(1, ddof=1) / np.sqrt(seeds)
     naive = np.abs(means) <= stdtrit(seeds - 1, 0.975) * over_seeds

@@ -99,4 +99,4 @@ def test_two_stages_by_hand() -> None:
     """The mean is that of all pairs; spread and degrees of freedom are those of the pilot."""
     effect = two_stage_effect([1.0, 3.0, 2.0, 8.0], [0.0] * 4, [True, True, True, False], 1e-9)
     assert (effect.mean, effect.spread, effect.error, effect.freedom, effect.pairs) == (3.5, 1.0, 0.5, 2, 4)
-    assert not two_stage_effect([1.0, 3.0, 2.0], [0.0] * 3, [True, True, False], 1e-9).testable
+    assert not two_stage_effect([1.0, 3.0, 2.0], [0.0] * 3, [True, True, False], 1e-9).is_testable

@@ -14,7 +14,7 @@ from ampcompare.results.analysis.inference.effect import (
     paired_effect,
     unpaired_effect,
 )
-from ampcompare.results.analysis.inference.sample_size import pairs_needed
+from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_t_test
 from ampcompare.results.analysis.inference.verdict import Evidence, Margin, arms_in_opposite_directions, decide_verdicts
 from ampcompare.results.records.verdict import Verdict
 
@@ -174,13 +174,13 @@ def test_the_level_of_a_one_sided_test() -> None:
 )
 def test_pairs_needed_are_those_of_the_tables(sd: float, needed: dict[float, int]) -> None:
     """One-sided tests at 5 % with power 80 % need the known numbers of pairs."""
-    assert {margin: pairs_needed(sd, margin, 0.05) for margin in needed} == needed
+    assert {margin: pairs_needed_by_t_test(sd, margin, 0.05) for margin in needed} == needed
 
 
 def test_pairs_needed_end_somewhere() -> None:
     """A difference of next to nothing asks for the largest number there is, not for a search without end."""
-    assert pairs_needed(1.0, 1e-9, 0.05) == 10_000
-    assert pairs_needed(1e-9, 1.0, 0.05) == 2
+    assert pairs_needed_by_t_test(1.0, 1e-9, 0.05) == 10_000
+    assert pairs_needed_by_t_test(1e-9, 1.0, 0.05) == 2
 
 
 @pytest.mark.usefixtures("quick_verdicts")

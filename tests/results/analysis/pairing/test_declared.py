@@ -8,7 +8,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.results.analysis.pairing.declared import (
     compare_roles,
     ineffective_option_sentences,
-    observed_text,
+    observed_types_text,
     own_type_sentences,
 )
 from ampcompare.results.analysis.summary import summarize
@@ -220,7 +220,7 @@ def test_a_gradient_times_the_scale_is_compared_with_fp16(
      ({"bf16": 0.9999, "fp32": 0.0001}, "bf16 >99 %, fp32 <1 %")],
 )  # fmt: skip
 def test_shares_in_words(types: dict[str, float], text: str) -> None:
-    assert observed_text(types) == text
+    assert observed_types_text(types) == text
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.results.analysis.pairing.record_checks import read_checked, unique_runs
+from ampcompare.results.analysis.pairing.record_checks import read_checked_record, unique_runs
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.document import record_checksum
 from ampcompare.results.records.run import dump_json, read_record
@@ -105,7 +105,7 @@ def test_an_edited_record_is_named_and_not_used(
     path = record_path(folder, "half", 1)
     _edit(path, change)
     with pytest.raises(RecordError, match="changed after it was written: its checksum does not match"):
-        read_checked(path)
+        read_checked_record(path)
     comparison = reload_comparison(folder)
     (excluded,) = comparison.excluded
     assert str(path) in excluded
@@ -118,9 +118,9 @@ def test_a_record_without_its_checksum_is_not_used(run_folder: MakeFolder) -> No
     path = record_path(run_folder(), "half", 0)
     _edit(path, lambda data: data.update(checksum=None))
     with pytest.raises(RecordError, match="it has no checksum"):
-        read_checked(path)
+        read_checked_record(path)
     _edit(path, lambda data: (data.pop("host"), data.pop("checksum")))
-    assert read_checked(path).arm == "half"
+    assert read_checked_record(path).arm == "half"
 
 
 def test_a_seed_copied_over_others_gives_no_pair(run_folder: MakeFolder) -> None:
@@ -169,7 +169,7 @@ def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder) -> None:
     folder = run_folder(range(1))
     path = record_path(folder, "half", 0)
     config = read_record(path).config
-    _edit(path, lambda data: data.update(environment={**data["environment"], **fingerprint()}), seal=True)
+    _edit(path, lambda data: data.update(environment={**data["environment"], **environment_fingerprint()}), seal=True)
     assert RunDirectory(folder).find_reusable(config).record is not None
     _edit(path, lambda data: data["summary"].update(metric_final=0.9))
     reuse = RunDirectory(folder).find_reusable(config)

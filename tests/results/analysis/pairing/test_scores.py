@@ -9,13 +9,13 @@ import pytest
 from scipy import stats
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.gates import check_gates, parse_gate
+from ampcompare.results.analysis.gates import gate_outcomes, parse_gate
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import effect_in_steps, largest_common_step
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
-from ampcompare.results.records.evaluation import EpochResult, pack_values
+from ampcompare.results.records.evaluation import EpochResult, pack_sample_values
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.testing import make_comparison, make_record
@@ -141,7 +141,7 @@ def test_results_of_single_samples(compared: Any) -> None:
     def kept(means: Sequence[float], of_samples: float) -> list[Any]:
         apart = draws.normal(0, of_samples, 100)
         values = [mean + apart - apart.mean() for mean in means]
-        return [pack_values(value, np.arange(100)) for value in values]
+        return [pack_sample_values(value, np.arange(100)) for value in values]
 
     arm = [value * (1 + noise) for value, noise in zip(FP32, NOISE, strict=True)]
     found = {}
@@ -168,7 +168,7 @@ def test_another_metric_is_another_experiment(compared: Any) -> None:
     with pytest.raises(ConfigError, match="measured by mean IoU, not bits per byte: runs of another task"):
         make_comparison([*bits.records, *iou.records], arms=["fp32", "half"])
     with pytest.raises(ConfigError, match="the baseline is measured by mean IoU, and this comparison by bits per byte"):
-        check_gates([parse_gate("metric>1", [BITS])], bits, iou)
+        gate_outcomes([parse_gate("metric>1", [BITS])], bits, iou)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_another_metric_is_another_experiment(compared: Any) -> None:
 def test_limits_on_a_metric(compared: Any, gate: str, failure: str) -> None:
     """A limit is in the unit of differences, by the metric's name or by the word metric."""
     comparison = compared(BITS, [1.03 * value for value in FP32])
-    (check,) = check_gates([parse_gate(gate, None)], comparison)
+    (check,) = gate_outcomes([parse_gate(gate, None)], comparison)
     assert check.failure == failure
 
 

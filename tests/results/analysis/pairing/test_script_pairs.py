@@ -6,13 +6,13 @@ import pytest
 
 from ampcompare.results.analysis.pairing.comparability import (
     accuracy_incomparable_reason,
-    are_pairs,
-    script_sentences,
+    are_runs_paired,
+    script_pairing_sentences,
     start_difference_reason,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.metric import metrics_of
+from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import RunRecord, RunSummary, ScriptFacts
 from ampcompare.results.report.comparison import verdict_legend
 from ampcompare.settings.config import RunConfig
@@ -37,8 +37,8 @@ def test_other_weights_or_batches_part_a_pair() -> None:
 def test_the_report_says_whether_runs_are_paired() -> None:
     """One sentence where all are, and one for each reason where not."""
     alike = [record("fp32"), record("half")]
-    assert [text.partition(":")[0] for text in script_sentences(alike, "fp32")] == ["Paired"]
-    (first,) = script_sentences([record("fp32"), record("half", weights="v")], "fp32")
+    assert [text.partition(":")[0] for text in script_pairing_sentences(alike, "fp32")] == ["Paired"]
+    (first,) = script_pairing_sentences([record("fp32"), record("half", weights="v")], "fp32")
     assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
 
 
@@ -46,7 +46,7 @@ def test_a_resumed_cell_is_no_pair() -> None:
     """Its first weights and batches may be those of any step."""
     resumed = record("half", resumed=["/cell/ck.pt"])
     assert start_difference_reason(record("fp32"), resumed) == "resumed from ck.pt of its own earlier attempt"
-    (sentence,) = script_sentences([record("fp32"), resumed], "fp32")
+    (sentence,) = script_pairing_sentences([record("fp32"), resumed], "fp32")
     assert sentence.startswith("Not paired: half, seed 0 resumed from ck.pt of its own earlier attempt, so")
     comparison = make_comparison([record("fp32"), resumed], arms=["fp32", "half"])
     assert "paired by seed" not in verdict_legend(comparison)
@@ -58,9 +58,9 @@ def test_cells_of_other_code_are_not_called_paired() -> None:
         record("fp32").model_copy(update={"code": {"net.py": "1"}}),
         record("half").model_copy(update={"code": {"net.py": "2"}}),
     ]
-    (sentence,) = script_sentences(runs, "fp32")
+    (sentence,) = script_pairing_sentences(runs, "fp32")
     assert sentence.startswith("Not paired: cells are of other versions of net.py")
-    assert not are_pairs(runs, "fp32")
+    assert not are_runs_paired(runs, "fp32")
 
 
 def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
@@ -68,7 +68,7 @@ def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
     script = ScriptConfig(name="train.py", metrics=(metric,))
     config = RunConfig(arm=arm, script=script, recipe=Recipe(seed=seed))
     facts = ScriptFacts(weights=[f"w{seed}"], batches=["b"])
-    (described,) = metrics_of(script)
+    (described,) = metrics_of_script(script)
     epoch = EpochResult(epoch=0, samples=1, values={"reward": value}, train_seconds=1.0, eval_seconds=0.0)
     return RunRecord(
         cell=config.digest(), arm=arm, status="completed", config=config, script=facts, metrics=[described],

@@ -97,7 +97,9 @@ def make_rich() -> MakeRich:
 @pytest.fixture(scope="session")
 def hundred_arms(make_rich: MakeRich) -> str:
     """The page of 100 arms with two seeds and more epochs than a curve has points."""
-    return FORMATS["html"].reporter().render(make_rich([f"half:loss_scale={number}" for number in range(100)], 2, 30))
+    return (
+        FORMATS["html"].make_reporter().render(make_rich([f"half:loss_scale={number}" for number in range(100)], 2, 30))
+    )
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ PAPER = "getComputedStyle(document.querySelector('section')).backgroundColor"
 def path(make_rich: Callable[..., Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of four arms, one diverged."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(FORMATS["html"].reporter().render(make_rich(ARMS, diverging=["half"])), encoding="utf-8")
+    path.write_text(FORMATS["html"].make_reporter().render(make_rich(ARMS, diverging=["half"])), encoding="utf-8")
     return path
 
 

@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 def page(comparison: Comparison) -> Page:
     """Render and parse."""
-    parsed = Page(FORMATS["html"].reporter().render(comparison))
+    parsed = Page(FORMATS["html"].make_reporter().render(comparison))
     assert parsed.open == []
     return parsed
 
@@ -90,9 +90,9 @@ def rich(make_rich: MakeRich) -> Comparison:
 
 def test_the_page_is_one_file_that_loads_nothing(rich: Comparison) -> None:
     """No element, style or policy lets the page ask for anything; it is smaller than 200 kB and reproducible."""
-    text = FORMATS["html"].reporter().render(rich)
+    text = FORMATS["html"].make_reporter().render(rich)
     assert len(text.encode()) < LARGEST
-    assert FORMATS["html"].reporter().render(rich) == text
+    assert FORMATS["html"].make_reporter().render(rich) == text
     parsed = Page(text)
     loading = ("src", "href", "srcset", "data", "action", "poster", "background")
     targets = [value for _, attributes in parsed.elements for name, value in attributes.items() if name in loading]
@@ -113,7 +113,7 @@ def test_the_answer_is_the_title(rich: Comparison) -> None:
     steps = [NextStep(command="ampcompare compare --seeds 0-4", why="Two more seeds.")]
     text = (
         FORMATS["html"]
-        .reporter()
+        .make_reporter()
         .render(rich.model_copy(update={"headline": ["Use <half>.", "It is fast."], "next_steps": steps}))
     )
     assert "<title>Use &lt;half&gt;. - ampcompare</title>" in text
@@ -126,7 +126,7 @@ def test_a_warning_stands_above_the_title(rich: Comparison) -> None:
     """What weakens the answer is read before it, and the page is still named by the answer."""
     warning = "1 record is not used; the details have the reason."
     weak = rich.model_copy(update={"headline": [warning, "Use half."], "excluded": ["a: bad"]})
-    text = FORMATS["html"].reporter().render(weak)
+    text = FORMATS["html"].make_reporter().render(weak)
     assert "<title>Use half. - ampcompare</title>" in text
     assert text.index(warning) < text.index("<h1>Use half.</h1>")
 
@@ -134,7 +134,7 @@ def test_a_warning_stands_above_the_title(rich: Comparison) -> None:
 def test_a_comparison_without_a_headline_has_a_title(rich: Comparison) -> None:
     """A report of an earlier version is named by what it compares."""
     bare = rich.model_copy(update={"headline": []})
-    assert "<h1>4 arms side by side</h1>" in FORMATS["html"].reporter().render(bare)
+    assert "<h1>4 arms side by side</h1>" in FORMATS["html"].make_reporter().render(bare)
 
 
 def test_everything_of_a_comparison_is_told_in_words(rich: Comparison) -> None:
@@ -164,7 +164,7 @@ def test_the_subtitle_has_the_length_of_the_runs(steps: int | None, length: str)
 
 def test_only_settings_that_were_chosen_are_shown(rich: Comparison) -> None:
     """Four epochs are no default and are named beside it."""
-    text = FORMATS["html"].reporter().render(rich)
+    text = FORMATS["html"].make_reporter().render(rich)
     assert re.search(r">epochs</th><td[^>]*>4</td><td[^>]*>5</td>", text)
     assert "momentum" not in text
 
@@ -283,7 +283,7 @@ def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:
     comparison = rich.model_copy(update={"records": records})
     links = log_links(comparison, tmp_path / "a run", tmp_path)
     assert links == {cell: f"a%20run/cells/{cell}/log.txt"}
-    parsed = Page(FORMATS["html"].reporter(logs=links).render(comparison))
+    parsed = Page(FORMATS["html"].make_reporter(logs=links).render(comparison))
     targets = [attributes["href"] for tag, attributes in parsed.elements if tag == "a"]
     assert [target for target in targets if not str(target).startswith("#")] == list(links.values())
 
@@ -329,7 +329,7 @@ def test_metrics_that_are_not_finite_have_no_point(make_rich: MakeRich, value: f
     """One seed, or three, that end with such a metric stand in the tables; the data of the page stay strict JSON."""
     for seeds in (1, 3):
         records = [_ending_with(value, record, arms) for record in make_rich(["fp32", "apex:O2"], seeds).records]
-        text = FORMATS["html"].reporter().render(make_comparison(records, arms=["fp32", "apex:O2"]))
+        text = FORMATS["html"].make_reporter().render(make_comparison(records, arms=["fp32", "apex:O2"]))
         parsed = Page(text)
         json.loads(parsed.scripts[0], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
         points = [chart["views"][0]["series"] for chart in parsed.data["charts"] if chart["key"] == "pareto"]
@@ -348,7 +348,7 @@ def _ending_with(value: float, record: RunRecord, arms: Sequence[str]) -> RunRec
 
 def test_the_differences_stand_first(rich: Comparison) -> None:
     """The page begins with the plot of differences, a line per arm but the reference; the one table follows."""
-    text = FORMATS["html"].reporter().render(rich)
+    text = FORMATS["html"].make_reporter().render(rich)
     plot = text[text.index('id="figure-differences"') : text.index('id="figure-step-time-ratios"')]
     assert text.index('id="figure-differences"') < text.index('aria-label="Summary, one row per arm"')
     assert re.findall(r'<span class="ink">([^<]*)', plot) == ["apex:O2", "native:bf16", "half"]
@@ -414,7 +414,7 @@ def test_hostile_text_is_shown_as_text(known: set[str], make_rich: MakeRich, tex
             "order": [text],
         }
     )
-    parsed = Page(FORMATS["html"].reporter(logs={text: "x"}).render(hostile))
+    parsed = Page(FORMATS["html"].make_reporter(logs={text: "x"}).render(hostile))
     assert parsed.open == []
     assert len(parsed.scripts) == 2
     assert {name for _, attributes in parsed.elements for name in attributes} <= known
@@ -444,7 +444,7 @@ def test_without_the_extra_there_is_one_clear_line(
     """Without jinja2 the format says what to install, and a run directory goes without the page."""
     monkeypatch.setattr("ampcompare.results.report.base.find_spec", lambda name: None if name == "jinja2" else object())
     with pytest.raises(BackendUnavailable, match=r"needs jinja2, .*pip install \"ampcompare\[html\]\"") as caught:
-        FORMATS["html"].reporter().render(rich)
+        FORMATS["html"].make_reporter().render(rich)
     assert (caught.value.exit_code, str(caught.value).count("\n")) == (4, 0)
     write_reports(rich, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.csv", "report.json", "report.md"]
@@ -454,7 +454,7 @@ def test_the_page_is_written_beside_the_other_reports(rich: Comparison, tmp_path
     """A finished comparison always has its page; an unfinished one gets a new page every few seconds at most."""
     path = tmp_path / "report.html"
     write_reports(rich, tmp_path)
-    assert path.read_text(encoding="utf-8") == FORMATS["html"].reporter().render(rich)
+    assert path.read_text(encoding="utf-8") == FORMATS["html"].make_reporter().render(rich)
     path.write_text("young")
     unfinished = rich.model_copy(update={"order": [*rich.order, *["fp32@0"] * 13]})
     write_reports(unfinished, tmp_path)

@@ -124,7 +124,7 @@ def test_an_output_that_is_not_trusted_stays_readable(
 
 def test_without_jinja2_the_text_remains(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plain installation shows text, and how to get figures; `_repr_html_` is then None, which IPython skips."""
-    monkeypatch.setattr(Format, "missing", ["jinja2"])
+    monkeypatch.setattr(Format, "missing_packages", ["jinja2"])
     assert comparison._repr_html_() is None
     bundle = comparison._repr_mimebundle_()
     assert set(bundle) == {"text/plain"}

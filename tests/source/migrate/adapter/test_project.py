@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.adapter.mark import ADAPTER
-from ampcompare.source.migrate.adapter.project import lacking, plan_adapters
+from ampcompare.source.migrate.adapter.project import files_needing_apex, plan_adapters
 
 USE = "from apex import amp\n"
 MAIN = "if __name__ == '__main__':\n    pass\n"
@@ -125,4 +125,4 @@ def test_an_edited_adapter_stays(tmp_path: Path) -> None:
 def test_files_that_need_apex_even_so_are_told_apart(tmp_path: Path) -> None:
     for name, text in {"a": USE, "b": "from apex.optimizers import FusedLAMB\nFusedLAMB([])\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)
-    assert lacking(tmp_path.glob("*.py")) == [tmp_path / "b.py"]
+    assert files_needing_apex(tmp_path.glob("*.py")) == [tmp_path / "b.py"]

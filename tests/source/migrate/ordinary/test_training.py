@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.migrate.choice import choose_rewrite
+from ampcompare.source.migrate.choice import choose_rewrite_or_adapter
 
 BASE = """\
 import argparse
@@ -127,7 +127,7 @@ def reason(folder: Path, text: str, network: str = NETWORK, **files: str) -> str
     """Return why the file takes the adapter; "" if it is rewritten."""
     for name, content in {"train": text, "network": network, **files}.items():
         (folder / f"{name}.py").write_text(content, encoding="utf-8")
-    choice = choose_rewrite([folder / "train.py"])
+    choice = choose_rewrite_or_adapter([folder / "train.py"])
     result = choice.files[0]
     assert result.fault is None
     assert result.changed
