@@ -44,9 +44,9 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
     A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.
     """
     from ampcompare.base.errors import GateFailed, LaunchError
-    from ampcompare.cli.compare_command import FORMS, compare_options_from_parameters, run_instead_of_comparison
-    from ampcompare.cli.forms import resolve_form
+    from ampcompare.cli.compare_command import compare_options_from_parameters, run_instead_of_comparison
     from ampcompare.cli.group import cli
+    from ampcompare.cli.help import Command
     from ampcompare.experiment.compare import run_comparison
     from ampcompare.experiment.notebook_progress import NotebookProgress
 
@@ -60,9 +60,10 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
     typed = [*own, "--", str(path), *words[place + 1 :]]
     group = click.Context(cli, info_name="ampcompare", **cli.context_settings)
     command = cli.get_command(group, "compare")
-    assert command is not None
+    assert isinstance(command, Command)
     with command.make_context("compare", typed, parent=group) as context:
-        asked = resolve_form(context, FORMS)
+        asked = command.resolve_options(context)
+        assert asked is not None
         options = compare_options_from_parameters(context.params)
         options.command = shlex.join(["ampcompare", "compare", *typed])
         if run_instead_of_comparison(asked, options, context.params) is not None:

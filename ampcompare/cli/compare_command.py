@@ -9,6 +9,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import format_ordinal
+from ampcompare.base.option_rules import refusal_sentence, rule_of_need
 from ampcompare.cli.comparison_output import details_option, show_comparison, show_failed_checks, show_plan
 from ampcompare.cli.forms import AllNamesBut, Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
@@ -26,6 +27,7 @@ from ampcompare.cli.shared_options import (
     add_arm_options,
     add_output_options,
     arm_from_flags,
+    arm_rules,
     margin_options,
     recipe_options,
     stack_option,
@@ -49,6 +51,24 @@ LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllNamesBut(("res
 DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("resume_args", "emit_cells")))
 EMIT_CELLS = form_asked_by("--emit-cells", "emit_cells", AllNamesBut(("resume_args",)))
 FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllNamesBut(("resume_args",))))
+RULES = (
+    rule_of_need(
+        "--verify-resume STEP",
+        "resume_step",
+        "a script",
+        "script",
+        advice="write: ampcompare compare --verify-resume STEP -- SCRIPT ARGS..., or for a recipe ampcompare run "
+        "--verify-resume",
+    ),
+    rule_of_need(
+        "--capsule STEP",
+        "capsule",
+        "a script",
+        "script",
+        advice="write: ampcompare compare --capsule STEP -- SCRIPT ARGS...",
+    ),
+    *arm_rules("arms"),
+)
 
 compare_option = option_factory(CompareOptions)
 
@@ -57,6 +77,7 @@ compare_option = option_factory(CompareOptions)
     "compare",
     cls=ScriptCommand,
     forms=FORMS,
+    rules=RULES,
     common=[
         *("--arm", "--reference", "--seeds", "--margin", "--arch", "--data", "--data-dir", "--epochs", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--fail-on", "--output-dir"),
@@ -196,11 +217,6 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     from ampcompare.experiment.compare import plan_comparison
     from ampcompare.experiment.script_resume import ResumeCheck, compare_resumptions
 
-    if parameters["script"] is None:
-        raise ConfigError(
-            "--verify-resume of compare is for a script: compare --verify-resume STEP -- SCRIPT ARGS...; for a recipe, "
-            "ampcompare run --verify-resume"
-        )
     require_torch()
     VERIFY_RESUME.refuse_unread_settings(options.settings.layers)
     cells = plan_comparison(options).plan.cells
@@ -208,9 +224,17 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     script = config.script
     assert script is not None
     if script.torchrun or any(cell.stack is not None for cell in cells):
-        raise ConfigError("--verify-resume is for one process in this environment; leave out --nproc-per-node and @")
+        raise ConfigError(
+            refusal_sentence(
+                "--verify-resume", "is for one process in this environment", "leave out --nproc-per-node and @"
+            )
+        )
     if options.seeds is not None and len(seeds := {cell.recipe.seed for cell in cells}) > 1:
-        raise ConfigError(f"--verify-resume runs each arm from one seed, not {len(seeds)}; name one, as in --seeds 3")
+        raise ConfigError(
+            refusal_sentence(
+                "--verify-resume", f"is for one seed of each arm, not {len(seeds)}", "name one, as in --seeds 3"
+            )
+        )
     arms = dict.fromkeys(str(cell.arm) for cell in cells)
     settings = {
         "device": "cpu" if config.device == "cpu" else None,
@@ -224,13 +248,11 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     return compare_resumptions(list(arms), settings, check, is_module=script.is_module, say=click.echo)
 
 
-def _write_capsule_of_script(options: CompareOptions, step: int, *, has_script: bool) -> int:
+def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
     """Keep a step of the script with the seed and the arguments of its first cell, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.compare import plan_comparison
 
-    if not has_script:
-        raise ConfigError("--capsule keeps a step of a script: compare --capsule STEP -- SCRIPT ARGS...")
     require_torch()
     KEEP_STEP.refuse_unread_settings(options.settings.layers)
     from ampcompare.script.exec_settings import ExecSettings
@@ -257,7 +279,7 @@ def run_instead_of_comparison(asked: Form, options: CompareOptions, parameters: 
     if asked is RESUME:
         return _verify_resume(options, parameters)
     if asked is CAPSULE:
-        return _write_capsule_of_script(options, parameters["capsule"], has_script=parameters["script"] is not None)
+        return _write_capsule_of_script(options, parameters["capsule"])
     if asked is LIST_METRICS:
         return print_script_metrics(plan_comparison(options).plan.cells[0])
     if asked is DRY_RUN:
@@ -297,7 +319,7 @@ def compare_options_from_parameters(parameters: dict[str, Any]) -> CompareOption
 def _arms_from_flags(parameters: dict[str, Any]) -> tuple[str, ...]:
     """Return the arms of `--arm`; or the one that `--backend` and its options name, next to its reference."""
     arms: tuple[str, ...] = parameters["arms"]
-    arm = arm_from_flags(parameters, is_named=bool(arms))
+    arm = arm_from_flags(parameters)
     if arm is None:
         return arms or (SCRIPT_ARMS if parameters["script"] is not None else ())
     return tuple(dict.fromkeys([str(Arm.parse(parameters["reference"] or "fp32")), arm]))

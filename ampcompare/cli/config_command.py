@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import refuse_broken_rules
+from ampcompare.cli.forms import AllNamesBut, Form, plain_form
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import WordChoice
@@ -17,9 +18,14 @@ if TYPE_CHECKING:
     from ampcompare.experiment.sources import SettingsSources
 
 
+SCHEMA = Form("config schema", frozenset({"what", "as_json"}), lambda values: values["what"] == "schema")
+FORMS = (SCHEMA, plain_form(AllNamesBut(())))
+
+
 @click.command(
     "config",
     cls=Command,
+    forms=FORMS,
     examples=[
         ("Where each setting of a recipe comes from:", "ampcompare config show --origin --recipe digits"),
         ("The settings of a file, as run would use them:", "ampcompare config show --for run -c mine.yaml"),
@@ -40,7 +46,15 @@ if TYPE_CHECKING:
 @json_option()
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def command(context: click.Context, what: str, origin: bool, name: str, as_json: bool, options: tuple[str, ...]) -> int:
+def command(
+    context: click.Context,
+    asked: Form,
+    what: str,  # which asks for a form
+    origin: bool,
+    name: str,
+    as_json: bool,
+    options: tuple[str, ...],
+) -> int:
     """Show where each setting came from; print the schema of files.
 
     `show` takes the options of run or compare (--recipe, --config, --set, --lr ...), and prints the resulting settings
@@ -49,11 +63,9 @@ def command(context: click.Context, what: str, origin: bool, name: str, as_json:
     """
     from ampcompare.results.records.run import dump_json
 
-    if what == "schema":
+    if asked is SCHEMA:
         from ampcompare.settings.file import settings_file_schema
 
-        if options or origin:
-            raise ConfigError(f"config schema takes no options; leave out {' '.join(options) or '--origin'}")
         click.echo(dump_json(settings_file_schema()))
         return 0
     sources, matrix = _settings_sources(context, name, list(options))
@@ -77,7 +89,7 @@ def _settings_sources(context: click.Context, name: str, options: list[str]) -> 
     group = context.parent.command
     assert isinstance(group, click.Group)
     other = group.get_command(context.parent, name)
-    assert other is not None
+    assert isinstance(other, Command)
     try:
         made = other.make_context(name, options, parent=context.parent)
     except click.UsageError as error:
@@ -86,6 +98,7 @@ def _settings_sources(context: click.Context, name: str, options: list[str]) -> 
             f"{error.format_message().rstrip('.')}. What follows show are options of {name}{hint}.", context
         ) from None
     with made as inner:
+        refuse_broken_rules(other.rules, inner.params)
         if name == "run":
             return settings_sources_from(inner.params), {}
         compare = compare_options_from_parameters(inner.params)

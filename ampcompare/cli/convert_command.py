@@ -11,6 +11,7 @@ import click
 from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.shared_options import json_option
@@ -24,6 +25,12 @@ convert_option = option_factory(convert_checkpoint)
 INSPECT = form_asked_by("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
 CONVERT = plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
 FORMS = (INSPECT, CONVERT)
+NEEDS_TARGET = OptionRule(
+    "convert",
+    "needs OUT and --to native or --to apex",
+    "give both, or --inspect",
+    lambda values: not values["inspect"] and (values["target"] is None or values["to"] is None),
+)
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".pickle")
 MAX_NAMED = 20
 
@@ -32,6 +39,7 @@ MAX_NAMED = 20
     "convert",
     cls=Command,
     forms=FORMS,
+    rules=(NEEDS_TARGET,),
     examples=[
         ("What is inside a checkpoint:", "ampcompare convert last.pt --inspect"),
         ("From apex.amp to torch.amp:", "ampcompare convert apex.pt amp.pt --to native"),
@@ -71,8 +79,8 @@ def command(
         inspection = inspect_file(source)
         _show_document(asdict(inspection), inspection_lines(inspection), as_json)
         return 0
-    if target is None or to is None:
-        raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
+    assert target is not None
+    assert to is not None
     from ampcompare.checkpoints.convert.convert import convert_file
     from ampcompare.checkpoints.inspect import conversion_report_lines
 

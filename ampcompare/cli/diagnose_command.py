@@ -9,7 +9,7 @@ import click
 from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
@@ -25,6 +25,12 @@ DEFAULT_ARM = "apex:O2"
 IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
 LOOK_AHEAD = form_asked_by("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation")
 FORMS = (LOOK_AHEAD, plain_form((*IN_BOTH, "reference", "cures", "preflight")))
+ONE_ARM = OptionRule(
+    "--arm",
+    "with several arms needs --ahead",
+    "give one arm, or both",
+    lambda values: not values["ahead"] and len(parse_arms(values["arms"] or (DEFAULT_ARM,))) > 1,
+)
 
 diagnose_option = option_factory(api_diagnose)
 ahead_option = option_factory(api_look_ahead)
@@ -34,6 +40,7 @@ ahead_option = option_factory(api_look_ahead)
     "diagnose",
     cls=ScriptCommand,
     forms=FORMS,
+    rules=(ONE_ARM,),
     common=[
         *("--arm", "--ahead", "--steps", "--reference", "--cures", "--arch", "--data", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
@@ -93,10 +100,8 @@ def command(asked: Form, **parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
 
-    arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
-    if len(arms) != 1:
-        raise ConfigError(f"diagnose watches one arm, and {len(arms)} are given; give one, or add --ahead")
-    config = watched_config(parameters, str(arms[0]), DIAGNOSE)
+    (arm,) = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
+    config = watched_config(parameters, str(arm), DIAGNOSE)
     options = DiagnoseOptions(
         config,
         steps=parameters["steps"] or DiagnoseOptions.steps,

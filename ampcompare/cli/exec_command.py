@@ -13,6 +13,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import OptionRule, rule_of_need
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
@@ -59,6 +60,15 @@ UNDER_ARM = Form(
 )
 AS_IT_IS = plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards"))
 FORMS = (VERIFY_RESUME, KEEP_STEP, IN_STACK, UNDER_ARM, AS_IT_IS)
+RULES = (
+    rule_of_need("--shift-seeds", "shift_seeds", "--seed N", "seed", because=", whose offset it adds"),
+    OptionRule(
+        "--verify-resume STEP",
+        "is not for an arm of a stack",
+        "leave @ out: it runs the script in this environment",
+        lambda values: values["verify_resume"] is not None and _is_stack_asked_for(values),
+    ),
+)
 USAGE = 2  # the exit code of argparse and click for an argument that they do not know
 
 
@@ -66,6 +76,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     "exec",
     cls=Command,
     forms=FORMS,
+    rules=RULES,
     examples=[
         ("A legacy script, unchanged:", "ampcompare exec train.py --epochs 1"),
         ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
@@ -148,8 +159,6 @@ def command(
     call = ScriptCall(script, (*_local_rank_arguments(), *arguments), module)
     if asked is VERIFY_RESUME:
         assert verify_resume is not None
-        if _is_stack_asked_for({"stacks": stacks, **options}):
-            raise ConfigError(f"--verify-resume is for a script in this environment, and --arm is {options['arm']}")
         how = (verify_resume, resume_args, fault is not None)
         return _verify_resume(how, call, options)
     if asked is KEEP_STEP:
@@ -159,10 +168,6 @@ def command(
         return _run_script_in_stack(stacks, call.python_arguments, ledger=ledger, **options)
     if asked is UNDER_ARM and options["arm"] is None:
         options["arm"] = "script"
-    if options["shift_seeds"] is not None and options["seed"] is None:
-        raise ConfigError(
-            f"--shift-seeds {options['shift_seeds']} adds an offset for the seed, and there is none; give --seed N too"
-        )
     status = _run_script_here(call, ledger, options)
     if status == USAGE and (stray := _find_own_option(call.arguments)) is not None:
         click.echo(

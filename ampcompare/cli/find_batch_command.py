@@ -9,7 +9,7 @@ import click
 
 from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.backends.arm import parse_arms
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.help import ARMS, MACHINE, Command, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr
@@ -23,12 +23,20 @@ if TYPE_CHECKING:
 
     from ampcompare.experiment.find_batch import BatchLimit
 
+NO_STACK = OptionRule(
+    "find-batch",
+    "is not for a stack, which trains a script, whose batches are its own",
+    "leave out --stack and @; where the stack has ampcompare, call find-batch there",
+    lambda values: bool(values["stacks"]) or any("@" in arm for arm in values["arms"]),
+)
+
 batch_option = option_factory(api_find_batch)
 
 
 @click.command(
     "find-batch",
     cls=Command,
+    rules=(NO_STACK,),
     common=["--arm", "--memory-limit", "--margin", "--arch", "--data", "--batch-size", "--optimizer", "--device"],
     examples=[
         ("On the GPU:", "ampcompare find-batch --arm fp32,O2,bf16 --arch resnet50 --data synthetic"),
@@ -64,11 +72,6 @@ def command(**parameters: Any) -> int:
     of the largest. Each try runs in a separate process. On a GPU, a batch is too large if memory runs out or --margin
     does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
-    if parameters["stacks"] or any("@" in arm for arm in parameters["arms"]):
-        raise ConfigError(
-            "find-batch tries batches of a recipe, and a stack trains a script, whose batches are its own: leave out "
-            "--stack and @; where the stack has ampcompare, call find-batch there"
-        )
     from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of_arms, find_largest_batches_on_free_gpu
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.tables import listing_table, terminal_width

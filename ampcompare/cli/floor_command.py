@@ -6,18 +6,26 @@ from pathlib import Path
 
 import click
 
-from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.help import COMPARISON, OUTPUT, option
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.values import FILE
 
+NEEDS_SCRIPT = OptionRule(
+    "floor",
+    "needs a script",
+    "write: ampcompare floor [OPTIONS] -- SCRIPT ARGS...",
+    lambda values: values["script"] is None,
+)
+
 
 @click.command(
     "floor",
     cls=ScriptCommand,
+    rules=(NEEDS_SCRIPT,),
     examples=[
         ("The floor of a script, for CI:", "ampcompare floor -o floor.json -- train.py --epochs 1"),
         ("The floor of its first steps:", "ampcompare floor --steps 50 -o floor.json -- train.py"),
@@ -37,8 +45,7 @@ def command(script: list[str] | None, steps: int | None, seed: int, output: str)
     from ampcompare.experiment.floor import measure_floor
     from ampcompare.settings.script import script_config
 
-    if script is None:
-        raise ConfigError("floor trains a script: ampcompare floor [OPTIONS] -- SCRIPT ARGS...")
+    assert script is not None
     require_torch()
     with leave_block_at_signals():
         envelope = measure_floor(script_config(script), seed=seed, steps=steps, say=note_on_stderr)

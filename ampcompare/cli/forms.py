@@ -2,8 +2,8 @@
 
 A command such as `judge` does several things: verdicts on a table, `--against`, `--logprobs`. An option that is given
 where the call asks for a form that does not read it is refused; none is without effect in silence. Which form that is
-is decided here, once: the function of a command gets it as `asked`. Which *settings* a command reads stands in
-`settings/reads.py`.
+is decided here, once: the function of a command gets it as `asked`. What an option needs or excludes in every form is a
+rule of the command (`base/option_rules.py`). Which *settings* a command reads stands in `settings/reads.py`.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import is_given, refusal_sentence
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def form_asked_by(
     """Return the form that a parameter asks for when it has a value; it is one of those that act."""
 
     def has_value(values: Mapping[str, Any]) -> bool:
-        return values[parameter] is not None and values[parameter] is not False  # 0 is a value
+        return is_given(values[parameter])
 
     acting = reads if isinstance(reads, AllNamesBut) else frozenset({parameter, *reads})
     return Form(asked_by, acting, has_value, because, advice or Form.advice)
@@ -87,9 +88,10 @@ def resolve_form(context: click.Context, forms: Sequence[Form]) -> Form:
             continue
         name = parameter_name_in_messages(parameter, context.params.get(parameter.name or ""))
         if asked.asked_by:
-            raise ConfigError(f"{name} is not for {asked.asked_by}{asked.because}; leave it out")
+            raise ConfigError(refusal_sentence(name, f"is not for {asked.asked_by}{asked.because}", "leave it out"))
         others = [each for each in forms if parameter.name in each.reads and each.asked_by]
-        raise ConfigError(f"{name} is for {' or '.join(each.asked_by for each in others)}; {others[-1].advice}")
+        names = " or ".join(each.asked_by for each in others)
+        raise ConfigError(refusal_sentence(name, f"is for {names}", others[-1].advice))
     return asked
 
 
@@ -106,10 +108,15 @@ def given_parameters(context: click.Context) -> list[click.Parameter]:
     return given
 
 
-def refuse_given(names: Collection[str], why: str) -> None:
-    """Refuse the first of some parameters of the present command that was given; `why` follows its flag.
+def refuse_given(names: Collection[str], why: str, advice: str) -> None:
+    """Refuse the first of some parameters of the present command that was given.
 
-    It is for what only the value of another parameter tells, such as what a file holds; `Form` is for all else.
+    It is for what only a file tells that another parameter names; a `Form` or an `OptionRule` is for all else.
+
+    Args:
+        names: of the parameters.
+        why: follows the flag, such as "is for a script".
+        advice: what to do.
 
     Raises:
         ConfigError: one of them was given.
@@ -117,14 +124,18 @@ def refuse_given(names: Collection[str], why: str) -> None:
     context = click.get_current_context()
     for parameter in given_parameters(context):
         if parameter.name in names:
-            raise ConfigError(
-                f"{parameter_name_in_messages(parameter, context.params.get(parameter.name or ''))} {why}"
-            )
+            name = parameter_name_in_messages(parameter, context.params.get(parameter.name or ""))
+            raise ConfigError(refusal_sentence(name, why, advice))
 
 
 def parameter_name_in_messages(parameter: click.Parameter, value: Any) -> str:
-    """Return the longest spelling of an option that has a value, or what the usage calls an argument."""
+    """Return the longest spelling of an option that has a value, or what the usage calls an argument.
+
+    Of words that are handed on, such as the options behind `config show`, it is the words themselves.
+    """
     if isinstance(parameter, click.Argument):
+        if parameter.type is click.UNPROCESSED:
+            return " ".join(value)
         return parameter.human_readable_name.strip("[]")
     spellings = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
     return max(spellings, key=len)

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import click
 
 from ampcompare.api.arguments import parameter_docs_of
+from ampcompare.base.option_rules import OptionRule, refuse_broken_rules
 from ampcompare.cli.forms import Form, resolve_form
 from ampcompare.cli.values import WordChoice
 
@@ -137,6 +138,7 @@ class Command(click.Command):
         examples: lines of what is asked, each with the command that answers.
         forms: what the command does by which options, the first one that is asked for, which its function gets as
             `asked`; without any, one thing by all.
+        rules: what its options need or exclude, whatever it does.
     """
 
     def __init__(
@@ -145,16 +147,28 @@ class Command(click.Command):
         common: Sequence[str] = (),
         examples: Sequence[tuple[str, str]] = (),
         forms: Sequence[Form] = (),
+        rules: Sequence[OptionRule] = (),
         **settings: Any,
     ) -> None:
         settings["context_settings"] = {"max_content_width": MAX_WIDTH, **settings.get("context_settings", {})}
         super().__init__(*arguments, **settings)
-        self.common, self.examples, self.forms = tuple(common), tuple(examples), tuple(forms)
+        self.common, self.examples, self.forms, self.rules = tuple(common), tuple(examples), tuple(forms), tuple(rules)
 
     def invoke(self, ctx: click.Context) -> Any:
-        if self.forms:
-            ctx.params["asked"] = resolve_form(ctx, self.forms)
+        asked = self.resolve_options(ctx)
+        if asked is not None:
+            ctx.params["asked"] = asked
         return super().invoke(ctx)
+
+    def resolve_options(self, ctx: click.Context) -> Form | None:
+        """Return the form that a call asks for, None for a command with one; refuse options that cannot act in it.
+
+        Raises:
+            ConfigError: an option does not act in the form, or breaks a rule.
+        """
+        asked = resolve_form(ctx, self.forms) if self.forms else None
+        refuse_broken_rules(self.rules, ctx.params)
+        return asked
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["--help"] if self.common else ["-h", "--help"]

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from ampcompare.api.results_table import judge_against, judge_table
-from ampcompare.base.errors import AmpCompareError, ConfigError, UnusableInput
+from ampcompare.base.errors import AmpCompareError, UnusableInput
+from ampcompare.base.option_rules import OptionRule, is_given, rule_of_need
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.forms import Form, form_asked_by, form_asked_for, plain_form, refuse_given
 from ampcompare.cli.help import (
@@ -37,6 +38,19 @@ LOGPROBS = form_asked_by("--logprobs A B", "logprobs", ("twin", "as_json"))
 AGAINST = form_asked_by("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
 TABLE = plain_form((*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json"))
 FORMS = (LOGPROBS, AGAINST, TABLE)
+RULES = (
+    rule_of_need(
+        "--against OLD", "old", "new results", "table", advice="name them: ampcompare judge NEW --against OLD"
+    ),
+    OptionRule(
+        "judge",
+        "needs one table",
+        "name a CSV or Markdown file, or give --example",
+        lambda values: (
+            values["old"] is None and values["logprobs"] is None and values["example"] == is_given(values["table"])
+        ),
+    ),
+)
 
 
 class _JudgeCommand(Command):
@@ -68,6 +82,7 @@ class _JudgeCommand(Command):
     "judge",
     cls=_JudgeCommand,
     forms=FORMS,
+    rules=RULES,
     examples=[
         ("A published table of ResNet-50:", "ampcompare judge --example"),
         ("Your own results, from a CSV file:", "ampcompare judge results.csv --reference O2 --margin 0.3"),
@@ -131,8 +146,6 @@ def command(
     from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
     from ampcompare.results.report.base import FORMATS
 
-    if old is None and example == (table is not None):
-        raise ConfigError("name one table, a CSV or Markdown file, or give --example")
     if options["margin"] is None:
         options["margin"] = default_of_parameter(judge_table, "margin")
     if asked is AGAINST:
@@ -163,13 +176,12 @@ def _judge_against(table: str | None, old: str, arm: str | None, options: dict[s
     from ampcompare.results.analysis.floor import is_envelope, judge_step_rows, read_envelope, read_step_rows
 
     if is_envelope(Path(old)):
-        refuse_given((*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`; leave it out")
+        refuse_given((*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`", "leave it out")
         judgment = judge_step_rows(read_step_rows(Path(table or "")), read_envelope(Path(old)))
         say_on_stdout(json.dumps(judgment.data(), allow_nan=False))
         return judgment.exit_code
     kept = {name: options[name] for name in ("metric", "better", "margin", "sd")}
-    if table is None:
-        raise ConfigError("name the new results before --against: ampcompare judge NEW --against OLD")
+    assert table is not None
     new = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table
     result = judge_against(new, old, arm=arm, **kept)
     say_on_stdout(json.dumps(result.data(), allow_nan=False))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import format_ranges, printable_line
+from ampcompare.cli.forms import Form, plain_form
 from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, WordChoice
 
@@ -20,9 +20,19 @@ RUN_HEADERS = ("folder", "changed", "tag", "arms", "seeds", "done", "headline")
 MAX_SHOWN = 4  # arms
 
 
+LIST_RUNS = Form(
+    "list runs",
+    frozenset({"what", "folder"}),
+    lambda values: values["what"] == "runs",
+    advice="write: ampcompare list runs FOLDER",
+)
+FORMS = (LIST_RUNS, plain_form(("what",)))
+
+
 @click.command(
     "list",
     cls=Command,
+    forms=FORMS,
     examples=[
         ("Which models and data there are:", "ampcompare list models"),
         ("What has been run, the newest first:", "ampcompare list runs"),
@@ -30,16 +40,14 @@ MAX_SHOWN = 4  # arms
 )
 @click.argument("what", type=WordChoice([*KINDS, "runs", "all"]), default="all")
 @click.argument("folder", metavar="[FOLDER]", required=False, type=FOLDER)
-def command(what: str, folder: str | None) -> int:
+def command(asked: Form, what: str, folder: str | None) -> int:
     """List arms, tasks, models, data, optimizers, runs and more.
 
     `list runs` shows the run directories in FOLDER, by default runs/, the newest first: when each changed, its arms and
     seeds, how many of its planned cells are done, and the headline of its report.
     """
-    if what == "runs":
+    if asked is LIST_RUNS:
         return _print_runs(folder)
-    if folder is not None:
-        raise ConfigError(f"FOLDER is for list runs; list {what} takes none")
     from ampcompare.experiment.choices import list_choices
     from ampcompare.results.report.tables import listing_table, terminal_width
 

@@ -11,6 +11,7 @@ import click
 
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.option_rules import rule_of_exclusion
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import note_on_stderr
@@ -40,6 +41,7 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mo
     "migrate",
     cls=Command,
     forms=FORMS,
+    rules=(rule_of_exclusion("--rewrite", "rewrite", "--adapter", "adapter", ", which keeps the code"),),
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
@@ -114,8 +116,6 @@ def command(
     rewritten on torch. With --stack old=/envs/old/bin/python the unchanged one runs there, with the Apex of that
     environment.
     """
-    if adapter and rewrite:
-        raise ConfigError("--adapter and --rewrite exclude each other; leave one out")
     how = "adapter" if adapter else "rewrite" if rewrite else ""
     if asked is VERIFY_RESUME:
         assert resume_step is not None

@@ -16,7 +16,9 @@ from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable_line
+from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.comparison_output import details_option
+from ampcompare.cli.forms import refuse_given
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say_on_stdout
 from ampcompare.cli.values import FILE, FILE_OR_FOLDER, WordChoice
@@ -35,9 +37,26 @@ SUFFIXES = {
 }
 
 
+RULES = (
+    OptionRule(
+        "--open",
+        "is not for --format, unless that is html",
+        "give only one of them",
+        lambda values: values["open_page"] and values["form"] not in (None, "html"),
+    ),
+    OptionRule(
+        "--open",
+        "is not for --output -, which is standard output",
+        "give only one of them",
+        lambda values: values["open_page"] and values["output"] == "-",
+    ),
+)
+
+
 @click.command(
     "report",
     cls=Command,
+    rules=RULES,
     examples=[
         ("The newest run, in a browser:", "ampcompare report --open"),
         ("The same runs against another reference:", "ampcompare report runs/first --reference O1"),
@@ -88,8 +107,8 @@ def command(
     target = _report_target_from_options(form, output, open_page)
     source, excluded = Path(paths[0]) if paths else _newest_run_directory(), list[str]()
     is_of_exec = len(paths) < 2 and is_exec_record(source)
-    if is_of_exec and reference is not None:
-        raise ConfigError("--reference is for arms of a comparison; records of exec have none")
+    if is_of_exec:
+        refuse_given(("reference",), "is not for a record of exec, which has no arms", "leave it out")
     target = target.with_file(source if source.is_dir() and reference is None and len(paths) < 2 else None)
     if is_of_exec:
         text = target.reporter().document_text(record_document(source))
@@ -151,10 +170,6 @@ class _ReportTarget:
 
 def _report_target_from_options(form: str | None, output: str | None, shown: bool) -> _ReportTarget:
     """Return where a report goes, from the options of the command."""
-    if shown and form not in (None, "html"):
-        raise ConfigError(f"--open shows the HTML page, and --format asks for {form}; give only one of them")
-    if shown and output == "-":
-        raise ConfigError("--open shows a file, and --output - is standard output; give only one of them")
     if output in (None, "-"):
         return _ReportTarget("html" if shown else form or "table", None, shown)
     path = Path(str(output))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError, Ended
+from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable_line
 from ampcompare.cli.comparison_output import details_option, terminal_text
@@ -27,13 +27,14 @@ from ampcompare.cli.shared_options import (
     add_arm_options,
     add_output_options,
     arm_from_flags,
+    arm_rules,
     recipe_options,
     stack_option,
 )
 from ampcompare.experiment.run_options import LaunchOptions, RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings
 from ampcompare.settings.reads import TRAIN
-from ampcompare.settings.stack import StackConfig, arms_with_stacks, parse_stacks
+from ampcompare.settings.stack import StackConfig, arms_with_stacks, parse_stacks, require_used_stacks
 
 if TYPE_CHECKING:
     from ampcompare.experiment.single_run import ResumeVerification, RunOutcome
@@ -49,6 +50,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllNamesBut(())))
     "run",
     cls=ScriptCommand,
     forms=FORMS,
+    rules=arm_rules("arm_text"),
     common=[
         *("--arm", "--opt-level", "--arch", "--data", "--data-dir", "--epochs", "--batch-size", "--lr", "--optimizer"),
         *("--recipe", "--device", "--seed", "--resume", "--output-dir", "--json"),
@@ -125,7 +127,7 @@ def settings_sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     named = parameters["arm_text"]
     arm = None if named is None else str(Arm.parse(named.rpartition("@")[0] or named))
     derived = {
-        "arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm,
+        "arm_text": arm_from_flags(parameters) or arm,
         "processes": count_processes_asked_for(parameters),
     }
     return collect_settings(request_from({**parameters, **derived}), TRAIN, one_run=True)
@@ -136,9 +138,7 @@ def _stack_named_by_arm(parameters: Mapping[str, Any]) -> StackConfig | None:
     stacks = parse_stacks(parameters["stacks"])
     named = arms_with_stacks([parameters["arm_text"]], stacks) if parameters["arm_text"] is not None else []
     used = {stack.name for _, stack in named if stack is not None} | {parameters["first_weights"]}
-    if unused := sorted(stacks.keys() - used):
-        name = unused[0]
-        raise ConfigError(f"no arm trains in the stack {name}; name it, as in --arm script@{name}")
+    require_used_stacks(stacks, used)
     return named[0][1] if named else None
 
 

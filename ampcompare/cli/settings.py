@@ -16,7 +16,7 @@ from ampcompare.cli.values import WordChoice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
-from ampcompare.settings.reads import OF_OWN_LOOP, CommandReads
+from ampcompare.settings.reads import GIVE_OWN_OPTION, OF_OWN_LOOP, CommandReads
 from ampcompare.settings.script import ScriptConfig, script_config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -193,9 +193,9 @@ def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
     words = parameters.get("script")
     if words is None:
         command = click.get_current_context().info_name
-        refuse_given(OWN, f"is for a script: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
+        refuse_given(OWN, "is for a script", f"write: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
         return None
-    refuse_given(NOT_FOR_SCRIPTS, OF_OWN_LOOP)
+    refuse_given(NOT_FOR_SCRIPTS, OF_OWN_LOOP, GIVE_OWN_OPTION)
     script: ScriptConfig = script_config(
         words,
         metrics=parameters["metric"],

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import OptionRule, rule_of_exclusion, rule_of_need
 from ampcompare.base.secrets import hide_secrets_in_words
 from ampcompare.cli.help import (
     ARMS,
@@ -324,15 +324,23 @@ def add_arm_options(function: Function) -> Function:
     return option("--backend", metavar="NAME", group=ARMS, help=text)(function)
 
 
-def arm_from_flags(parameters: Mapping[str, Any], *, is_named: bool) -> str | None:
-    """Return the arm that `--backend` and its options name, in its canonical form; None if they name none."""
+def arm_rules(arm: str) -> tuple[OptionRule, ...]:
+    """Return what `--backend` and the options of an arm need and exclude; `arm` is the parameter of `--arm`."""
+    flags = {"backend": "--backend", **ARM_FLAGS}
+    return (
+        *(rule_of_exclusion(flag, name, "--arm", arm, ", whose text has its options") for name, flag in flags.items()),
+        *(
+            rule_of_need(flag, name, "--backend NAME", "backend", "opt_level", because=", whose option it is")
+            for name, flag in ARM_FLAGS.items()
+        ),
+    )
+
+
+def arm_from_flags(parameters: Mapping[str, Any]) -> str | None:
+    """Return the arm that `--backend` and its options name, in its canonical form; None if they name none.
+
+    What they need and exclude, `arm_rules` has.
+    """
     options = {name: parameters[name] for name in ARM_FLAGS if parameters[name] is not None}
-    backend = parameters["backend"]
-    flags = ", ".join([*(["--backend"] if backend else []), *map(ARM_FLAGS.__getitem__, options)])
-    if is_named and flags:
-        raise ConfigError(f"--arm cannot be combined with {flags}; use one or the other")
-    if backend is None and "opt_level" in options:
-        backend = "apex"
-    if backend is None and options:
-        raise ConfigError(f"{flags} belongs to a backend; name it with --backend")
+    backend = parameters["backend"] or ("apex" if options else None)  # --opt-level alone is of Apex
     return None if backend is None else str(Arm.make(backend, **options))

@@ -21,6 +21,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
+from ampcompare.base.option_rules import refusal_sentence, refuse_broken_rules
 from ampcompare.base.secrets import reveal_secrets
 from ampcompare.experiment.launch.cell import command_of_cell
 from ampcompare.experiment.launch.cell_files import write_cell_inputs
@@ -34,7 +35,7 @@ from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
 from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
-from ampcompare.experiment.run_options import CompareOptions
+from ampcompare.experiment.run_options import COMPARE_RULES, CompareOptions
 from ampcompare.experiment.run_plan import CommonFailure, RunningPlan, run_plan
 from ampcompare.experiment.single_run import WhileRunning
 from ampcompare.experiment.sources import (
@@ -58,6 +59,7 @@ from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.results.report.export import make_exporter
 from ampcompare.results.report.junit import junit_xml
 from ampcompare.settings.reads import TRAIN
+from ampcompare.settings.stack import require_used_stacks
 from ampcompare.tasks.catalog import TASKS
 
 DEFAULT_SEEDS = "0-2"
@@ -131,9 +133,6 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         EnvironmentUnfit: this machine lacks what the cells need.
         RecordError: the baseline cannot be read.
     """
-    if options.baseline is not None and not options.fail_on:
-        raise ConfigError('a baseline is what --fail-on compares with; add --fail-on "metric:worse", or leave it out')
-    baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings, TRAIN)
     if options.first_weights is not None:
         sources = sources.with_first_weights(options.first_weights, options.stacks)
@@ -150,8 +149,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         sources, arms=options.arms, reference=options.reference, sweep=options.sweep, stacks=options.stacks,
     ))  # fmt: skip
     used = {row.stack.name for row in rows if row.stack is not None} | {options.first_weights}
-    if unused := sorted(options.stacks.keys() - used):
-        raise ConfigError(f"no arm trains in the stack {unused[0]}; name one, as in --arm script,script@{unused[0]}")
+    require_used_stacks(options.stacks, used)
     if options.twin and (base_row := find_reference(rows, options.reference)) is not None:
         rows = (*rows, replace(base_row, varied={**base_row.varied, "first_weights": "twin"}))
     base = sources.config
@@ -160,12 +158,12 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
             f"a comparison needs a list of arms, but the settings have arm: {base.arm}; write arms: [...]"
         )
     seeds = requested_or_default_seeds(options, sources)
-    if options.budget_seconds is not None and seeds != "auto":
-        raise ConfigError(f"a budget limits --seeds auto, but the seeds are {seeds}; leave --budget out")
     first = pilot_seeds(len(rows) - 1) if seeds == "auto" else parse_seeds(seeds)
     plan = _make_plan(options, sources, rows, first)
-    options.launch.check({cell.launcher for cell in plan.cells}, options.jobs)
+    given = {**vars(options), "seeds": seeds, "slurm_options": options.launch.slurm_options}
+    refuse_broken_rules(COMPARE_RULES, {**given, "launchers": {cell.launcher for cell in plan.cells}})
     check_cells(plan.cells)
+    baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     tag = re.sub(r"[^A-Za-z0-9.]+", "-", options.tag).strip("-.")[:40]
     label = "-".join(filter(None, ["compare", tag, plan.digest()]))
     folder = options.output_dir or DEFAULT_FOLDER / label
@@ -179,14 +177,7 @@ def _make_plan(
     options: CompareOptions, sources: SettingsSources, rows: Sequence[MatrixRow], seeds: Sequence[int]
 ) -> Plan:
     plan = plan_rows(sources.config, rows, seeds, options.reference)
-    plan = replace(plan, published=published_table_beside_rows(sources, rows), timing_rounds=options.timing_rounds)
-    is_elsewhere = any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
-    if options.timing_rounds and (options.jobs not in (None, 1) or is_elsewhere):
-        raise ConfigError(
-            "--timing-rounds times one arm after the other on this machine; leave it out, or run without --jobs, "
-            "Slurm and Ray"
-        )
-    return plan
+    return replace(plan, published=published_table_beside_rows(sources, rows), timing_rounds=options.timing_rounds)
 
 
 def run_comparison(
@@ -262,7 +253,8 @@ def write_cell_commands(options: CompareOptions, file: Path) -> int:
     """
     planned = plan_comparison(options)
     if requested_or_default_seeds(options, planned.sources) == "auto":
-        raise ConfigError("--seeds auto decides by the first cells how many follow; with --emit-cells name the seeds")
+        why = "is not for --emit-cells: the first cells decide how many follow"
+        raise ConfigError(refusal_sentence("--seeds auto", why, "name the seeds"))
     script = planned.plan.cells[0].script
     if script is not None and reveal_secrets(script.arguments) != list(script.arguments):
         raise ConfigError(

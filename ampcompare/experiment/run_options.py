@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
+from ampcompare.base.option_rules import OptionRule, rule_of_need
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch import launcher_for_places, make_launcher
 from ampcompare.experiment.launch.places import Places
@@ -28,6 +29,41 @@ from ampcompare.settings.stack import parse_stacks
 
 Jobs: TypeAlias = int | Literal["auto"] | None
 
+# What options need and exclude, as they come to be: `launchers` are those of all cells.
+LAUNCH_RULES = (
+    OptionRule(
+        "--slurm-option",
+        "needs --launcher slurm",
+        "give both",
+        lambda values: bool(values["slurm_options"]) and "slurm" not in values["launchers"],
+    ),
+    OptionRule(
+        "--jobs",
+        "is not for Ray, which runs as many cells as fit",
+        "leave it out",
+        lambda values: values["jobs"] not in (None, 1) and "ray" in values["launchers"],
+    ),
+)
+COMPARE_RULES = (
+    rule_of_need("--baseline", "baseline", "--fail-on, which compares with it", "fail_on"),
+    *LAUNCH_RULES,
+    OptionRule(
+        "--budget",
+        "needs --seeds auto, whose number it limits",
+        "give both, or leave it out",
+        lambda values: values["budget_seconds"] is not None and values["seeds"] != "auto",
+    ),
+    OptionRule(
+        "--timing-rounds",
+        "is not for --jobs, Slurm or Ray: it times one arm after the other on this machine",
+        "leave it out, or run without them",
+        lambda values: (
+            values["timing_rounds"] > 0
+            and (values["jobs"] not in (None, 1) or bool(values["launchers"] & {"slurm", "ray"}))
+        ),
+    ),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
@@ -40,13 +76,6 @@ class LaunchOptions:
 
     dist_url: str | None = None
     slurm_options: Mapping[str, str] = field(default_factory=dict)
-
-    def check(self, launchers: Collection[str], jobs: Jobs = None) -> None:
-        """Check that Slurm options and the launchers of all cells are compatible."""
-        if self.slurm_options and "slurm" not in launchers:
-            raise ConfigError("--slurm-option is for Slurm jobs; add --launcher slurm")
-        if jobs not in (None, 1) and "ray" in launchers:
-            raise ConfigError("--jobs is not for Ray, which runs as many cells as fit; leave it out")
 
     def launcher_of_cell(self, config: RunConfig) -> Launcher:
         """Return the launcher for one cell."""

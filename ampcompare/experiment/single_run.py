@@ -16,11 +16,12 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile, RunFile
+from ampcompare.base.option_rules import refuse_broken_rules
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.experiment.run_options import RunOptions
+from ampcompare.experiment.run_options import LAUNCH_RULES, RunOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -62,7 +63,8 @@ class RunOutcome:
 
 def check_run(options: RunOptions) -> None:
     """Refuse what certainly cannot run."""
-    options.launch.check({options.config.launcher})
+    slurm_options, launchers = options.launch.slurm_options, {options.config.launcher}
+    refuse_broken_rules(LAUNCH_RULES, {"slurm_options": slurm_options, "launchers": launchers, "jobs": None})
     check_cells([options.config])
     RunDirectory(options.folder).check_name()
 

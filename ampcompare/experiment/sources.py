@@ -10,6 +10,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
+from ampcompare.base.option_rules import refuse_broken_rules, rule_of_need
 from ampcompare.experiment.matrix import MatrixRow, Vary, expand_matrix, first_row_of_arm, setting_path_of_name
 from ampcompare.experiment.plan import parse_seeds
 from ampcompare.results.analysis.pairing.comparability import changed_settings, iter_settings
@@ -30,6 +31,7 @@ from ampcompare.settings.validation import paths_and_values
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
 MIB = 2**20
+NEEDS_RECIPE = rule_of_need("--size", "size", "--recipe", "recipe")
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,7 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
     """
     reads.refuse_unread_settings(request.layers)
     name, size = request.recipe, request.size
-    if size is not None and name is None:
-        raise ConfigError(f"--size {size} needs a recipe; give --recipe too")
+    refuse_broken_rules((NEEDS_RECIPE,), {"size": size, "recipe": name})
     full = None
     if name is not None:
         full = read_settings_file(name) if name.endswith(YAML_SUFFIXES) else load_recipe(name)

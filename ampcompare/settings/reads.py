@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.validation import paths_and_values, setting_paths
@@ -16,11 +17,9 @@ from ampcompare.settings.validation import paths_and_values, setting_paths
 EVERY = frozenset(setting_paths(RunConfig))
 RECIPE_OBJECT = "Recipe"  # origin of a layer: like a named recipe it holds more than one command reads
 
-# Why a setting is refused where a script trains; it follows the name of the setting.
-OF_OWN_LOOP = (
-    "is a setting of ampcompare's own training loop, but a script has its own loop; leave it out, or give the script's "
-    "own option after --"
-)
+# Why a setting is refused where a script trains, which follows the name of the setting, and what to do.
+OF_OWN_LOOP = "is a setting of ampcompare's own training loop, but a script has its own loop"
+GIVE_OWN_OPTION = "leave it out, or give the script's own option after --"
 DATA_AND_MODEL = frozenset({"recipe.task", "recipe.label_smoothing", "recipe.tta"}) | {
     path for path in EVERY if path.startswith(("recipe.data.", "recipe.model."))
 }
@@ -93,8 +92,8 @@ class CommandReads:
 
     def _why_setting_is_unread(self, path: str, *, has_script: bool) -> str:
         if has_script and path in self.recipe:
-            return f"{path} {OF_OWN_LOOP}"
-        return f"{self.command} does not read {path}; leave it out"
+            return refusal_sentence(path, OF_OWN_LOOP, GIVE_OWN_OPTION)
+        return refusal_sentence(self.command, f"does not read {path}", "leave it out")
 
 
 def _is_known_path(path: str, known: frozenset[str]) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from pydantic import Field
 
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError, suggestion_text
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.settings.recipe import FrozenSettings
 
 NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
@@ -122,6 +123,21 @@ def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_scr
             f"--first-weights {name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip(".")
         )
     return stacks[name]
+
+
+def require_used_stacks(stacks: Mapping[str, StackConfig], used: Collection[str | None]) -> None:
+    """Check that each stack is one of an arm, or one whose first weights are used.
+
+    Args:
+        stacks: the environments that are known, by name.
+        used: the names of those that arms and first weights name.
+
+    Raises:
+        ConfigError: nothing trains in one of them.
+    """
+    if unused := sorted(stacks.keys() - used):
+        advice = f"name one, as in --arm script@{unused[0]}"
+        raise ConfigError(refusal_sentence(f"--stack {unused[0]}", "needs an arm that trains there", advice))
 
 
 def _find_stack(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:

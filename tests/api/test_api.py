@@ -97,7 +97,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         ({"epochs": 3}, "there is no setting 'epochs'"),
         ({"arm": "fp32"}, "a comparison needs a list of arms"),
         ({"launch": LaunchOptions(), "slurm_options": {"a": "b"}}, "give only one of them"),
-        ({"slurm_options": {"partition": "gpu"}}, "for Slurm jobs"),
+        ({"slurm_options": {"partition": "gpu"}}, "needs --launcher slurm"),
     ],
 )
 def test_options_that_cannot_be_used(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
     [
         (("--fail-on", "speed>1"), "cannot be read"),
         (("--baseline", "missing.json", "--fail-on", "metric:worse"), "there is no missing.json"),
-        (("--baseline", "missing.json"), "a baseline is what --fail-on compares with"),
+        (("--baseline", "missing.json"), "--baseline needs --fail-on, which compares with it; give both"),
         (("--budget", "soon"), "not a time"),
-        (("--budget", "2m", "--seeds", "0-2"), "a budget limits --seeds auto, but the seeds are 0-2"),
+        (("--budget", "2m", "--seeds", "0-2"), "--budget needs --seeds auto, whose number it limits"),
         (("--log-interval", "0"), "drain_every: must be at least 1 (seen: 0 from flag --log-interval)"),
         (("--progress-interval", "often"), "--progress-interval 'often' is not a time"),
         (("--sweep", "colour=1"), "is not a setting; ampcompare config show lists them all"),

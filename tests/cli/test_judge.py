@@ -31,9 +31,9 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "name one table"),
+        ([], "judge needs one table; name a CSV or Markdown file, or give --example"),
         (["missing.csv"], "cannot read missing.csv"),
-        (["missing.csv", "--example"], "name one table"),
+        (["missing.csv", "--example"], "judge needs one table; name a CSV or Markdown file, or give --example"),
         (["--example", "--margin", "0"], "margin is 0"),
         (["--example", "--sd", "-1"], "spread over seeds is -1"),
         (["--example", "--reference", "\x1b[31m"], "there is no arm"),

@@ -123,7 +123,7 @@ def test_several_arms_need_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["new.csv", "--against", "empty"], "holds no records"),
         (["new.csv", "--against=old.csv", "--margn", "1"], "--margn"),
         (["new.csv", "--against"], "--against"),
-        (["--against", "old.csv"], "name the new results"),
+        (["--against", "old.csv"], "--against OLD needs new results; name them: ampcompare judge NEW --against OLD"),
         (["new.csv", "--against", "old.csv", "--example"], "--example is not for --against"),
         (["new.csv", "--against", "old.csv", "--reference", "O2"], "--reference is not for --against"),
         (["new.csv", "--against", "old.csv", "--margin", "0"], "margin is 0"),

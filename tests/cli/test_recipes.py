@@ -50,7 +50,7 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
         ),
         (("--recipe", "digits", "--size", "small"), ["recipe digits has no size 'small'"]),
         (("--recipe", "cifar10-r18", "--size", "smal"), ["did you mean 'small'?"]),
-        (("--size", "small"), ["--size small needs a recipe", "--recipe"]),
+        (("--size", "small"), ["--size needs --recipe; give both"]),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])

@@ -58,8 +58,8 @@ def test_a_name_gives_the_format(call: Any, write: Any, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("-o", "page.pdf"), "--output 'page.pdf' does not say which format; add --format table|md|"),
-        (("--open", "--format", "md"), "--open shows the HTML page, and --format asks for md"),
-        (("--open", "-o", "-"), "--open shows a file"),
+        (("--open", "--format", "md"), "--open is not for --format, unless that is html; give only one of them"),
+        (("--open", "-o", "-"), "--open is not for --output -, which is standard output"),
     ],
 )
 def test_options_that_do_not_fit(call: Any, write: Any, options: tuple[str, ...], said: str) -> None:

@@ -59,7 +59,7 @@ def test_options_of_scripts_need_one(call: Any) -> None:
     """`--metric` without a script changes nothing, so it is an error."""
     done = call("run", "--metric", "top1:max")
     assert done.code == 2
-    assert "is for a script: ampcompare run [OPTIONS] -- SCRIPT ARGS..." in done.err
+    assert "is for a script; write: ampcompare run [OPTIONS] -- SCRIPT ARGS..." in done.err
     assert "no script after --" in call("compare", "--").err
 
 

@@ -89,7 +89,7 @@ def test_the_commands_of_a_comparison(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_no_command_can_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of seeds of "auto", and secrets, are not known when the commands are written."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="--seeds auto decides by the first cells"):
+    with pytest.raises(ConfigError, match="--seeds auto is not for --emit-cells: the first cells decide"):
         write_cell_commands(CompareOptions(seeds="auto", **TINY), tmp_path / "cells.sh")
     (tmp_path / "train.py").touch()
     with pytest.raises(ConfigError, match="secret among the arguments"):
