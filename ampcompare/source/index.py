@@ -21,6 +21,7 @@ from ampcompare.source.amp_names import STARS, WRAPPERS, public_full_name
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.project import Project
 from ampcompare.source.syntax import argument_values, child_nodes, dotted_name, last_name, strip_star
+from ampcompare.source.torch_methods import ADDING, GIVING_BACK
 
 T = TypeVar("T")
 MAX_DEPTH = 24
@@ -30,14 +31,8 @@ SAME = frozenset({
     *WRAPPERS, "torch.compile", "torch.jit.script", "copy.copy", "copy.deepcopy", "functools.wraps", "typing.cast",
     "apex.parallel.convert_syncbn_model", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "weakref.proxy",
 })  # fmt: skip
-# Methods that give back their object.
-CHAINED = frozenset({
-    "cuda", "to", "cpu", "float", "half", "double", "bfloat16", "train", "eval", "type", "share_memory",
-    "requires_grad_",
-})  # fmt: skip
 LISTS = frozenset({"list", "tuple", "iter", "reversed", "sorted", "set", "collections.OrderedDict", "dict"})
 PROPERTIES = ("property", "functools.cached_property", "cached_property")
-ADDING = ("append", "add", "insert", "extend", "update", "setdefault")
 # What tensors, optimizers and schedulers are called, whose methods have names such as `backward` and `step`.
 NO_PROJECT_CLASS = re.compile(r"^_*(?:\w*loss\w*|err\w*|opt\w*|\w*optim\w*|\w*sched\w*|scaler)$", re.IGNORECASE)
 OF_OBJECT = frozenset(dir(object))
@@ -246,6 +241,20 @@ class Index:
     def function_of_expression(self, node: ast.expr, scope: Scope, receiver: Scope | None = None) -> Callee:
         """Return which function an expression is, such as one that is passed to be called."""
         return _callee_of_found(self._functions_behind_values(self.values_of_expression(node, scope, receiver)))
+
+    def classes_of_expression(self, node: ast.expr, scope: Scope) -> list[Scope]:
+        """Return the classes of the project that an expression may be, such as what is called to make an object."""
+        return [each.scope for each in self.values_of_expression(node, scope) if isinstance(each, _ProjectClass)]
+
+    def project_functions_of(self, call: ast.Call, scope: Scope) -> list[Function]:
+        """Return the functions of the project of which a call surely names one; none where it may name another thing.
+
+        What such a call does, their lines say; its name says nothing.
+        """
+        callee = self.callee(call, scope)
+        named = functions_of_callee(callee)
+        known = [each for each in named if isinstance(each, Function)]
+        return known if len(known) == len(named) and not isinstance(callee, UnknownFunction) else []
 
     def outside_names_of(self, node: ast.expr, scope: Scope) -> set[str]:
         """Return the full names of other packages that an expression may have; "" stands for anything else."""
@@ -621,7 +630,7 @@ class Index:
             return self.values_of_expression(first, scope, receiver)
         if name in LISTS and first is not None:
             return self.values_of_expression(first, scope, receiver)
-        if name.rpartition(".")[2] in CHAINED and isinstance(node.func, ast.Attribute):
+        if name.rpartition(".")[2] in GIVING_BACK and isinstance(node.func, ast.Attribute):
             return self.values_of_expression(node.func.value, scope, receiver)
         if name == "apex.amp.initialize":  # models and optimizers, as they are
             return frozenset({_WrittenContainer(ast.Tuple(node.args[:2]), scope, receiver)}) if node.args else NOT_KNOWN

@@ -6,12 +6,12 @@ import re
 from ampcompare.source.index import Function, Index, nodes_of_scope
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
 from ampcompare.source.syntax import arguments, dotted_name
+from ampcompare.source.torch_methods import PARAMETER_LISTS, receiver_of
 
 # Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
 SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
 OPTIMIZER = re.compile(r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$")
 SCHEDULER = re.compile(r"sched|^lr_|warmup|_lr$")
-PARAMETERS = ("parameters", "named_parameters")
 # Functions that give what the last of their arguments holds, and those that join what all hold.
 SAME_ELEMENTS = ("list", "tuple", "iter", "set", "sorted", "reversed", "filter")
 JOINED = ("itertools.chain",)
@@ -44,9 +44,8 @@ class ObjectKinds:
 
     def kind_of_method_owner(self, node: ast.expr, method: str, scope: Scope) -> str:
         """Return the kind of the object whose method an expression calls; empty for any other expression."""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
-            return self.kind_of_object(node.func.value, scope)
-        return ""
+        owner = receiver_of(node, (method,))
+        return "" if owner is None else self.kind_of_object(owner, scope)
 
     def model_of_parameters(self, node: ast.expr, scope: Scope, depth: int = 0) -> ast.expr | None:
         """Return the model whose `parameters()` an expression holds: a list or generator of them, or a name of one.
@@ -77,8 +76,8 @@ class ObjectKinds:
         return None
 
     def _model_of_call(self, call: ast.Call, scope: Scope, depth: int) -> ast.expr | None:
-        if isinstance(call.func, ast.Attribute) and call.func.attr in PARAMETERS:
-            return call.func.value
+        if (model := receiver_of(call, PARAMETER_LISTS)) is not None:
+            return model
         name = self._module.resolve(call.func, scope) or dotted_name(call.func) or ""
         if name in SAME_ELEMENTS and call.args:
             return self.model_of_parameters(call.args[-1], scope, depth + 1)

@@ -25,6 +25,7 @@ from ampcompare.source.syntax import (
     is_literal,
     strip_star,
 )
+from ampcompare.source.torch_methods import MOVING, is_gradient, receiver_of
 
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
@@ -244,7 +245,7 @@ class EventTracer(CallFollower):
             add(EventKind.NEW_OPTIMIZER, self._name_bound_by(statement, frame), sources=sources)
         elif full in CROSS_ENTROPIES or self._makers_of_object(call.func, frame) == {"torch.nn.BCELoss"}:
             add(EventKind.CROSS_ENTROPY, call.func)
-        elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
+        elif full in NORMS and any(is_gradient(node) for node in ast.walk(call)):
             add(EventKind.GRADIENT, call.args[0] if call.args else None)
         elif not isinstance(call.func, ast.Attribute) or not self._add_method_event(
             call, call.func, statement, frame, add
@@ -343,17 +344,17 @@ class EventTracer(CallFollower):
 
     def _maker_of_object(self, node: ast.expr, frame: CallFrame) -> str:
         """Return the full name of what builds an object, which may be moved to a device there; "" if unknown."""
-        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("cuda", "to"):
-            node = node.func.value
+        while (moved := receiver_of(node, MOVING)) is not None:
+            node = moved
         return self.module.resolve(node.func, frame.scope) or "" if isinstance(node, ast.Call) else ""
 
     def _scaler_of_loss(self, node: ast.expr | None, frame: CallFrame) -> str:
         """Return the scaler that has scaled a loss."""
         if node is None:
             return ""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
-            if self._kinds.kind_of_object(node.func.value, frame.scope) == "scaler":
-                return self._canonical_text(node.func.value, frame)
+        scaler = receiver_of(node, ("scale",))
+        if scaler is not None and self._kinds.kind_of_object(scaler, frame.scope) == "scaler":
+            return self._canonical_text(scaler, frame)
         return self._scaled.get(self._canonical_text(node, frame), "")
 
     def after_statement(self, statement: ast.stmt, frame: CallFrame) -> None:
@@ -476,7 +477,7 @@ class EventTracer(CallFollower):
 def _gradient_in(node: ast.expr) -> ast.expr | None:
     """Return the `x.grad` on which a chain such as `x.grad.detach().norm()` is built."""
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
-        if isinstance(node, ast.Attribute) and node.attr == "grad":
+        if is_gradient(node):
             return node
         node = node.func if isinstance(node, ast.Call) else node.value
     return None

@@ -237,6 +237,10 @@ def _sentences(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "UnsureRewrite":
             yield from node.args[1:]
+        elif isinstance(node, ast.ClassDef) and any(
+            isinstance(base, ast.Name) and base.id == "StrEnum" for base in node.bases
+        ):
+            yield from (each.value for each in node.body if isinstance(each, ast.Assign))
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("_why"):
             yield from (
                 each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None

@@ -23,6 +23,7 @@ from ampcompare.source.lint.module import (
 from ampcompare.source.lint.update_events import FINITE, EventKind, TrainingEvent, name_in_source
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name
+from ampcompare.source.torch_methods import is_gradient
 
 IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
@@ -96,7 +97,7 @@ def _reads_gradients(function: Function) -> bool:
     calls = [each for each in nodes if isinstance(each, ast.Call)]
     if any(function.module.resolve(each.func) in CLIPS for each in calls):
         return True
-    of_grad = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr == "grad"]
+    of_grad = [each for each in nodes if is_gradient(each)]
     return bool(of_grad) and any(last_name(each.func) in (*READS, "clamp_", "clip_") for each in calls)
 
 
@@ -104,7 +105,7 @@ def _depends_on_gradient_size(event: TrainingEvent) -> bool:
     """Return whether an event reads or changes the gradient of a parameter in a way that its size decides."""
     if not isinstance(event.call, ast.Call) or last_name(event.call.func) not in (*READS, *IN_PLACE):
         return False
-    gradient = next(node for node in ast.walk(event.call) if isinstance(node, ast.Attribute) and node.attr == "grad")
+    gradient = next(node for node in ast.walk(event.call) if is_gradient(node))
     owner = dotted_text_of(gradient.value).partition(".")[0]
     values = event.scope.values.get(owner, [])
     loops = [ast.unparse(value.value) for value in values if isinstance(value, ast.Starred)]
@@ -224,7 +225,7 @@ def _is_condition_decided_after(module: LintModule, event: TrainingEvent, key: s
                 return True
         if isinstance(node, ast.Call) and (scope := _find_function_called_by_test(module, event, node)) is not None:
             inside = list(ast.walk(scope.node))
-            if any(isinstance(one, ast.Attribute) and one.attr == "grad" for one in inside):
+            if any(is_gradient(one) for one in inside):
                 return True
             if any(isinstance(one, ast.Call) and module.resolve(one.func) in CLIPS for one in inside):
                 return True

@@ -21,6 +21,7 @@ from ampcompare.source.lint.module import (
 from ampcompare.source.lint.update_events import FINITE, EventKind, TrainingEvent, name_in_source
 from ampcompare.source.module import Scope, flatten_conditional_values
 from ampcompare.source.syntax import last_name
+from ampcompare.source.torch_methods import is_gradient
 
 STEPS = (EventKind.STEP, EventKind.SCALER_STEP)
 LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
@@ -364,7 +365,7 @@ def _may_clear_gradients(node: ast.AST) -> bool:
         name = last_name(node.func)
         return bool(CLEARING.search(name)) or any(one.arg == "set_to_none" for one in node.keywords)
     targets = node.targets if isinstance(node, ast.Assign) else [node] if isinstance(node, ast.Delete) else []
-    return any(isinstance(one, ast.Attribute) and one.attr == "grad" for target in targets for one in ast.walk(target))
+    return any(is_gradient(one) for target in targets for one in ast.walk(target))
 
 
 def _event_may_clear_for_step(module: LintModule, event: TrainingEvent, of_others: bool, facts: Facts) -> bool:

@@ -14,6 +14,7 @@ from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, names_bound_in, walk
+from ampcompare.source.torch_methods import GIVING_BACK, PARTS, receiver_of
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import ApexCore
@@ -31,9 +32,6 @@ HALF_RUNS_ELSEWHERE = (
     "line {1} of {0} runs a network whose weights line {2} casts to fp16; O1 cast its inputs to that; outside of "
     "autocast those in fp32 fail now"
 )
-# Methods that give a model back, and those that give its parts.
-CHAINED = frozenset({"cuda", "cpu", "to", "train", "eval", "float", "requires_grad_", "half", "type"})
-PARTS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children", "buffers")
 
 
 def refuse_half_weights(core: ApexCore) -> None:
@@ -105,7 +103,7 @@ def calls_casting_to_fp16(module: Module) -> Iterator[tuple[ast.Call, ast.expr]]
 def makes_fp16(module: Module, node: ast.AST) -> bool:
     """Return whether a node makes a tensor or an object fp16, or is that type."""
     if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "half" and not node.args
+        return receiver_of(node, ("half",)) is not None and not node.args
     is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
     return is_name and module.resolve(node, follow=False) in HALVES
 
@@ -146,10 +144,10 @@ def _is_called_by_function(index: Index, call: ast.Call, given: ast.expr) -> boo
 
 def _find_cast_in_chain(casts: Collection[ast.Call], node: ast.expr) -> ast.Call | None:
     """Return the cast to fp16 whose result an expression is, as of `copy.deepcopy(net).half()`."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHAINED:
-        if node in casts:
+    while (owner := receiver_of(node, GIVING_BACK)) is not None:
+        if isinstance(node, ast.Call) and node in casts:
             return node
-        node = node.func.value
+        node = owner
     return None
 
 
@@ -168,16 +166,15 @@ def _names_given_result(module: Module, call: ast.Call) -> set[str]:
     statement = module.statement_around(call)
     value = statement.value if isinstance(statement, ast.Assign) else None
     while value is not None and value is not call:
-        is_chain = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CHAINED
-        value = value.func.value if is_chain else None  # type: ignore[attr-defined]
+        value = receiver_of(value, GIVING_BACK)
     return set() if value is None else names_bound_in(statement)
 
 
 def _object_of_method(node: ast.expr) -> ast.expr:
     """Return what an expression is a method of, as of `net.cuda().half`, through methods that give the object back."""
     while True:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHAINED:
-            node = node.func.value
+        if (owner := receiver_of(node, GIVING_BACK)) is not None:
+            node = owner
         elif isinstance(node, ast.Attribute) and node.attr == "module":
             node = node.value
         else:
@@ -187,8 +184,8 @@ def _object_of_method(node: ast.expr) -> ast.expr:
 def _is_model_or_part(core: ApexCore, node: ast.expr) -> bool:
     """Return whether an expression is a model, a part of one, or one of what a loop gets from a model."""
     while not dotted_name(node):
-        if isinstance(node, ast.Call) and last_name(node.func) in CHAINED and isinstance(node.func, ast.Attribute):
-            node = node.func.value
+        if (owner := receiver_of(node, GIVING_BACK)) is not None:
+            node = owner
         elif isinstance(node, (ast.Attribute, ast.Subscript)):
             node = node.value
         else:

@@ -10,12 +10,10 @@ from typing import TypeAlias
 
 from ampcompare.source.module import Block, Module
 from ampcompare.source.syntax import argument_values, last_name
+from ampcompare.source.torch_methods import ADDING, WITH_INDICES, WRITING, receiver_of
 
 Path: TypeAlias = tuple[str, ...]  # of a name, its attributes and its items: ("hyp", "['loss']")
 Place: TypeAlias = tuple[int, int]
-ADDING = frozenset({"append", "extend", "insert", "add", "update", "add_", "copy_"})
-# Functions and methods that return numbers and where they are.
-WITH_INDICES = frozenset({"max", "min", "topk", "sort", "median", "mode", "kthvalue", "cummax", "cummin"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BEGIN: Place = (0, 0)
 
@@ -88,8 +86,8 @@ class BindingsOfScope:
         elif isinstance(node, ast.comprehension):
             within = self._module.parent(node)
             targets, values, place = [node.target], [node.iter], _start_of_node(within)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDING:
-            targets, values = [node.func.value], argument_values(node)
+        elif isinstance(node, ast.Call) and (changed := receiver_of(node, ADDING | WRITING)) is not None:
+            targets, values = [changed], argument_values(node)
         for target in targets if values else []:
             for path, is_whole in _paths_bound(target):
                 yield Binding(path, values, place, within if is_whole else None)

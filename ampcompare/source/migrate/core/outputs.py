@@ -169,7 +169,9 @@ class _NamesOfOutputs:
         return self._holders.items_held_at(path, node) | {each for each in shared if each is not None}
 
     def _call_gives_output(self, call: ast.Call) -> bool:
-        if last_name(call.func) in ENDS or (self.module.resolve(call.func) or "").partition(".")[0] in NUMBERS:
+        own = self._follower.core.index.project_functions_of(call, self.module.scope_of[call])
+        by_name = not own and last_name(call.func) in ENDS
+        if by_name or (self.module.resolve(call.func) or "").partition(".")[0] in NUMBERS:
             return False
         if self._follower.call_makes_output(self.module, call):
             return True
@@ -194,9 +196,12 @@ class _NamesOfOutputs:
         is_method = isinstance(node.func, ast.Attribute) and not full and self.holds_output(node.func.value)
         if is_method and name in CASTS:
             return Answer.YES
-        if not (held or is_method) or name in ENDS | KEPT | PLAIN:
+        if not (held or is_method):
             return Answer.NO
-        if isinstance(node.func, ast.Name) and not full and hasattr(builtins, name):
+        own = self._follower.core.index.project_functions_of(node, self.module.scope_of[node])
+        if not own and name in ENDS | KEPT | PLAIN:
+            return Answer.NO
+        if not own and isinstance(node.func, ast.Name) and not full and hasattr(builtins, name):
             return Answer.YES if name == "pow" else Answer.NO
         return self._call_casts_outputs(node, full, held)
 

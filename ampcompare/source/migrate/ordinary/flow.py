@@ -17,6 +17,7 @@ from ampcompare.source.index import UnknownFunction, functions_of_callee, nodes_
 from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
+from ampcompare.source.torch_methods import MOVING, PARAMETER_LISTS, WITH_INDICES
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import ApexCore
@@ -39,8 +40,6 @@ SAME = frozenset({
     "detach", "clone", "contiguous", "view", "reshape", "squeeze", "unsqueeze", "flatten", "permute", "transpose", "t",
     "cuda", "expand", "expand_as", "view_as", "data", "T", "detach_", "narrow", "chunk", "split", "repeat",
 })  # fmt: skip
-# What gives values and their indices.
-PAIRS = frozenset({"max", "min", "topk", "sort", "kthvalue", "median", "mode"})
 # Under autocast as under O1 alike: all but what leaves the GPU or asks for a type.
 LEAVE = frozenset({"cpu", "numpy", "tolist", "to", "type", "double", "half", "bfloat16", "backward", "__array__"})
 SHOWN = frozenset({
@@ -61,8 +60,6 @@ OF_MODEL = frozenset({
 })  # fmt: skip
 IN_BLOCK = frozenset({"train", "eval", "training", "state_dict", "module"})
 OF_OPTIMIZER = frozenset({"zero_grad", "state_dict", "load_state_dict", "param_groups"})
-PARAMETER_LISTS = frozenset({"parameters", "named_parameters"})
-MOVES = frozenset({"cuda", "to"})
 SCHEDULES = ("torch.optim.lr_scheduler.",)
 HOLDERS = (ast.IfExp, ast.UnaryOp, ast.Dict, ast.List, ast.Tuple, ast.Starred, ast.BinOp)
 MAX_DEPTH = 6
@@ -301,7 +298,7 @@ class _ValueFlow:
                     ]
                 elif use.kind != VALUE:
                     self._refuse_use(use, around)
-                elif isinstance(use.node, ast.Call) and last_name(use.node.func) in PAIRS and len(parts) == 2:
+                elif isinstance(use.node, ast.Call) and last_name(use.node.func) in WITH_INDICES and len(parts) == 2:
                     parts = parts[:1]
                 self._follow_targets(use, parts, around)
             elif isinstance(target, ast.Name):
@@ -344,7 +341,7 @@ class _ValueFlow:
             self._refuse_use(use, called or around)  # autocast keeps the casts of the weights as they were
         elif name in PARAMETER_LISTS and called is not None:
             self._add_use(_FollowedUse(module, called, PARAMETERS, use.is_cast))
-        elif name in MOVES and called is not None:
+        elif name in MOVING and called is not None:
             self._add_use(use._replace(node=called))
         elif name == "module":
             self._add_use(use._replace(node=around))
@@ -362,7 +359,7 @@ class _ValueFlow:
         is_cast = self._is_under_autocast(module, around, use.is_cast)
         if name in ENDS:
             return
-        if name in PAIRS and called is not None:
+        if name in WITH_INDICES and called is not None:
             above = module.parent(called)
             if not (given and isinstance(above, ast.Subscript) and is_literal(above.slice, 1)):
                 self._add_use(use._replace(node=whole))
@@ -394,15 +391,16 @@ class _ValueFlow:
         module, kind = use.module, use.kind
         name, full = last_name(call.func), module.resolve(call.func) or ""
         is_cast = self._is_under_autocast(module, call, use.is_cast)
-        if self._only_shows_arguments(module, call) or self._ends_flow(kind, call, full):
+        is_own = bool(self._core.index.project_functions_of(call, module.scope_of[call]))
+        if not is_own and (self._only_shows_arguments(module, call) or self._ends_flow(kind, call, full)):
             return
-        is_builtin = isinstance(call.func, ast.Name) and not full and hasattr(builtins, name)
+        is_builtin = not is_own and isinstance(call.func, ast.Name) and not full and hasattr(builtins, name)
         is_held = is_builtin and name in HOLDING and kind in (VALUE, PARAMETERS)
         if is_held or (kind == MODEL and full in WRAPPERS):
             self._add_use(use._replace(node=call))
         elif kind == VALUE and full.startswith("torch.") and full not in STORE and (is_cast or _returns_pairs(full)):
             above = module.parent(call)
-            if not (isinstance(above, ast.Subscript) and is_literal(above.slice, 1) and name in PAIRS):
+            if not (isinstance(above, ast.Subscript) and is_literal(above.slice, 1) and name in WITH_INDICES):
                 self._add_use(use._replace(node=call))
         else:
             self._follow_into_function(use, call, is_cast=is_cast)
@@ -445,4 +443,4 @@ class _ValueFlow:
 
 
 def _returns_pairs(full: str) -> bool:
-    return full.removeprefix("torch.") in PAIRS
+    return full.removeprefix("torch.") in WITH_INDICES

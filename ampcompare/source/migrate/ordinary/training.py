@@ -17,6 +17,7 @@ from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.scalers import LOOPS, ifs_around_call
 from ampcompare.source.migrate.finding import Finding, UnsureRewrite
 from ampcompare.source.migrate.ordinary.flow import refuse_unlisted_flow
+from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
     makes_wide_number,
     refuse_forbidden_words,
@@ -25,6 +26,7 @@ from ampcompare.source.migrate.ordinary.words import (
 )
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
+from ampcompare.source.torch_methods import MOVING_IN_FP32, receiver_of
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.read.sites import BackwardPass, GradientRead, InitializeCall, OptimizerStep
@@ -52,6 +54,8 @@ CALLED = re.compile(r"(\w+) \(line \d+\)")
 # What else of Apex may be in the file; what its options lose has a note.
 BESIDE_CORE = ("apex.normalization.", "apex.parallel.")
 MADE_BY = ("torch.nn.", "torchvision.", "torch.optim.")
+# Functions and methods that only look at numbers, between a backward pass and its step.
+SHOWING = frozenset({"item", "float", "print", "size", "len"})
 STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.Expr, ast.Assert, ast.Pass)
 
 NOTED = "a rewrite changes this, or leaves open what it does: {0}"
@@ -60,11 +64,9 @@ SEVERAL = "there are {0} calls of {1}, and a rewrite is proven right for one"
 NOT_PLAIN = "{0} of amp.initialize is `{1}`, and no variable of its own"
 OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text, and no option of its own"
 FLOW = "amp.initialize runs {0}; in an ordinary training it does always, or behind one switch"
-FORM = "an ordinary training has another form here: {0}"
 OWN_BLOCK = "`{0}` computes on what comes from the autocast block, outside of it, and O1 cast there too"
 NOT_LISTED = "{0} is in a block of autocast, and not on the list of what O1 and autocast compute alike"
 BEFORE = "this leads to a forward pass above amp.initialize, where Apex casts nothing yet"
-PLAIN = "with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()"
 USES = "{0} is more of Apex than the core and its layers"
 UNSEEN = "what makes `{0}` is not seen in this function"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
@@ -171,7 +173,7 @@ def _refuse_unusual_initialize(core: ApexCore) -> None:
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
     if len(parts) != 2 or not all(isinstance(each, ast.Name) for each in parts):
-        raise UnsureRewrite(initialize.call, FORM.format("model, optimizer = amp.initialize(model, optimizer, ...)"))
+        raise OrdinaryForm.INITIALIZE.refusal_of(initialize.call)
     _refuse_initialize_options(initialize)
     if initialize.function is not None and (
         module.class_of(initialize.function) is not None or len(list(module.functions_around(initialize.call))) > 1
@@ -211,7 +213,7 @@ def _refuse_several_updates(core: ApexCore) -> None:
             place = found[-1].statement if found else sites.initializes[0].call
             raise UnsureRewrite(place, SEVERAL.format(len(found), what))
     if sites.natives or core.forward.inline or core.forward.apart:
-        raise UnsureRewrite(blocks[0].statement, FORM.format("the loss is a variable that the lines above compute"))
+        raise OrdinaryForm.LOSS_ABOVE.refusal_of(blocks[0].statement)
     kinds = ObjectKinds(module, core.index)
     for call, owner in module.method_calls("step"):
         if call is not sites.steps[0].call and kinds.kind_of_object(owner, module.scope_of[call]) != "scheduler":
@@ -229,7 +231,7 @@ def _refuse_unusual_forward(core: ApexCore) -> None:
     outer = _statement_of_backward(core, block)
     above = [each for each in core.forward.regions if module.block_of(each[0]) is module.block_of(outer)]
     if model_casts_itself(core) or not above:
-        raise UnsureRewrite(block.statement, FORM.format("the forward pass stands right above its backward pass"))
+        raise OrdinaryForm.FORWARD_PLACE.refusal_of(block.statement)
     first, last = above[0]
     for other, _ in core.forward.regions:
         if other is not first:
@@ -237,14 +239,14 @@ def _refuse_unusual_forward(core: ApexCore) -> None:
     _refuse_unlisted_in_autocast(core)
     body = module.block_of(first)
     if last not in body or outer not in body or body.index(last) >= body.index(outer):
-        raise UnsureRewrite(first, FORM.format("the forward pass stands right above its backward pass"))
+        raise OrdinaryForm.FORWARD_PLACE.refusal_of(first)
     for statement in body[body.index(first) : body.index(last) + 1]:
         for node in walk(statement):
             is_open = isinstance(node, (ast.Lambda, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr))
             if is_open or (isinstance(node, ast.stmt) and not isinstance(node, STATEMENTS)):
-                raise UnsureRewrite(node, FORM.format("assignments alone in the forward pass"))
+                raise OrdinaryForm.FORWARD_STATEMENTS.refusal_of(node)
             if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-                raise UnsureRewrite(node, FORM.format("the forward pass sets variables alone"))
+                raise OrdinaryForm.FORWARD_TARGETS.refusal_of(node)
 
 
 def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
@@ -294,12 +296,12 @@ def _refuse_unusual_update(core: ApexCore) -> None:
     _refuse_unusual_block(block)
     outer = _statement_of_backward(core, block)
     if any(isinstance(each, ast.Try) for each in module.nodes_up_to_function(outer)):
-        raise UnsureRewrite(block.statement, FORM.format("no `try` around the backward pass"))
+        raise OrdinaryForm.NO_TRY.refusal_of(block.statement)
     body = module.block_of(outer)
     if step.function is not block.function or step.options or step.statement not in body:
-        raise UnsureRewrite(step.call, FORM.format("a step for each backward pass, in the same block"))
+        raise OrdinaryForm.STEP_PLACE.refusal_of(step.call)
     if body.index(step.statement) <= body.index(outer):
-        raise UnsureRewrite(step.call, FORM.format("the step stands below its backward pass"))
+        raise OrdinaryForm.STEP_BELOW.refusal_of(step.call)
     between = body[body.index(outer) + 1 : body.index(step.statement)]
     for each in between:
         _refuse_between_backward_and_step(core, each)
@@ -313,9 +315,9 @@ def _refuse_unusual_block(block: BackwardPass) -> None:
     call = getattr(inside[0], "value", None) if len(inside) == 1 else None
     is_plain = isinstance(call, ast.Call) and last_name(call.func) == "backward" and not (call.args or call.keywords)
     if not is_plain or set(block.arguments) != {"loss", "optimizers"}:
-        raise UnsureRewrite(block.statement, FORM.format(PLAIN))
+        raise OrdinaryForm.BLOCK.refusal_of(block.statement)
     if any(isinstance(each, ast.Call) for each in walk(block.loss)) or len(block.optimizers) != 1:
-        raise UnsureRewrite(block.statement, FORM.format("the loss is a variable, which may be divided"))
+        raise OrdinaryForm.LOSS_NAME.refusal_of(block.statement)
 
 
 def _refuse_between_backward_and_step(core: ApexCore, statement: ast.stmt) -> None:
@@ -326,12 +328,13 @@ def _refuse_between_backward_and_step(core: ApexCore, statement: ast.stmt) -> No
             _refuse_between_backward_and_step(core, each)
         return
     if not isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign)):
-        raise UnsureRewrite(statement, FORM.format("clips alone between the backward pass and the step"))
+        raise OrdinaryForm.ONLY_CLIPS.refusal_of(statement)
     clips = [each for each in (_find_clip_of_read(core, read) for read in reads) if each is not None]
     allowed = {id(one) for each in clips for one in walk(each)}
     for call in (each for each in walk(statement) if isinstance(each, ast.Call)):
-        if id(call) not in allowed and last_name(call.func) not in ("item", "float", "print", "size", "len"):
-            raise UnsureRewrite(call, FORM.format("clips alone between the backward pass and the step"))
+        is_own = bool(core.index.project_functions_of(call, core.module.scope_of[call]))
+        if id(call) not in allowed and (is_own or last_name(call.func) not in SHOWING):
+            raise OrdinaryForm.ONLY_CLIPS.refusal_of(call)
 
 
 def _find_clip_of_read(core: ApexCore, read: GradientRead) -> ast.Call | None:
@@ -345,7 +348,7 @@ def _refuse_gradient_reads(core: ApexCore, between: list[ast.stmt]) -> None:
     for read in core.sites.reads:
         call = _find_clip_of_read(core, read)
         if call is None or not core.module.is_in_statements(call, between):
-            raise UnsureRewrite(read.node, FORM.format("clips of torch between the backward pass and the step"))
+            raise OrdinaryForm.CLIPS_OF_TORCH.refusal_of(read.node)
 
 
 def _refuse_unusual_clears(core: ApexCore, step: OptimizerStep, outer: ast.stmt) -> None:
@@ -358,9 +361,7 @@ def _refuse_unusual_clears(core: ApexCore, step: OptimizerStep, outer: ast.stmt)
     body = module.block_of(step.statement)
     calls = [each for each, _ in module.method_calls("zero_grad") if module.function_around(each) is step.function]
     if not any(module.statement_around(each) in body for each in calls):
-        raise UnsureRewrite(
-            step.call, FORM.format("zero_grad stands in the block of the step, without a test of its own")
-        )
+        raise OrdinaryForm.CLEARED_BY_STEP.refusal_of(step.call)
     for call in calls:
         statement = module.statement_around(call)
         place = next((number for number, each in enumerate(body) if module.is_in_statements(statement, [each])), None)
@@ -368,7 +369,7 @@ def _refuse_unusual_clears(core: ApexCore, step: OptimizerStep, outer: ast.stmt)
             continue
         is_apart = place < body.index(outer) or place > body.index(step.statement)
         if statement not in body or not is_apart:
-            raise UnsureRewrite(call, FORM.format("gradients are cleared behind the step, or above the forward pass"))
+            raise OrdinaryForm.CLEARED_APART.refusal_of(call)
 
 
 def _refuse_unread_makers(core: ApexCore) -> None:
@@ -398,8 +399,8 @@ def _is_variable_itself(value: ast.expr, name: str, core: ApexCore) -> bool:
     if isinstance(value, ast.Call):
         if core.names.full_name_of(value.func) == "apex.amp.initialize":
             return True
-        if isinstance(value.func, ast.Attribute) and last_name(value.func) in ("cuda", "to", "train", "float"):
-            return _is_variable_itself(value.func.value, name, core)
+        if (moved := receiver_of(value, MOVING_IN_FP32)) is not None:
+            return _is_variable_itself(moved, name, core)
         full = core.module.resolve(value.func) or ""
         if full.endswith((".DistributedDataParallel", "convert_syncbn_model", "convert_sync_batchnorm")):
             return bool(value.args) and _is_variable_itself(value.args[0], name, core)
@@ -410,8 +411,8 @@ def _is_known_maker(core: ApexCore, value: ast.expr, *, is_optimizer: bool) -> b
     if isinstance(value, ast.Starred) or not isinstance(value, ast.Call):
         return False
     function = value.func
-    if isinstance(function, ast.Attribute) and function.attr in ("cuda", "to", "train"):
-        return _is_known_maker(core, function.value, is_optimizer=is_optimizer)
+    if (moved := receiver_of(value, MOVING_IN_FP32)) is not None:
+        return _is_known_maker(core, moved, is_optimizer=is_optimizer)
     while isinstance(function, ast.Subscript):  # models.__dict__[name]
         function = function.value
     full = core.module.resolve(function) or ""
@@ -422,12 +423,6 @@ def _is_known_maker(core: ApexCore, value: ast.expr, *, is_optimizer: bool) -> b
     callee = core.index.callee(value, core.module.scope_of[value])
     choices = functions_of_callee(callee)
     known = all(isinstance(each, Called) or each.name.startswith(MADE_BY) for each in choices)
-    return (bool(choices) and not isinstance(callee, UnknownFunction) and known) or _is_network_class(core, value)
-
-
-def _is_network_class(core: ApexCore, value: ast.Call) -> bool:
-    return any(
-        isinstance(node, ast.ClassDef) and node.name == last_name(value.func)
-        for module in core.index.modules
-        for node in module.nodes
-    )
+    is_named = bool(choices) and not isinstance(callee, UnknownFunction) and known
+    # A class whose base is not read has no known constructor, and is a class of the project all the same.
+    return is_named or bool(core.index.classes_of_expression(value.func, core.module.scope_of[value]))

@@ -12,6 +12,7 @@ from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
 from ampcompare.source.migrate.read.sites import BackwardPass, Sites, model_keys
 from ampcompare.source.module import Block, Function
 from ampcompare.source.syntax import arguments, dotted_name, last_name, last_part, names_bound_in, walk
+from ampcompare.source.torch_methods import ADDING, WRITING, receiver_of
 
 BARRIERS = ("backward", "step", "zero_grad")
 # Calls that compute nothing of which the type would matter.
@@ -280,10 +281,8 @@ def _defines_needed_name(statement: ast.stmt, needed: set[str]) -> bool:
         changed: ast.AST | None = None
         if isinstance(getattr(node, "ctx", None), ast.Store):
             changed = node.value if isinstance(node, ast.Subscript) else node
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function = node.value.func
-            if isinstance(function, ast.Attribute) and function.attr in ("append", "extend", "update", "add_"):
-                changed = function.value
+        elif isinstance(node, ast.Expr):
+            changed = receiver_of(node.value, ADDING | WRITING)
         if dotted_name(changed) in needed:
             return True
     return False

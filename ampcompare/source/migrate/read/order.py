@@ -45,9 +45,9 @@ from ampcompare.source.syntax import (
     names_bound_in,
     walk,
 )
+from ampcompare.source.torch_methods import CLEARING, is_gradient, receiver_of
 
 SCALE_LOSS = "apex.amp.scale_loss"
-CLEARS = ("zero_grad", "clear_grad", "clear_gradients", "reset_grad")
 # Of an optimizer or a model, none of which reads a gradient.
 QUIET = frozenset({
     "state_dict", "load_state_dict", "add_param_group", "parameters", "named_parameters", "modules", "named_modules",
@@ -161,7 +161,7 @@ def is_scale_loss_call(module: Module, node: ast.AST) -> bool:
 
 def is_backward_pass(module: Module, node: ast.AST) -> bool:
     """Return whether a node is a backward pass."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+    return receiver_of(node, ("backward",)) is not None
 
 
 def is_gradient_read(module: Module, node: ast.AST) -> bool:
@@ -197,7 +197,7 @@ STEP = SoughtEvent("step", is_optimizer_step, is_harmless_by_name)
 
 def is_gradient_event(module: Module, node: ast.AST) -> bool:
     """Return whether a node is an event of any kind."""
-    if isinstance(node, ast.Call) and last_name(node.func) in (*CLEARS, "backward"):
+    if isinstance(node, ast.Call) and last_name(node.func) in (*CLEARING, "backward"):
         return True
     return is_optimizer_step(module, node) or is_gradient_read(module, node) or is_scale_loss_call(module, node)
 
@@ -326,7 +326,7 @@ class _EventFollower(CallFollower):
     def _record_outside_call(self, call: ast.Call, frame: CallFrame) -> None:
         """Record a call of something outside of the project, or of something that nobody knows."""
         module, owner = frame.scope.module, _receiver_of_call(call)
-        if last_name(call.func) in CLEARS:
+        if last_name(call.func) in CLEARING:
             self._record_event(
                 "clear", call, frame, names=(self.canonical_text_of(owner, frame),) if owner is not None else ()
             )
@@ -512,7 +512,7 @@ def _is_harmless_callee(callee: object) -> bool:
 def _comes_from_gradient(module: Module, node: ast.expr | None) -> bool:
     """Return whether an expression is a gradient, or comes from one by its methods: `p.grad.detach()`."""
     while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
-        if isinstance(node, ast.Attribute) and node.attr == "grad":
+        if is_gradient(node):
             return reads_gradient(module, node)
         node = node.func if isinstance(node, ast.Call) else node.value
     return False

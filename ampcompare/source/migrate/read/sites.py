@@ -12,6 +12,7 @@ from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import UNSEEN, bind_arguments_by_name
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, last_part, names_bound_in, walk
+from ampcompare.source.torch_methods import is_gradient, receiver_of
 
 __all__ = [
     "BackwardPass",
@@ -310,7 +311,7 @@ def _excludes_all_blocks(module: Module, node: ast.AST, blocks: list[BackwardPas
 
 def _is_scaled_loss(loss: ast.expr) -> bool:
     """Return whether a loss is one that `scale` of something returns, as of a GradScaler."""
-    return isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
+    return receiver_of(loss, ("scale",)) is not None
 
 
 def _is_backward_of_other_object(call: ast.Call, known: set[str], names: ModuleImports) -> bool:
@@ -415,10 +416,8 @@ def _only_copies_weights(module: Module, call: ast.Call) -> bool:
         return False
     return all(
         isinstance(each, ast.Expr)
-        and isinstance(each.value, ast.Call)
-        and isinstance(each.value.func, ast.Attribute)
-        and each.value.func.attr == "copy_"
-        and not any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in walk(each))
+        and receiver_of(each.value, ("copy_",)) is not None
+        and not any(is_gradient(node) for node in walk(each))
         for each in loop.body
     )
 
@@ -432,7 +431,7 @@ def is_clip_call(node: ast.AST) -> bool:
 
 def reads_gradient(module: Module, node: ast.AST) -> bool:
     """Return whether a node reads or changes the gradient of a tensor that the script does not make itself."""
-    if isinstance(node, ast.Attribute) and node.attr == "grad":
+    if is_gradient(node):
         owner = node.value
     elif isinstance(node, ast.Call) and _is_getattr_of_grad(node):
         owner = node.args[0]

@@ -205,3 +205,10 @@ def test_the_lists_are_those_of_the_engine() -> None:
     assert names - CASTS == {"cpu"}
     assert CASTS - names == {"addcdiv", "addcmul", "atan2", "cross", "bilinear", "dot"}
     assert PLAIN.isdisjoint(CASTS)
+
+
+@pytest.mark.parametrize("name", ["probe", "display", "size", "float", "append"])
+def test_a_function_of_the_project_computes_what_its_lines_say_whatever_its_name_is(name: str) -> None:
+    definition = f"def {name}(output):\n    return output.softmax(1)\n"
+    text = TRAINING.replace("DEFINITIONS", definition).replace("BELOW", f"top = {name}(out)")
+    assert f"    {HEADER}\n        top = {name}(out)\n" in migrate_text(text).text

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -120,6 +121,7 @@ BLOCK = """\
 CLEAR = "        optimizer.zero_grad()\n"
 MADE = '    model, optimizer = amp.initialize(model, optimizer, opt_level="O1")\n'
 CLIP = "        torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)\n"
+ROUND = BASE[BASE.index("        output = model(images)\n") : BASE.index("        if step % 10")]
 EVALUATED = "            correct += output.argmax(1).eq(target.cuda()).sum().item()\n"
 
 
@@ -217,10 +219,18 @@ OTHERS = {
     "a norm in the loop": (
         TRAINED,
         below("norm = sum(p.grad.norm() for p in model.parameters())"),
-        "another form here: clips of torch between",
+        "another form here: clips of torch between the backward",
     ),
-    "an unknown clip": (CLIP, "        args.clip(model.parameters())\n", "another form here: clips alone between"),
-    "a hook before the step": (CLIP, f"{CLIP}        hooks.run()\n", "another form here: clips alone between"),
+    "an unknown clip": (
+        CLIP,
+        "        args.clip(model.parameters())\n",
+        "another form here: clips alone between the backward pass",
+    ),
+    "a hook before the step": (
+        CLIP,
+        f"{CLIP}        hooks.run()\n",
+        "another form here: clips alone between the backward pass",
+    ),
     "a step behind the norm": (
         f"{CLIP}        optimizer.step()\n",
         f"        norm = {CLIP.strip()}\n        if norm < 5:\n    {STEP}",
@@ -248,7 +258,7 @@ OTHERS = {
     "a sum outside": (TRAINED, below("seen = output.sum()"), "` computes on what comes from the autocast block"),
     "a metric of a library": (TRAINED, below("metric.update(output, target)"), "goes into `metric.update"),
     "losses in a meter": ("losses.update(loss.item()", "losses.update(loss.data", r"loss\.data|value"),
-    "a global": (LOSS, f"        global output\n{LOSS}", "another form here: assignments alone"),
+    "a global": (LOSS, f"        global output\n{LOSS}", "another form here: assignments alone in the forward pass"),
     "a second call of the model": (TRAINED, below("model(images)"), "is outside of the autocast block"),
     "the model in a library": (MADE, f"{MADE}    watch(model)\n", "the model goes into"),
     "the optimizer in a library": (MADE, f"{MADE}    schedule = warmup(optimizer)\n", "the optimizer goes into"),
@@ -286,7 +296,7 @@ OTHERS = {
     "a forward pass in a try": (
         LOSS,
         f"        try:\n    {LOSS}        except ValueError:\n            raise\n",
-        "another form here: assignments alone",
+        "another form here: assignments alone in the forward pass",
     ),
     "a scaled function": (
         MADE,
@@ -326,6 +336,32 @@ OTHERS = {
     "a loader": (MADE, f"{MADE}    x = torch.utils.data.DataLoader(rows)\n", "which may be of fp64"),
     "a data set": ("class Meter:\n", "class Meter:\n    def __getitem__(self, key):\n        return 0\n\n", "fp64"),
     "accumulation": (STEP, f"        if (step + 1) % 2 == 0:\n    {STEP}", "a step for each backward pass"),
+    "an attribute in the forward pass": (
+        LOSS,
+        f"        model.seen = 1\n{LOSS}",
+        "another form here: the forward pass sets variables alone",
+    ),
+    "a backward pass in a try": (
+        BLOCK,
+        f"        try:\n{indent(BLOCK, '    ')}        except RuntimeError:\n            raise\n",
+        "another form here: the forward pass stands right above its backward pass",
+    ),
+    "a training step in a try": (
+        ROUND,
+        f"        try:\n{indent(ROUND, '    ')}        finally:\n            print(step)\n",
+        "another form here: no `try` around the backward pass",
+    ),
+    "a step above": (BLOCK + CLIP + STEP, STEP + BLOCK, "another form here: the step stands below its backward pass"),
+    "a divided loss": (
+        "scale_loss(loss,",
+        "scale_loss(loss / len(images),",
+        "another form here: the loss is a variable, which may be divided",
+    ),
+    "cleared twice": (
+        CLEAR,
+        f"{CLEAR}        if step:\n    {CLEAR}",
+        "another form here: gradients are cleared behind the step, or above the forward pass",
+    ),
     "another core": ("import network", "import network, other", "a part of Apex's core is in other.py too"),
 }
 
@@ -336,6 +372,25 @@ def test_what_is_not_on_the_list_takes_the_adapter(tmp_path: Path, before: str, 
     said = reason(tmp_path, BASE.replace(before, after), other=OTHER)
     assert said.startswith("line ")
     assert re.search(expected, said), said
+
+
+@pytest.mark.parametrize("name", ["accuracy", "format", "id", "sum"])
+def test_a_function_of_the_project_is_read_whatever_its_name_is(tmp_path: Path, name: str) -> None:
+    text = BASE.replace("accuracy(", f"{name}(")
+    assert reason(tmp_path, text) == ""
+    said = reason(tmp_path, text.replace("output.topk(", "output.cpu().topk("))
+    assert "what the model returns goes into `output.cpu()`" in said
+
+
+@pytest.mark.parametrize(("source", "is_read"), [("network", True), ("PIL", False)])
+def test_a_network_is_one_of_the_project_by_its_class_and_not_by_its_name(
+    tmp_path: Path, source: str, is_read: bool
+) -> None:
+    text = BASE.replace("network.Net()", "Net()").replace(
+        "import network\n", f"import network\nfrom {source} import Net\n"
+    )
+    said = reason(tmp_path, text)
+    assert said == "" if is_read else "what makes `model` is `Net()" in said
 
 
 def test_a_file_that_another_one_imports_takes_the_adapter(tmp_path: Path) -> None:
