@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.location import is_users_file, location_of_error
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.script.banned_loss import BANNED
 from ampcompare.script.keep_fp32 import model_inside_wrappers
@@ -387,7 +388,11 @@ TYPE_ERRORS = (
 
 def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
-    name, _ = _module_that_raised(failure.error.__traceback__) if failure.stands is _WhatStandsIn.WEIGHTS else ("", [])
+    trace = failure.error.__traceback__
+    if failure.stands in (_WhatStandsIn.AUTOCAST, _WhatStandsIn.O1):
+        name = _name_in_model(_modules_that_raised(trace)[0])
+    else:
+        name = _module_that_raised(trace)[0] if failure.stands is _WhatStandsIn.WEIGHTS else ""
     return (str(_arm_keeping_module(failure.arm, name)), "fp32") if name else ("fp32",)
 
 
@@ -406,6 +411,13 @@ def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[An
 
     The name is "" where that has no 16-bit weights, or weights of other types too.
     """
+    modules, given = _modules_that_raised(trace)
+    weights = {param.dtype for param in modules[-1].parameters()} if modules else set()
+    return _name_in_model(modules) if weights and weights <= set(HALF_DTYPES) else "", given
+
+
+def _modules_that_raised(trace: types.TracebackType | None) -> tuple[list[nn.Module], list[Any]]:
+    """Return the modules whose `forward` has raised, the model first, and what that of the last one holds."""
     modules: list[nn.Module] = []
     given: list[Any] = []
     while trace is not None:
@@ -415,10 +427,12 @@ def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[An
             modules.append(model_inside_wrappers(module))
             given = [value for name, value in values.items() if name != "self"]
         trace = trace.tb_next
-    weights = {param.dtype for param in modules[-1].parameters()} if modules else set()
-    if not weights or not weights <= {torch.float16, torch.bfloat16}:
-        return "", given
-    return next((name for name, module in modules[0].named_modules() if module is modules[-1]), ""), given
+    return modules, given
+
+
+def _name_in_model(modules: list[nn.Module]) -> str:
+    """Return the name of the last of some modules in the first one; "" if it is that, or there is none."""
+    return next((name for name, module in modules[0].named_modules() if module is modules[-1]), "") if modules else ""
 
 
 def _torch_module_that_raised(trace: types.TracebackType | None) -> str:
@@ -502,4 +516,4 @@ def _has_only_16_bit_tensors(trace: types.TracebackType | None) -> bool:
         if isinstance(value, list | tuple):
             held += value
     found = {one.dtype for one in held if isinstance(one, Tensor) and one.is_floating_point()}
-    return bool(found) and found <= {torch.float16, torch.bfloat16}
+    return bool(found) and found <= set(HALF_DTYPES)

@@ -453,6 +453,17 @@ class Inside(nn.Module):
         return self.function(self.layer(x))
 
 
+class Outside(nn.Module):
+    """A model with such a part, which `keep_fp32` can name."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.inside = nn.Linear(4, 4), Inside(function)
+
+    def forward(self, x: Any) -> Any:
+        return self.inside(self.layer(x))
+
+
 class Product(torch.autograd.Function):
     """A product by hand, whose backward pass lacks `custom_bwd`."""
 
@@ -522,6 +533,10 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
         ("apex:O2", partial(Inside, largest_eigenvalue), IN_16_BITS.replace(".*", "KeyError: torch.float16")),
         ("apex:O2", partial(Inside, spectrum), IN_16_BITS),
         ("apex:O1", partial(Inside, spectrum), IN_16_BITS),
+        *(
+            (arm, partial(Outside, spectrum), IN_16_BITS.replace("compare fp32", f"compare {kept}=inside or fp32"))
+            for arm, kept in (("apex:O1", "apex:O1,keep_fp32"), ("native:bf16", "native:bf16,keep_fp32"))
+        ),
         (
             "half:bf16",
             partial(Inside, largest_eigenvalue),
