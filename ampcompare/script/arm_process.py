@@ -146,8 +146,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
         return _stand_ins[-1].keeps_apex
 
-    # The guards know Apex and torch.amp as they are, not what stands behind them.
-    guards = settings.guards if arm.spec.calls_apex else "off"
+    guards = _guard_mode_under_arm(arm, settings.guards)
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all_generators(settings.seed)
@@ -158,6 +157,15 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         _begin_from_stored_weights(Path(settings.first_weights), prepared)
     child_processes.call_first_in_children(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _guard_mode_under_arm(arm: Arm, guards: str) -> str:
+    """Return how mistakes are looked for: guards know Apex and torch.amp as they are, not what stands behind them.
+
+    Of the script as it is, a cell measures the time, which guards would change.
+    """
+    is_measured = CELL_FOLDER in os.environ and guards != "strict"
+    return guards if arm.spec.calls_apex or (arm.is_as_written and not is_measured) else "off"
 
 
 def _record_lost_statistics(recorder: Recorder) -> None:

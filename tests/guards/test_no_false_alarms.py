@@ -20,6 +20,16 @@ RECIPES = {
             scaler.step(optimizer)
             scaler.update()
         """,
+    "weights that are not numbers, called twice in a block": """
+        for param in model.parameters():
+            param.data.fill_(float("nan"))
+        for x, y in batches:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(x + 1), y)
+            loss.backward()
+            optimizer.step()
+        """,
     "a model that is called twice in a block, and swapped between blocks": """
         other = [torch.randn_like(param) for param in model.parameters()]
         for x, y in batches:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.analysis.pairing.declared import compare_roles
 from ampcompare.results.records.ledger import Ledger
@@ -259,6 +260,29 @@ def test_exec_shows_it(run: Run, tmp_path: Path, forked_python: Any) -> None:
     )
     assert refused.returncode == 2
     assert "--arm O2" in refused.stderr
+
+
+TWICE = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+scaler.scale(model(torch.ones(2, 2)).sum()).backward()
+scaler.step(optimizer)
+optimizer.step()
+scaler.update()
+"""
+
+
+@pytest.mark.parametrize(("options", "reports"), [((), True), (("--ledger",), True), (("--arm", "fp32"), False)])
+def test_mistakes_are_found_in_the_script_as_it_is(
+    options: tuple[str, ...], reports: bool, tmp_path: Path, forked_python: Any
+) -> None:
+    """With its ledger too; behind another arm the script's steps are not those of torch.amp."""
+    (tmp_path / "train.py").write_text(TWICE)
+    env = {name: value for name, value in os.environ.items() if name != CELL_FOLDER}
+    done = forked_python.run(["-m", "ampcompare", "exec", *options, "train.py"], tmp_path, env)
+    assert done.returncode == 0
+    assert ("ampcompare guard step-twice: train.py:7" in done.stderr) == reports
 
 
 def test_exec_names_an_option_without_effect(tmp_path: Path, forked_python: Any) -> None:

@@ -115,7 +115,7 @@ class StaleCast(Detector):
 
         if self._comparisons >= MAX_COMPARISONS or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
             return
-        cast = weight.detach().reshape(-1)[:COMPARED].to(dtype)
+        cast = weight.detach().reshape(-1)[:COMPARED].to(dtype).view(torch.int16)  # bits: NaN differs from itself
         known = self._casts.setdefault(id(weight), (weight, cast))
         if known[1] is cast:
             return

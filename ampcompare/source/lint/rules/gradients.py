@@ -258,9 +258,9 @@ def _ends_training_otherwise(module: LintModule, scope: Scope, key: str, value: 
     Mistake(
         "AMP220",
         "penalty-scaled",
-        "a gradient penalty is computed from the gradients of a scaled loss",
-        "the penalty is too large by the loss scale, and changes with it",
-        "multiply the gradients by `1 / scaler.get_scale()` before their norm is taken",
+        "a gradient penalty or a meta step is computed from the gradients of a scaled loss",
+        "it is too large by the loss scale, and changes with it",
+        "multiply the gradients by `1 / scaler.get_scale()` before anything is computed with them",
         """
 grads = torch.autograd.grad(scaler.scale(loss), model.parameters(), create_graph=True)  # AMP220
 penalty = sum(grad.pow(2).sum() for grad in grads).sqrt()  # wrong
