@@ -58,7 +58,7 @@ class SampledCalls:
             self._close()
 
     def _open(self) -> None:
-        self._window = Subscriptions(Layer.STAND_IN)
+        self._window = Subscriptions(Layer.RECORD)
         for owner, name, around in self._sampled:
             self._window.wrap(owner, name, around)
 

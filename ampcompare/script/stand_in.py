@@ -71,7 +71,7 @@ class StandIn:
         self._for_cuda = for_cuda
         self._rows = rows
         self._watch = watch
-        self._events = Subscriptions(Layer.STAND_IN)
+        self._events = Subscriptions(Layer.RECORD if arm.is_as_written else Layer.STAND_IN)
         self._wrappers = ParallelWrappers()
         self._wrappers.install(self._events)
         self._lifted = LiftedWeights(self._wrappers, rows, self._events)
