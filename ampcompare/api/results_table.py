@@ -33,7 +33,7 @@ def judge_table(
         sd: published standard deviation over seeds in the unit of the metric, for arms with fewer than three runs.
         margin: equivalence margin in the unit of the metric, or for accuracy a rule as for `compare`.
         time_margin: equivalence margin in percent of the time.
-        objective: what the recommended arm improves while it keeps the accuracy.
+        objective: what the recommended arm improves while it keeps the quality.
 
     Raises:
         RecordError: the table cannot be read; the message names the line.

@@ -45,7 +45,7 @@ from ampcompare.experiment.sources import (
     matrix_seeds_text,
     published_table_beside_rows,
 )
-from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
+from ampcompare.results.analysis.effects.quality import quality_effects, quality_margin
 from ampcompare.results.analysis.gates import Gate, GateOutcome, VerdictGate, gate_outcomes, parse_gate
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
 from ampcompare.results.analysis.inference.effect import Effect
@@ -332,8 +332,8 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     """
     arms, reference = [row.arm for row in comparison.arms], comparison.reference
     runs = [record for record in comparison.records if record.arm == reference]
-    margin = accuracy_margin(runs, reference, terms_of_comparison(comparison), comparison.metric)
-    effects = accuracy_effects(comparison.records, arms, reference, margin.error_share)
+    margin = quality_margin(runs, reference, terms_of_comparison(comparison), comparison.metric)
+    effects = quality_effects(comparison.records, arms, reference, margin.error_share)
     able = {arm: effect for arm, effect in effects.items() if effect.is_testable}
     alpha = error_rate / max(1, len(able))
     needs = {

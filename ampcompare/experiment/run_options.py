@@ -187,7 +187,7 @@ class CompareOptions:
         time_margin: equivalence margin in percent of the step time.
         loss_margin: equivalence margin in percent of the training loss over the last fifth of the steps.
         looks: number of tests planned as seeds are added; 1: test once; by default open.
-        objective: what the recommended arm improves while it keeps the accuracy.
+        objective: what the recommended arm improves while it keeps the quality.
         prefer: the former name of `objective`.
         tag: label of the report and its folder.
         budget: wall time limit of seeds "auto": seconds, or a text such as "10m"; by default half an hour.

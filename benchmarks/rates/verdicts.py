@@ -36,7 +36,7 @@ from ampcompare.results.analysis.inference.effect import (
 )
 from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_stein
 from ampcompare.results.analysis.inference.terms import (
-    AccuracyMargin,
+    QualityMargin,
     parse_margin,
     resolve_margin,
     standard_error_to_margin,
@@ -129,13 +129,13 @@ def _draw(case: Scenario, truth: float, generator: np.random.Generator) -> Draw:
     return draw
 
 
-def _margin(values: Floats, case: Scenario) -> AccuracyMargin:
+def _margin(values: Floats, case: Scenario) -> QualityMargin:
     resolution = 100 / IMAGES if case.counts else 1e-7
     points = (100 * values[0]).tolist()
     return resolve_margin(parse_margin(case.rule), points, resolution=resolution, reference="fp32")
 
 
-def _effects(values: Floats, case: Scenario, margin: AccuracyMargin, pilot: int = 0) -> list[Effect]:
+def _effects(values: Floats, case: Scenario, margin: QualityMargin, pilot: int = 0) -> list[Effect]:
     reference, *arms = values.tolist()
     samples = IMAGES if case.counts else 10**9
     floor, step = min_resolvable_spread(samples), 1 / IMAGES if case.counts else None

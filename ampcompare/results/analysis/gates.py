@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.effects.accuracy import accuracy_margin
+from ampcompare.results.analysis.effects.quality import quality_margin
 from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.analysis.inference.terms import terms_of_comparison
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import (
-    incomparable_accuracy_verdict,
     incomparable_memory_verdict,
+    incomparable_quality_verdict,
     incomparable_time_verdict,
 )
 from ampcompare.results.analysis.pairing.learning import idle_verdict
@@ -243,7 +243,7 @@ def _verdicts_for_gate(measure: str, comparison: Comparison, baseline: Compariso
         if (base := _baseline_runs(row.arm, comparison, baseline)) is not None
     }
     theirs = [run for run in baseline.records if run.arm == comparison.reference]
-    margin = accuracy_margin(theirs, comparison.reference, terms, comparison.metric)
+    margin = quality_margin(theirs, comparison.reference, terms, comparison.metric)
     quantity = quantity_tests(margin, terms, design)[name]
     verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
     return {
@@ -290,7 +290,7 @@ def _measure_gate_value_of_arm(
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
     pairing = Pairing(here, there, pairs, same_software)
-    work = incomparable_accuracy_verdict(pairing)
+    work = incomparable_quality_verdict(pairing)
     if work and measure != "time":
         return None, str(work), False
     if metric:

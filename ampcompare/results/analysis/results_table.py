@@ -29,7 +29,7 @@ from ampcompare.results.analysis.inference.effect import (
     welch_effect,
     wilson_interval,
 )
-from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, resolve_margin
+from ampcompare.results.analysis.inference.terms import QualityMargin, Terms, resolve_margin
 from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign
 from ampcompare.results.analysis.pairing.scores import effect_in_steps, largest_common_step, rounding_spread
 from ampcompare.results.analysis.summary import UndecidedRow, conclude_comparison, decided_rows
@@ -398,7 +398,7 @@ def _metric_with_decimals(table: ResultsTable) -> Metric:
     return metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(digits or [0])))})
 
 
-def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[TableLine], sd: float | None) -> AccuracyMargin:
+def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[TableLine], sd: float | None) -> QualityMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
     rule = terms.margin_rule
     values = [run.value.multiplied_by(metric.factor) for run in reference if run.value is not None]

@@ -10,11 +10,11 @@ from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.results.analysis.conclusions.details import detail_sentences, look_sentences
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
-from ampcompare.results.analysis.effects.accuracy import (
-    accuracy_effect,
-    accuracy_margin,
+from ampcompare.results.analysis.effects.quality import (
     failure_verdict,
     precision_rows,
+    quality_effect,
+    quality_margin,
 )
 from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
@@ -25,7 +25,7 @@ from ampcompare.results.analysis.effects.step_time import (
     time_evidence,
 )
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson_interval
-from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms
+from ampcompare.results.analysis.inference.terms import QualityMargin, Terms
 from ampcompare.results.analysis.inference.verdict import (
     NOTHING,
     Evidence,
@@ -88,7 +88,7 @@ def summarize(
     for record in records:
         by_arm.setdefault(record.arm, []).append(record)
     against = by_arm.get(reference, [])
-    margin = accuracy_margin(against, reference, terms, metric)
+    margin = quality_margin(against, reference, terms, metric)
     evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
     lines = []
     for arm in arms:
@@ -156,7 +156,7 @@ class UndecidedRow:
 
 
 def decided_rows(
-    lines: Sequence[UndecidedRow], margin: AccuracyMargin, terms: Terms, design: SequentialDesign
+    lines: Sequence[UndecidedRow], margin: QualityMargin, terms: Terms, design: SequentialDesign
 ) -> list[ArmSummary]:
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
     decided: list[dict[str, Any]] = [{} for _ in lines]
@@ -179,7 +179,7 @@ def conclude_comparison(
     rows: Sequence[ArmSummary],
     *,
     metric: Metric,
-    margin: AccuracyMargin,
+    margin: QualityMargin,
     terms: Terms,
     design: SequentialDesign,
     answered: Sequence[ArmSummary] | None = None,
@@ -212,7 +212,7 @@ def conclude_comparison(
 
 def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
     itself = Pairing.by_seed(records, records)
-    effect = accuracy_effect(itself.pairs)
+    effect = quality_effect(itself.pairs)
     verdict = not_as_declared_verdict(records) or failure_verdict(records)
     quality = Evidence(untested=verdict, mean=None if effect is None else effect.mean)
     return UndecidedRow(
@@ -221,7 +221,7 @@ def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
 
 
 def _line_of_arm(
-    arm: str, pairing: Pairing, evidence: Mapping[Quantity, Callable[[Pairing], Evidence]], margin: AccuracyMargin
+    arm: str, pairing: Pairing, evidence: Mapping[Quantity, Callable[[Pairing], Evidence]], margin: QualityMargin
 ) -> UndecidedRow:
     row, pairs = _untested_row(arm, pairing), pairing.pairs
     if other := not_as_declared_verdict(pairing.arm):
@@ -231,7 +231,7 @@ def _line_of_arm(
         {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
         pairing.surviving_seed_counts,
         pairing.mean_updates,
-        lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.margin_of_scores()),
+        lambda verdict: compare_samples(pairs, quality_effect(pairs), verdict, margin.margin_of_scores()),
     )
 
 
@@ -364,7 +364,7 @@ def _floor_sentence(
 ) -> str:
     """Return how far apart two equal trainings end, and which arms differ from the reference by no more."""
     pairs = pairs_by_seed(records, against)
-    effect = accuracy_effect(pairs)
+    effect = quality_effect(pairs)
     if effect is None:
         return ""
     metric = comparison.metric

@@ -1,4 +1,4 @@
-"""The one table of a comparison: a row per arm with accuracy, its verdict, times and memory, and lines below it."""
+"""The one table of a comparison: a row per arm with its quality, verdict, times and memory, and lines below it."""
 
 import os
 from collections.abc import Callable, Sequence

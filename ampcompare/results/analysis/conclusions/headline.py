@@ -236,7 +236,7 @@ def _rows_without_pairs(comparison: Comparison, rows: Sequence[ArmSummary]) -> I
 
 
 def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming) -> str:
-    """Return that these rows keep the accuracy, and which of them are identical."""
+    """Return that these rows keep the quality, and which of them are identical."""
     metric = comparison.metric
     tested = [row for row in rows if row.quality.kind != "identical"]
     same = [row.arm for row in rows if row not in tested]
@@ -354,7 +354,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
 def _arms_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
     """Return the arms whose step times are not usable, with one reason: emulated ones, invalid ones, then the rest.
 
-    An arm whose accuracy could not be compared for the same reason is left out.
+    An arm whose quality could not be compared for the same reason is left out.
     """
     rows = [row for row in rows if (row.time.kind, row.time.why) != (row.quality.kind, row.quality.why)]
     emulated = [row for row in rows if row.time.kind == "emulated" and row.time.why in HALF]

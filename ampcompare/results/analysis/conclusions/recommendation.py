@@ -14,7 +14,7 @@ MIN_SAVING = 0.05  # of memory: less than that is the noise of an allocator
 def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) -> list[ArmSummary]:
     """Return the arms to use for what is preferred, the best first.
 
-    For time or memory an arm qualifies where its accuracy is kept by verdict, not by a look at the mean. An arm that is
+    For time or memory an arm qualifies where its quality is kept by verdict, not by a look at the mean. An arm that is
     identical in fewer than three pairs was hardly tried. The reference is not among the rows.
     """
     if prefer == "accuracy":

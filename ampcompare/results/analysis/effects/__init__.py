@@ -1,1 +1,1 @@
-"""What speaks for a verdict, by quantity: accuracy, training loss, step time, single samples, other precisions."""
+"""What speaks for a verdict, by quantity: quality, training loss, step time, single samples, other precisions."""

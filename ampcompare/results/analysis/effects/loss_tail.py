@@ -27,7 +27,7 @@ def tail_loss_evidence(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Ev
     """Return the effect over pairs, or why their losses cannot be compared; neither for records that keep none.
 
     Args:
-        pilot: seeds whose spread determined the number of pairs, as for `accuracy_effect`.
+        pilot: seeds whose spread determined the number of pairs, as for `quality_effect`.
     """
     known = [pair for pair in pairs if all(run.summary.loss_tail is not None for run in pair)]
     if not known:

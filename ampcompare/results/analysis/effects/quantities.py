@@ -5,10 +5,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ampcompare.results.analysis.effects.accuracy import accuracy_evidence
 from ampcompare.results.analysis.effects.loss_tail import loss_evidence
+from ampcompare.results.analysis.effects.quality import quality_evidence
 from ampcompare.results.analysis.effects.step_time import time_evidence, time_ratio_of_log
-from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms
+from ampcompare.results.analysis.inference.terms import QualityMargin, Terms
 from ampcompare.results.analysis.inference.verdict import Evidence, Margin, SequentialDesign, verdicts_on
 from ampcompare.results.analysis.pairing.pairs import Pairing
 from ampcompare.results.records.comparison import Quantity
@@ -61,11 +61,11 @@ class QuantityTest:
         return verdict.after_updates(updates, self.margin.shown).among_survivors(survivors)
 
 
-def quantity_tests(margin: AccuracyMargin, terms: Terms, design: SequentialDesign) -> dict[Quantity, QuantityTest]:
+def quantity_tests(margin: QualityMargin, terms: Terms, design: SequentialDesign) -> dict[Quantity, QuantityTest]:
     """Return what is tested, under the terms of a comparison."""
     return {
         "quality": QuantityTest(
-            lambda pairing: accuracy_evidence(pairing, margin, design.pilot),
+            lambda pairing: quality_evidence(pairing, margin, design.pilot),
             margin.margin_of_scores(),
             margin.metric.difference_of_scores,
         ),

@@ -39,7 +39,7 @@ class Terms:
         margin: of the metric: a number in the unit of shown differences, or a rule such as "10%" (of the reference's
             errors), "2sd" (standard deviations over seeds) or "auto".
         time_margin: as a share of the step time, and `loss_margin` of the training loss at the end.
-        prefer: what the recommended arm should improve while keeping the accuracy.
+        prefer: what the recommended arm should improve while keeping the quality.
         looks: number of planned looks at the runs; None leaves it open.
 
     Raises:
@@ -107,7 +107,7 @@ class MarginRule:
 
 
 @dataclass(frozen=True)
-class AccuracyMargin:
+class QualityMargin:
     """A rule that was applied to the runs of a reference.
 
     Attributes:
@@ -178,7 +178,7 @@ def resolve_margin(
     reference: str,
     sd: float | None = None,
     least: bool = False,
-) -> AccuracyMargin:
+) -> QualityMargin:
     """Return the number that a rule gives for a reference.
 
     Until there are enough runs for a rule it is the usual margin of the metric: no verdict needs it before.
@@ -198,17 +198,17 @@ def resolve_margin(
     if rule.kind == "errors" and not metric.has_errors:
         rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
 
-    def usual_margin(reason: str) -> AccuracyMargin:
-        return AccuracyMargin(usual, reason, metric=metric)
+    def usual_margin(reason: str) -> QualityMargin:
+        return QualityMargin(usual, reason, metric=metric)
 
-    def compute_margin(points: float, reason: str, error_share: float = 0.0) -> AccuracyMargin:
+    def compute_margin(points: float, reason: str, error_share: float = 0.0) -> QualityMargin:
         if points < resolution:
             why = f"the least difference there can be; {reason}, would be less"
-            return AccuracyMargin(_round_to_two_digits(resolution, math.ceil), why, metric=metric)
-        return AccuracyMargin(_round_to_two_digits(points, math.floor), reason, error_share, metric)
+            return QualityMargin(_round_to_two_digits(resolution, math.ceil), why, metric=metric)
+        return QualityMargin(_round_to_two_digits(points, math.floor), reason, error_share, metric)
 
     if rule.kind == "points":
-        return AccuracyMargin(rule.amount, _margin_in_deviations_text(rule.amount, in_units, reference), metric=metric)
+        return QualityMargin(rule.amount, _margin_in_deviations_text(rule.amount, in_units, reference), metric=metric)
     if rule.kind == "auto" and not metric.has_errors:
         if metric.margin is not None:
             deviations = _margin_in_deviations_text(usual, in_units, reference, before=", ")

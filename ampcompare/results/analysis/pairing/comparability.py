@@ -1,4 +1,4 @@
-"""Whether two runs did the same work, so that their accuracy, step time or peak memory can be compared.
+"""Whether two runs did the same work, so that their quality, step time or peak memory can be compared.
 
 What is refused and what is only named is a table in docs/fairness.md. A setting of the launch that can move a result is
 refused where it is not visible, and compared where the label of the row names it, as `half threads=8` of a sweep does.
@@ -63,9 +63,9 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
     return [path for path in {**first, **second} if first.get(path) != second.get(path)]
 
 
-def incomparable_accuracy_verdict(pairing: Pairing) -> Verdict:
-    """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can."""
-    return _incomparable_verdict(pairing, accuracy_incomparable_reason)
+def incomparable_quality_verdict(pairing: Pairing) -> Verdict:
+    """Return the verdict where the quality of pairs cannot be compared; an empty one if they can."""
+    return _incomparable_verdict(pairing, quality_incomparable_reason)
 
 
 def incomparable_time_verdict(pairing: Pairing) -> Verdict:
@@ -80,7 +80,7 @@ def incomparable_time_verdict(pairing: Pairing) -> Verdict:
 
 def incomparable_memory_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
-    return _incomparable_verdict(pairing, accuracy_incomparable_reason, _unlike_machines_reason)
+    return _incomparable_verdict(pairing, quality_incomparable_reason, _unlike_machines_reason)
 
 
 def _incomparable_verdict(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
@@ -88,8 +88,8 @@ def _incomparable_verdict(pairing: Pairing, *reasons: Callable[..., str]) -> Ver
     return Verdict.because("not comparable", _mixed_runs_of_side_reason(pairing.pairs) or next(filter(None, found), ""))
 
 
-def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
-    """Return how the work of two runs differs, so that their accuracies cannot be compared; "" if they can."""
+def quality_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
+    """Return how the work of two runs differs, so that their quality cannot be compared; "" if they can."""
     same_software = same_software and arm.config.stack == reference.config.stack
     return (
         other_metric_reason(arm, reference)
@@ -109,7 +109,7 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
 def _incomparable_times_verdict(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> Verdict:
     jobs = max(arm.jobs, reference.jobs)
     emulated = emulated_type(arm.half) or emulated_type(reference.half)
-    work = accuracy_incomparable_reason(arm, reference, same_software=same_software)
+    work = quality_incomparable_reason(arm, reference, same_software=same_software)
     if not work and jobs > 1 and not (_had_gpus_alone(arm) and _had_gpus_alone(reference)):
         work = f"{jobs} cells ran at once"
     conditions = (

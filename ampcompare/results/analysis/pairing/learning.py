@@ -1,6 +1,6 @@
 """How training went: whether runs learned anything, and what the records prove of a divergence.
 
-Of runs that learned nothing, equal accuracies say nothing about the arms. Each rule needs what newer records hold; an
+Of runs that learned nothing, equal quality says nothing about the arms. Each rule needs what newer records hold; an
 older record is judged by the rest.
 """
 
@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampcompare.base.formatting import format_few_names
-from ampcompare.results.analysis.pairing.comparability import incomparable_accuracy_verdict
+from ampcompare.results.analysis.pairing.comparability import incomparable_quality_verdict
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
 from ampcompare.results.analysis.pairing.scores import is_score, metric_of_runs
 from ampcompare.results.records.evaluation import EpochResult
@@ -100,7 +100,7 @@ def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
     """Return the verdict of an arm that cannot be judged by what its trainings reached; an empty one if it can."""
     return (
         divergence_verdict(pairing.arm)
-        or incomparable_accuracy_verdict(pairing)
+        or incomparable_quality_verdict(pairing)
         or no_effect
         or idle_verdict(pairing.arm)
         or (NO_VERDICT if idle_verdict([reference for _, reference in pairing.pairs]) else Verdict())

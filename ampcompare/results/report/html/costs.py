@@ -1,4 +1,4 @@
-"""Plots of what arms cost: peak memory, step time, time to accuracy, and accuracy vs. time."""
+"""Plots of what arms cost: peak memory, step time, time to a quality, and quality vs. time."""
 
 import math
 import statistics
@@ -86,7 +86,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
 
 def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
     """Return the metric over the time of training, and its final value against that time."""
-    return [_time_to_accuracy_chart(arms, reference, most), _accuracy_against_time_chart(arms)]
+    return [_time_to_quality_chart(arms, reference, most), _quality_against_time_chart(arms)]
 
 
 def _why_no_times(arms: Sequence[ArmRuns]) -> str:
@@ -100,7 +100,7 @@ def _seconds_by_epoch(record: RunRecord) -> list[float]:
     return list(accumulate(epoch.train_seconds for epoch in record.summary.epochs))
 
 
-def _time_to_accuracy_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     series: list[Series] = []
     metric = metric_of_arms(arms)
     target, meaning = _target_value(arms, reference)
@@ -188,7 +188,7 @@ def _why_not_drawn(arm: ArmRuns) -> str:
     return "a value is not finite" if arm.timed_runs else "its times are invalid"
 
 
-def _accuracy_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
+def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
     metric = metric_of_arms(arms)
     head = f"final {printable_line(metric.head)}"

@@ -18,7 +18,7 @@ from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, Plo
 Gaps = Mapping[int, Sequence[tuple[float, int]]]  # of arms by their index: differences with their seeds
 
 
-def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLinesPlot:
+def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return differences of the metric, in the unit that is shown, paired by seed."""
     metric, unit = comparison.metric, comparison.metric.difference_unit
     form = effect_format("quality", comparison)

@@ -27,7 +27,7 @@ from ampcompare.results.report.html.charts import (
     make_curve,
 )
 from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
-from ampcompare.results.report.html.effects import accuracy_effect_plot, time_effect_plot
+from ampcompare.results.report.html.effects import quality_effect_plot, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
     ArmRuns,
@@ -125,7 +125,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     number = format_count(len(records), "run")
     return [
-        Section("differences", lambda: effect_blocks(accuracy_effect_plot)),
+        Section("differences", lambda: effect_blocks(quality_effect_plot)),
         Section("ratios", lambda: effect_blocks(time_effect_plot)),
         Section("curves", [Figure("curves", learning_curve_charts)], "Curves"),
         Section("costs", [Figure("costs", cost_charts)], "Memory and time"),

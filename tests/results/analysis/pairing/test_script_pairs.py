@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.pairing.comparability import (
-    accuracy_incomparable_reason,
     are_runs_paired,
+    quality_incomparable_reason,
     script_pairing_sentences,
     start_difference_reason,
 )
@@ -99,8 +99,8 @@ def test_runs_that_evaluated_unlike_often_are_no_pair() -> None:
         run.model_copy(update={"script": ScriptFacts(weights=["w"], seen={"reward": count})})
         for run, count in zip(runs, (3, 2), strict=True)
     ]
-    assert accuracy_incomparable_reason(*seen) == "reward was evaluated 3 times, not 2"
-    assert accuracy_incomparable_reason(seen[0], runs[1]) == ""
+    assert quality_incomparable_reason(*seen) == "reward was evaluated 3 times, not 2"
+    assert quality_incomparable_reason(seen[0], runs[1]) == ""
 
 
 def _started(seed: int, weights: str, batches: tuple[str, ...], losses: str, status: str = "completed") -> RunRecord:

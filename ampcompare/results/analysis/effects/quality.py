@@ -1,4 +1,4 @@
-"""Accuracy from pairs of runs: an effect on the metric and a verdict for each arm."""
+"""Quality from pairs of runs: an effect on the metric and a verdict for each arm."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from ampcompare.results.analysis.inference.effect import (
     two_stage_effect,
     unpaired_effect,
 )
-from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, resolve_margin, standard_error_to_margin
+from ampcompare.results.analysis.inference.terms import QualityMargin, Terms, resolve_margin, standard_error_to_margin
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
 from ampcompare.results.analysis.pairing.learning import (
@@ -47,7 +47,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
 
-def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Terms, metric: Metric) -> AccuracyMargin:
+def quality_margin(records: Sequence[RunRecord], reference: str, terms: Terms, metric: Metric) -> QualityMargin:
     """Return the margin of the metric that the rule gives for the runs of the reference.
 
     Args:
@@ -80,7 +80,7 @@ def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequen
     return metric.factor * max(FLOAT32_STEP * max(map(abs, values), default=1.0), step)
 
 
-def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()) -> Effect | None:
+def quality_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()) -> Effect | None:
     """Return the effect on the scores of the metric: positive where the arm is better.
 
     Args:
@@ -118,7 +118,7 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     return replace(effect, margin_error=moved, step=step)
 
 
-def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collection[int] = ()) -> Evidence:
+def quality_evidence(pairing: Pairing, margin: QualityMargin, pilot: Collection[int] = ()) -> Evidence:
     """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
     pairs = pairing.pairs
     untested = (
@@ -127,8 +127,8 @@ def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collectio
         or idle_pairs_verdict(pairs)
         or (IDENTICAL if are_pairs_identical(pairs) else Verdict())
     )
-    shown = accuracy_effect(pairs)
-    effect = None if untested else accuracy_effect(pairs, margin.error_share, pilot)
+    shown = quality_effect(pairs)
+    effect = None if untested else quality_effect(pairs, margin.error_share, pilot)
     return Evidence(effect, untested, None if shown is None else shown.mean)
 
 
@@ -137,7 +137,7 @@ def failure_verdict(records: Sequence[RunRecord]) -> Verdict:
     return divergence_verdict(records) or idle_verdict(records)
 
 
-def accuracy_effects(
+def quality_effects(
     records: Sequence[RunRecord], arms: Sequence[str], reference: str, error_share: float = 0.0
 ) -> dict[str, Effect]:
     """Return the effect on the scores of every arm that has pairs with the reference.
@@ -150,7 +150,7 @@ def accuracy_effects(
     """
     theirs = [record for record in records if record.arm == reference]
     found = {
-        arm: accuracy_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share)
+        arm: quality_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share)
         for arm in arms
         if arm != reference
     }
