@@ -16,6 +16,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.processes.script_environment import ONE_THREAD
 from ampcompare.base.processes.start import kill_with_descendants
 from ampcompare.experiment.launch.script.forks import ScriptForks
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
@@ -212,7 +213,7 @@ def _run_words_in_stack(stack: StackConfig, words: Sequence[str], folder: Path) 
     command = [*stack.python_command_for_cell(folder), *words]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**environment_without_own_python(), "OMP_NUM_THREADS": "1"}, start_new_session=True,
+        env={**environment_without_own_python(), **ONE_THREAD}, start_new_session=True,
     ) as process:  # fmt: skip
         try:
             _, err = process.communicate(timeout=TIME_LIMIT)

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ampcompare.base.files.temporary import temporary_root
 from ampcompare.script.saved_files import is_open_for_writing
 
@@ -181,6 +183,7 @@ class KilledSaves:
         if not child:
             os.close(heard)
             os.close(answer)
+            torch.set_num_threads(1)  # the threads of OpenMP are those of the parent
             enter(ChangeWatch(point, say, hear, self._ignored))
             return None
         os.close(say)

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.examination import main
-from ampcompare.script.process.target import add_working_directory_first
 from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,

@@ -165,7 +165,6 @@ class ResumeTrace:
             os._exit(0)
 
     def _follow_changes_in_copy(self, changes: ChangeWatch) -> None:
-        torch.set_num_threads(1)  # the threads of OpenMP are those of the parent
         self._changes = changes
 
     def _forward(self, inner: Any, module: nn.Module, *args: Any, **options: Any) -> Any:

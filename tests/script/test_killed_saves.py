@@ -43,7 +43,7 @@ def test_a_file_that_is_written_in_place_is_cut(tmp_path: Path) -> None:
     before = path.read_bytes()
 
     def save(changes: ChangeWatch) -> None:
-        changes.write(str(path))
+        changes.say_write_of(str(path))
         torch.save(WEIGHTS, str(path))
 
     found = kill(tmp_path / "left", save)

@@ -4,6 +4,9 @@ import os
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 
+ONE_THREAD = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONHASHSEED": "0"}
+"""Of a process whose steps are compared with those of another one to the last bit, whatever the user has set."""
+
 
 def script_environment(threads: int | None = None) -> dict[str, str]:
     """Return the variables of this process, and what makes runs of a script alike, as far as the user sets none.

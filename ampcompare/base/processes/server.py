@@ -30,7 +30,7 @@ from typing import Any
 
 from ampcompare.base.processes.child import process_ended_at_hangup
 from ampcompare.base.processes.overlay import enter_sandbox_if_asked
-from ampcompare.base.processes.start import kill_with_descendants
+from ampcompare.base.processes.start import add_working_directory_first, kill_with_descendants
 
 POLL_SECONDS = 0.02
 MAX_REQUEST = 2**20
@@ -155,8 +155,7 @@ def _run_request(request: dict[str, Any], output: int, channel: socket.socket) -
     name: str = request["function"]
     words: list[str] = request["words"]
     sys.argv[:] = [name.partition(":")[0].partition(".")[0], *words]
-    if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    add_working_directory_first()
     return int(_find_function(name)(words) or 0)
 
 

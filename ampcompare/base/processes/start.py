@@ -34,6 +34,12 @@ def isolated_environment() -> dict[str, str]:
     return isolated
 
 
+def add_working_directory_first() -> None:
+    """Put the working directory first into `sys.path`, as `python -m` does, in a process that has no such entry."""
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+
+
 def exit_code_text(code: int) -> str:
     """Return the end of a sentence about a process with an exit code, which is negative for a signal."""
     if code >= 0:

@@ -19,6 +19,7 @@ from ampcompare.base.environment import first_path
 from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.base.location import is_users_file, location_of_error
+from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.banned_loss import find_banned_loss_text
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.legacy.missing_names import missing_names_of_script
@@ -29,7 +30,6 @@ from ampcompare.script.process.shadowed import find_shadowing_text
 from ampcompare.script.process.target import (
     NEEDED_LATER,
     Target,
-    add_working_directory_first,
     forget_shadowed_modules,
     import_without_first_entry,
     search_first_entry_last,

@@ -19,10 +19,11 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
+from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.process.target import Target, add_working_directory_first, files_with_apex
+from ampcompare.script.process.target import Target, files_with_apex
 from ampcompare.source.migrate.adapter.imports import TEMPLATE, adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.project import migrate_file

@@ -60,15 +60,6 @@ def import_without_first_entry(names: Iterable[str]) -> None:
         sys.path[:0] = first
 
 
-def add_working_directory_first() -> None:
-    """Put the working directory first into `sys.path`, as `python -m` does; `Target.set_paths` replaces it.
-
-    It is for a process that was started without such an entry.
-    """
-    if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())
-
-
 @contextlib.contextmanager
 def search_first_entry_last() -> Iterator[None]:
     """Look into the first entry of `sys.path`, a folder of the user, behind all others in a block."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.processes.client import ProcessServer, ServerLost
 from ampcompare.base.processes.sandbox import open_sandbox
+from ampcompare.base.processes.script_environment import ONE_THREAD
 from ampcompare.base.processes.start import isolated_environment
 
 
@@ -21,8 +21,7 @@ class ScriptForks:
     """
 
     def __init__(self) -> None:
-        self._fixed = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONHASHSEED": "0"}
-        self._server = ProcessServer([], {**isolated_environment(), **self._fixed})
+        self._server = ProcessServer([], {**isolated_environment(), **ONE_THREAD})
 
     def __enter__(self) -> ScriptForks:
         return self
@@ -44,7 +43,7 @@ class ScriptForks:
         """
         store = folder.parent / f"{folder.name}.store"
         with open_sandbox(store, shared=[folder], roots=[root]) as sandbox, open(os.devnull, "wb") as null:
-            environment = {**os.environ, **self._fixed, **sandbox.environment}
+            environment = {**os.environ, **ONE_THREAD, **sandbox.environment}
             try:
                 self._server.wait_until_ready(lambda: False)
                 fork = self._server.start_fork(
