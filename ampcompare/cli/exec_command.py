@@ -13,7 +13,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.option_rules import OptionRule, rule_of_need
+from ampcompare.base.option_rules import OptionRule, refusal_sentence, rule_of_need
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
@@ -281,7 +281,8 @@ def _run_script_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: b
     arm, stack = arms[0] if len(arms) == 1 else ("", None)
     if stack is None or len(known) != 1:
         name = next(iter(known), "old")
-        raise ConfigError(f"a script runs in one stack: give --stack {name}=COMMAND and --arm script@{name}")
+        advice = f"give --stack {name}=COMMAND and --arm script@{name}"
+        raise ConfigError(refusal_sentence("--stack", "needs one arm that trains there, and is given once", advice))
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.cli.help import PROCESSES, add_options, option, option_factory
 from ampcompare.cli.output import discard_output_of_closed_terminal
 from ampcompare.cli.shared_options import typed_command
@@ -60,10 +61,8 @@ def count_processes_asked_for(parameters: Mapping[str, Any]) -> int | None:
     if world is None:
         return requested
     if requested not in (None, world.size):
-        raise ConfigError(
-            f"--nproc-per-node asks for {requested} processes, but {world.launcher} started {world.size}; leave the "
-            f"flag out"
-        )
+        why = f"is not for processes that are there: {world.launcher} started {world.size}"
+        raise ConfigError(refusal_sentence(f"--nproc-per-node {requested}", why, "leave it out"))
     return world.size
 
 

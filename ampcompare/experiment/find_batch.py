@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.places import Places, places_for_cells
 from ampcompare.experiment.option_checks import check_cells
@@ -85,10 +86,9 @@ def configs_of_arms(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
         ConfigError: the batch size is that of all processes together, and one process is searched.
     """
     if config.recipe.global_batch_size is not None:
-        raise ConfigError(
-            "find-batch searches the batch size of one process; leave out --global-batch-size, and give "
-            "the first size with -b"
-        )
+        why = "is not for find-batch, which searches the batch size of one process"
+        advice = "leave out --global-batch-size, and give the first size with -b"
+        raise ConfigError(refusal_sentence("--global-batch-size", why, advice))
     return [_config_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 

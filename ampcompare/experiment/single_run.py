@@ -16,7 +16,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.option_rules import refuse_broken_rules
+from ampcompare.base.option_rules import refusal_sentence, refuse_broken_rules
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.option_checks import check_cells
@@ -115,7 +115,8 @@ def _launcher_and_observer(options: RunOptions, observer: Observer | None) -> tu
     config = options.config
     check_run(options)
     if config.saving.apex_layout and not config.parsed_arm.spec.calls_apex:
-        raise ConfigError(f"--save-apex-format is what an Apex script saves, and the arm is {config.arm}; leave it out")
+        why = f"is not for {config.arm}: it is what an Apex script saves"
+        raise ConfigError(refusal_sentence("--save-apex-format", why, "leave it out"))
     launcher = options.launch.launcher_of_cell(config)
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 

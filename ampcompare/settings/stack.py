@@ -114,9 +114,8 @@ def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_scr
         ConfigError: the stack is not known, or a recipe trains, whose weights follow from its seed.
     """
     if not has_script:
-        raise ConfigError(
-            f"--first-weights {name} is for a script after --; the weights of a recipe are those of its seed"
-        )
+        why = "is for a script after --: the weights of a recipe are those of its seed"
+        raise ConfigError(refusal_sentence(f"--first-weights {name}", why, "leave it out"))
     if name not in stacks:
         hint = f" {suggestion_text(name, stacks)}" if stacks else ""
         raise ConfigError(

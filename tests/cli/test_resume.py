@@ -86,7 +86,7 @@ def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None
     done = call("run", *words, "--save-apex-format")
     assert (done.code, done.lines) == (
         2,
-        ["ampcompare: --save-apex-format is what an Apex script saves, and the arm is fp32; leave it out"],
+        ["ampcompare: --save-apex-format is not for fp32: it is what an Apex script saves; leave it out"],
     )
 
 

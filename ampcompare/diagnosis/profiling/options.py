@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.results.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import ScriptRequest, examine_in_child
@@ -42,7 +43,9 @@ class ProfileOptions:
             )
         if config.recipe.cuda_graph:
             raise ConfigError(
-                "profile follows the phases of a step, but --cuda-graph replays it as one piece; leave it out"
+                refusal_sentence(
+                    "--cuda-graph", "is not for profile, which follows the phases of a step", "leave it out"
+                )
             )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_interrupted_cell
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
@@ -133,7 +134,8 @@ def make_launcher(
     if world is not None:
         return ExternalLauncher(world)
     if dist_url is not None:
-        raise ConfigError("--dist-url is for processes that something else starts, such as srun; leave it out")
+        why = "is for processes that something else starts, such as srun"
+        raise ConfigError(refusal_sentence("--dist-url", why, "leave it out"))
     launcher = DispatchingLauncher(**options)
     launcher.launcher_of(config)  # refuse what cannot work before anything runs
     return launcher
