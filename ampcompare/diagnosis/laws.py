@@ -124,7 +124,8 @@ def _find_roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
 def _overflow_text(roles: Roles, prefix: Prefix) -> str:
     """Return what was seen beyond the largest fp16 number; "" for nothing, or where a dynamic scale avoids it."""
     scale = roles.loss_scale
-    if "fp16" not in (roles.operand_type, roles.gradients) or (scale is not None and scale.interval is not None):
+    is_dynamic = scale is not None and scale.interval is not None
+    if is_dynamic or "fp16" not in (roles.operand_type, roles.gradients):
         return ""
     factor = 1.0 if scale is None else scale.first
     largest = prefix.largest_gradient or 0.0

@@ -187,8 +187,9 @@ def examine_importers(
     """Return a finding for each library and script that imports Apex, with what it gets and the one cure."""
     importers, whole = find_importers(scripts, path, seconds=seconds)
     supply = ImportedApex.from_check(apex)
-    shown = [one for one in importers if one.is_script][:MAX_SCRIPTS] + [one for one in importers if not one.is_script]
-    checks = [_check_importer(importer, supply) for importer in shown]
+    found = [one for one in importers if one.is_script]
+    libraries = [one for one in importers if not one.is_script]
+    checks = [_check_importer(importer, supply) for importer in (*found[:MAX_SCRIPTS], *libraries)]
     if not whole:
         reason = f"reading them took more than {seconds:g} s; those that were read are above"
         checks.append(Check("Apex", "importers", "not all installed packages were read", "note", reason))

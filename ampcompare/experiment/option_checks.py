@@ -31,7 +31,8 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         EnvironmentUnfit: this system cannot fork, or lacks torch, Slurm or the package of an arm or an optimizer.
     """
     cells = list(cells)
-    if not hasattr(os, "fork") and not is_one_of_several_ranks() and any(cell.launcher not in REMOTE for cell in cells):
+    forks = not is_one_of_several_ranks() and any(cell.launcher not in REMOTE for cell in cells)
+    if forks and not hasattr(os, "fork"):
         raise EnvironmentUnfit(
             f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
             "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"

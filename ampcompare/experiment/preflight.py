@@ -280,7 +280,9 @@ class _ArmTrial:
         rows, code = self.rows, self.record.environment.get("exit_code")
         if self.record.config.stack is not None or self.must_start_by_hand:  # whose fault it may be
             return False
-        return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
+        if rows is None or rows.weights or rows.steps:
+            return False
+        return bool(self.error) and code != REFUSED
 
     def seconds_for_other_arms(self, cells: int) -> float:
         """Return the seconds that the other arms may take before so many cells."""

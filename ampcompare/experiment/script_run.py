@@ -147,7 +147,9 @@ def _run_from_recording(folder: Path, steps: int) -> ScriptRun:
     """Return what the recorder of a stack has written: of the optimizers whose loss was scaled."""
     rows = read_trace_rows(folder / RECORD)
     scaled = {number for row in rows if row.get("kind") == "backward" for number in row["optimizers"]}
-    stepped = [row for row in rows if row.get("kind") == "step" and (row["optimizer"] in scaled or not scaled)]
+    stepped = [row for row in rows if row.get("kind") == "step"]
+    if scaled:
+        stepped = [row for row in stepped if row["optimizer"] in scaled]
     is_cut = any(row["step"] + 1 >= steps for row in stepped)
     by_step = _optimizer_renamer(stepped)
     norms: dict[str, list[float | None]] = {}

@@ -47,7 +47,8 @@ def run_timing_rounds(
         if record is not None and record.status == "completed":
             completed[cell] = record
     made = [{done.number for done in record.timing_rounds} for record in completed.values()]
-    missing = [number for number in range(1, plan.timing_rounds + 1) if not all(number in each for each in made)]
+    made_by_all = set.intersection(*made) if made else set()
+    missing = [number for number in range(1, plan.timing_rounds + 1) if number not in made_by_all]
     if not missing or len(completed) < 2:
         return {}
     seed = plan.cells[block[0]].recipe.seed

@@ -257,9 +257,8 @@ def _project_files_with_apex(script: Path) -> list[str]:
     while waiting:
         each = waiting.pop()
         module = project.module_of_file(each)
-        new = (
-            [] if module is None else [other for other in project.files_imported_by(module, each) if other not in found]
-        )
+        imported = [] if module is None else project.files_imported_by(module, each)
+        new = [other for other in imported if other not in found]
         found += new
         waiting += new
     return [

@@ -52,9 +52,8 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
         for name, arguments in ARGUMENTS.items():
             if new.get(name, _value_at_path(values, name)) != _value_at_path(values, name):
                 _drop_paths(values, given, [path for path in given if path.startswith(arguments)])
-        _drop_paths(
-            values, given, [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ()) if rival not in new]
-        )
+        rivals = [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ())]
+        _drop_paths(values, given, [rival for rival in rivals if rival not in new])
         for path, value in new.items():
             if value == {} and isinstance(_value_at_path(values, path), Mapping):
                 continue  # an empty group in a file removes nothing

@@ -412,7 +412,8 @@ def _text_from_factory(path: str) -> tuple[bytes, bytes]:
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
         texts = factory(**select_arguments(factory, {}))
-    if not isinstance(texts, Sequence) or len(texts) != 2 or not all(isinstance(text, bytes | str) for text in texts):
+    is_pair = isinstance(texts, Sequence) and len(texts) == 2
+    if not is_pair or not all(isinstance(text, bytes | str) for text in texts):
         raise ConfigError(f"factory {path} must return two texts, for training and validation, as bytes or str")
     train, val = (text.encode() if isinstance(text, str) else text for text in texts)
     return train, val

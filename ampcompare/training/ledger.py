@@ -225,13 +225,15 @@ class StepLook:
     def _note_held_types(self, optimizer: Optimizer, weights: Sequence[Tensor], all_held: set[int]) -> None:
         """Note the types of what an optimizer holds, and which weights of models it updates."""
         own, pairs = set(map(id, weights)), self._weights_by_master(optimizer)
-        free = [one for one in weights if one.requires_grad and id(one) not in all_held and type_name(one) in HALF]
+        trained = [one for one in weights if one.requires_grad and id(one) not in all_held]
+        free = [one for one in trained if type_name(one) in HALF]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._type_counts_of_group(optimizer, number)
             elements = 0
             for param in group["params"]:
                 mastered = self._weights_behind_master(param, pairs, [] if id(param) in own else free)
-                if id(param) not in self._seen.stepped and not any(one.requires_grad for one in mastered or [param]):
+                is_trained = any(one.requires_grad for one in mastered or [param])
+                if id(param) not in self._seen.stepped and not is_trained:
                     continue  # it is frozen, or a master of what is, at least for now
                 elements += param.numel()
                 if mastered:

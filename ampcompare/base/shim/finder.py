@@ -81,8 +81,9 @@ class ShimFinder(MetaPathFinder):
         if self._loading or not self._holds:
             return
         self._holds = False
-        for name in [name for name in sys.modules if name in EXTENSIONS or name == "apex" or name.startswith("apex.")]:
-            if getattr(sys.modules[name], "__name__", "").startswith(ENGINE):
+        for name in list(sys.modules):
+            is_of_apex = name in EXTENSIONS or name == "apex" or name.startswith("apex.")
+            if is_of_apex and getattr(sys.modules[name], "__name__", "").startswith(ENGINE):
                 del sys.modules[name]
 
     def _find_installed_apex(self) -> ApexInstall:

@@ -342,8 +342,8 @@ def convert_file(
         ]
         if legacy_layout and parts.is_of_ampcompare:
             known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
-            others = [key for key, value in result.state.items() if key not in known and value not in (None, {}, [])]
-            result.lost += [f"{key}: an Apex script does not save it" for key in others]
+            filled = [key for key, value in result.state.items() if value not in (None, {}, [])]
+            result.lost += [f"{key}: an Apex script does not save it" for key in filled if key not in known]
             result.state, result.arm = state_in_apex_layout(result.state), None
     if parts.is_of_ampcompare and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})

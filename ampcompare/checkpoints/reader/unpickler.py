@@ -253,7 +253,9 @@ def _make_numpy_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") 
 
 def _fill_numpy_array(made: OpaqueObject, state: Any) -> None:
     _, shape, kind, in_columns, data = state
-    if isinstance(kind, OpaqueObject) and kind.value is not None and not in_columns and not isinstance(data, list):
+    if in_columns or isinstance(data, list):  # a list holds objects
+        return
+    if isinstance(kind, OpaqueObject) and kind.value is not None:
         array = numpy.frombuffer(_text_to_bytes(data), kind.value).reshape(shape)
         made.value = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 

@@ -135,7 +135,8 @@ def _is_gloo_collective(event: TraceEvent) -> bool:
 
 
 def _host_events_of_thread(known: Iterable[TraceEvent], thread: tuple[Any, Any]) -> list[TraceEvent]:
-    return [one for one in known if one.category in HOST_WORK and one.thread == thread and not _is_gloo_collective(one)]
+    work = [one for one in known if one.category in HOST_WORK and one.thread == thread]
+    return [one for one in work if not _is_gloo_collective(one)]
 
 
 def _nest_events(events: list[TraceEvent]) -> list[TraceEvent]:

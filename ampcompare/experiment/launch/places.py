@@ -212,7 +212,10 @@ def _parse_gpu_numbers(text: str) -> list[int]:
 def _cores_of_gpu_groups(groups: Sequence[Sequence[Gpu]]) -> list[tuple[int, ...]]:
     """Return a share of the cores next to each group of GPUs, or else of all cores; none if they are too few."""
     available = _available_cores()
-    near = [tuple(c for c in available if c in cores_near_device(group[0].bus)) or tuple(available) for group in groups]
+    near = []
+    for group in groups:
+        next_to_it = cores_near_device(group[0].bus)
+        near.append(tuple(core for core in available if core in next_to_it) or tuple(available))
     shares = []
     for number, cores in enumerate(near):
         rank, count = near[:number].count(cores), near.count(cores)

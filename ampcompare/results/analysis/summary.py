@@ -325,8 +325,11 @@ def _start_seconds(record: RunRecord) -> float | None:
 
 def _metric_correlation(pairs: Sequence[Pair]) -> float | None:
     """Return how far the values of two arms move together over seeds; it is what pairing gains."""
-    both = [(arm.summary.metric_final, reference.summary.metric_final) for arm, reference in pairs]
-    known = [(a, b) for a, b in both if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
+    known = []
+    for arm, reference in pairs:
+        value, other = arm.summary.metric_final, reference.summary.metric_final
+        if value is not None and other is not None and math.isfinite(value) and math.isfinite(other):
+            known.append((value, other))
     if len(known) < MIN_PAIRS or any(min(side) == max(side) for side in zip(*known, strict=True)):
         return None
     here, there = zip(*known, strict=True)

@@ -45,6 +45,5 @@ def _stack_name(record: RunRecord) -> str:
 
 
 def _stack_facts(record: RunRecord) -> Mapping[str, Any]:
-    return {
-        name: value for name, value in record.environment.items() if name not in NO_PART and value not in (None, "")
-    }
+    parts = {name: value for name, value in record.environment.items() if name not in NO_PART}
+    return {name: value for name, value in parts.items() if value not in (None, "")}

@@ -228,7 +228,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         self.script.refuse_step_switched_off()
-        if self._state_dtype is not None and not self.script.calls_apex() and optimizer not in self._with_state:
+        if self._state_dtype is not None and optimizer not in self._with_state and not self.script.calls_apex():
             self._with_state.add(optimizer)
             hold_state_in_type(optimizer, self._state_dtype)
         if self.script.steps_on_behalf:

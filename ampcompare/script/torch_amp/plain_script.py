@@ -358,7 +358,8 @@ class PlainScript:
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
             part = self._type_of_inputs(module)
             is_cast = part is None and self._stand_in.casts_now()
-            if is_cast or (module not in self._outermost and (part is None or not _has_fp32_tensor((args, kwargs)))):
+            fits = part is None or not _has_fp32_tensor((args, kwargs))
+            if is_cast or (fits and module not in self._outermost):
                 result = original(module, *args, **kwargs)
                 return self._output_in_asked_type(module, result)
         self._outermost.add(module)

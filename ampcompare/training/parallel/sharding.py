@@ -61,12 +61,12 @@ def shard_models(
             "pip install -U torch torchvision"
         )
     names = {id(param): (model, name) for model in models for name, param in model.named_parameters()}
-    for param in (param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]):
-        if id(param) not in names:
-            raise PreparationError(
-                "an optimizer holds a tensor that is not a parameter of the models, such as a master weight; sharding "
-                "replaces parameters only"
-            )
+    held = [param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]]
+    if any(id(param) not in names for param in held):
+        raise PreparationError(
+            "an optimizer holds a tensor that is not a parameter of the models, such as a master weight; sharding "
+            "replaces parameters only"
+        )
     if any(is_step_skippable(optimizer) for optimizer in optimizers):
         raise PreparationError("a step that is skipped on the device copies whole weights; leave out skip_on_device")
     for model in models:
@@ -134,8 +134,9 @@ def _modules_in_fp32(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Mod
     """Return the modules of `model` that compute in fp32: those kept, and batch norms outside of them."""
     inside = {id(module) for each in kept for module in each.modules()}
     own = [module for module in model.modules() if any(module is each for each in kept)]
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and id(module) not in inside]
-    return [*own, *(module for module in norms if _is_gathered_unit(module))]
+    others = [module for module in model.modules() if id(module) not in inside]
+    norms = [module for module in others if isinstance(module, _BatchNorm) and _is_gathered_unit(module)]
+    return [*own, *norms]
 
 
 def is_sharded_model(module: nn.Module) -> bool:

@@ -77,13 +77,16 @@ class EmulatedHalf(TorchDispatchMode):
                 if not one.is_inference():
                     torch.autograd.graph.increment_version(one)
             return result
-        if func in RECURRENT and (half := next((arg.dtype for arg in args if _is_half_tensor(arg)), None)) is not None:
+        half = next((arg.dtype for arg in args if _is_half_tensor(arg)), None) if func in RECURRENT else None
+        if half is not None:
             # Of both types, with 32-bit states and a workspace of bytes among the arguments.
             wide = func(*[arg.float() if _is_half_tensor(arg) else arg for arg in args], **kwargs)
             return tuple(one.to(half) if isinstance(one, Tensor) and one.is_floating_point() else one for one in wide)
         # A subclass of tensors multiplies by itself; the products inside it come back here.
-        if func not in EMULATED or types or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
-            return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode
+        if func not in EMULATED or types:
+            return func(*args, **kwargs)
+        if any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
+            return func(*args, **kwargs)  # mixed dtypes must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
         return tuple(map(self._round_to_half, result)) if isinstance(result, tuple) else self._round_to_half(result)
 

@@ -114,13 +114,12 @@ def ids_of_kept_modules(
                 f"{_near_names_text(pattern, named)}"
             )
         kept.update(id(inner) for module in found for inner in module.modules())
+    tensors = {id(module): {id(tensor) for tensor in own_tensors_of_module(module)} for _, module in named}
     size = -1
     while size != len(kept):  # a module that shares a weight may hold another one that is shared
         size = len(kept)
-        held = {id(tensor) for _, module in named if id(module) in kept for tensor in own_tensors_of_module(module)}
-        kept.update(
-            id(module) for _, module in named if any(id(tensor) in held for tensor in own_tensors_of_module(module))
-        )
+        held: set[int] = set().union(*(own for module, own in tensors.items() if module in kept))
+        kept.update(module for module, own in tensors.items() if own & held)
     return kept
 
 

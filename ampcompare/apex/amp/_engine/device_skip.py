@@ -105,7 +105,9 @@ def find_flag_device(loss: Any, optimizers: list[Any]) -> torch.device | None:
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return None
         params = optimizer.param_groups[0]["params"]
-        if not _obeys_overflow_flags(optimizer) or not stash.uniform_device or not params or params[0].device != device:
+        if not params or params[0].device != device or not stash.uniform_device:
+            return None
+        if not _obeys_overflow_flags(optimizer):
             return None
     return device
 

@@ -480,9 +480,8 @@ def record_with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, A
     """Return the record of a cell that the recorder has written, with the versions of its stack."""
     header = rows.header.get("environment") or facts or {}
     code = {name: record.environment[name] for name in ("exit_code",) if name in record.environment}
-    told = {
-        name: value for name, value in header.items() if name not in ("host", "no_torch") and value not in (None, [])
-    }
+    told = {name: value for name, value in header.items() if value not in (None, [])}
+    told = {name: value for name, value in told.items() if name not in ("host", "no_torch")}
     if "apex_kernels" in told:
         told["apex_kernels"] = " ".join(told["apex_kernels"])
     environment = {**told, **rows.setup.get("device", {}), **code, RUN: rows.header.get("run")}

@@ -60,7 +60,8 @@ def compare_samples(
     Args:
         effect: on the scores over the pairs, of which `margin` is one, and `verdict` is on it.
     """
-    kept = [result for pair in pairs for run in pair for result in run.summary.epochs[-1:] if result.per_sample]
+    last = [result for pair in pairs for run in pair for result in run.summary.epochs[-1:]]
+    kept = [result for result in last if result.per_sample]
     if not kept:
         return None
     metric, count = metric_of_runs(run for _, run in pairs), kept[0].samples

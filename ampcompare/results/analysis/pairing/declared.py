@@ -237,7 +237,8 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
 
 def _backward_alone_text(ledger: Ledger) -> str:
     """Return which 16-bit types only the backward pass has; "" for none."""
-    alone = [name for name in HALF if name in ledger.backward and ledger.forward and name not in ledger.forward]
+    backward = [name for name in HALF if name in ledger.backward] if ledger.forward else []
+    alone = [name for name in backward if name not in ledger.forward]
     why = "in the backward pass alone, as where a function computes again under autocast without its dtype"
     return f"{' and '.join(alone)} {why}" if alone else ""
 
@@ -332,7 +333,9 @@ def _has_products_in_declared_type(roles: Roles, types: Mapping[str, float], led
 
 def _other_half_types(roles: Roles, types: Mapping[str, float]) -> list[str]:
     """Return the 16-bit types of products that are not the declared one."""
-    return [name for name in HALF if name in types and name != roles.operand_type and roles.operand_type in FLOATS]
+    if roles.operand_type not in FLOATS:
+        return []
+    return [name for name in HALF if name in types and name != roles.operand_type]
 
 
 def _are_all_steps_skipped(ledger: Ledger) -> bool:

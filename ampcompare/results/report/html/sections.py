@@ -302,9 +302,8 @@ def _loss_scale_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
         lambda band: min(band.low) == max(band.high),
         statistics.geometric_mean,
     )  # fmt: skip
-    unscaled = [
-        arm.name for arm in arms if any(run.trace and not run.trace.loss_scales for run in arm.records_that_ran)
-    ]
+    traces = {arm.name: [run.trace for run in arm.records_that_ran if run.trace] for arm in arms}
+    unscaled = [name for name, seen in traces.items() if any(not trace.loss_scales for trace in seen)]
     words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
     said = f"Constant: {'; '.join(words)}." if words else ""
     none = f"Without loss scaling: {join_names(unscaled)}." if unscaled else ""

@@ -196,8 +196,8 @@ def update_skipped(module: LintModule) -> Iterator[Finding]:
         updates = [other for other in events_after(trace, event, EventKind.UPDATE) if other.subject == event.subject]
         if any(other.subject == event.subject for other in events_after(trace, event, EventKind.OPAQUE)):
             continue
-        keys = {key for update in updates for key in update.facts if key not in event.facts and "%" not in key}
-        for key in sorted(keys):
+        keys = {key for update in updates for key in update.facts} - event.facts.keys()
+        for key in sorted(key for key in keys if "%" not in key):
             values = {update.facts.get(key, "both") for update in updates}
             if len(values) == 1 and _is_condition_decided_after(module, event, key):
                 if not _ends_training_otherwise(module, updates[0].scope, key, values.pop()):
