@@ -198,7 +198,7 @@ def words(training: tuple[str, str, float, str]) -> dict[str, Any]:
         watch = PrefixWatch(PREFIX, total=STEPS)
         train(training, "fp32", PREFIX, watch=watch, is_twin=is_twin)
         watch.close()
-        watches.append(watch.result())
+        watches.append(watch.prefix_seen())
     distance = loss_distance(watches[0].losses, watches[1].losses)
     found = {arm: outlook_of(Arm.parse(arm), watches[0], distance).word for arm in (*HALF, *OTHERS)}
     return {

@@ -107,7 +107,11 @@ def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
                     step = LOOPS["fp32" if arm == "script" else arm](model, itertools.repeat(batch))
                     seconds[kind].append(seconds_per_step(step, steps, lambda: None))
                     continue
-                recorded = (Rows(recorder), watch, recorder.flush) if kind == "recorded" else (None, None, lambda: None)
+                recorded = (
+                    (Rows(recorder), watch, recorder.write_held_rows)
+                    if kind == "recorded"
+                    else (None, None, lambda: None)
+                )
                 stand_in = StandIn(Arm.parse(arm), recorded[0], watch=recorded[1])
                 seconds[kind].append(seconds_per_step(make_step(model_name), steps, recorded[2]))
                 stand_in.end()

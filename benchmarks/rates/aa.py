@@ -92,8 +92,8 @@ def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
         "accuracy": str(row.quality),
         "time": str(row.time),
         "time_without_load": str(summarize_pair(without_load, terms=TERMS).time),
-        "time_without_gate": str(decide_verdicts([effect], TERMS.time())[0]),
-        "time_p_without_gate": p_values(effect, TERMS.time().size).different,
+        "time_without_gate": str(decide_verdicts([effect], TERMS.log_time_margin())[0]),
+        "time_p_without_gate": p_values(effect, TERMS.log_time_margin().size).different,
         "points": [100 * ((a.summary.metric_final or 0) - (b.summary.metric_final or 0)) for a, b in pairs],
         "log_ratios": [math.log(_seconds(a) / _seconds(b)) for a, b in pairs],
         "valid": [not (invalid_time_reason(a) or invalid_time_reason(b)) for a, b in pairs],
@@ -130,7 +130,7 @@ def _power(points: float, log_ratio: float) -> Iterator[Row]:
     cases = [
         *((f"{worse:g} points worse", worse, points, floor, Margin(0.5, "0.5")) for worse in (1.0, 2.0, 3.0, 5.0)),
         *(
-            (f"{100 * slower:.0f} % slower", math.log1p(slower), log_ratio, TIME_FLOOR, TERMS.time())
+            (f"{100 * slower:.0f} % slower", math.log1p(slower), log_ratio, TIME_FLOOR, TERMS.log_time_margin())
             for slower in (0.05, 0.10, 0.20)
         ),
     ]

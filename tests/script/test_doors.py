@@ -34,7 +34,7 @@ def check(arm: str, door: str, optimizer: str, folder: Path, python: Any) -> str
     assert ledger is not None
     assert ledger.forward
     found = compare_roles(Arm.parse(arm).roles, ledger)
-    assert [role.difference for role in found if role.differs] == []
+    assert [role.difference_text for role in found if role.differs] == []
     if "keep_fp32" in arm:  # of the first layer, which has two thirds of the multiply-adds
         assert 0.5 < ledger.forward["fp32"] < 1
     return str(done.stdout).splitlines()[-1]

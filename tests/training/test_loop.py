@@ -200,7 +200,7 @@ def test_between_drains_nothing_is_read_from_the_device(arm: str) -> None:
         original, loop._drain_steps = loop._drain_steps, lambda pending, epoch: []  # type: ignore[method-assign]
         list(steps)
         assert reads.count == 0
-        loop._drain = original  # type: ignore[method-assign]
+        loop._drain_steps = original  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("name", ["constant", "step", "cosine"])

@@ -45,4 +45,4 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     assert roles is not None
     scales = precision.loss_scales()
     found = compare_roles(roles, look.ledger_of_looks(loss_scale=scales[0] if scales else None))
-    assert [role.difference for role in found if role.differs] == []
+    assert [role.difference_text for role in found if role.differs] == []
