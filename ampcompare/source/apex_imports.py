@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ampcompare.source.syntax import dotted_name, last_name
+from ampcompare.source.syntax import catches_import_error, last_name
 
 # always: when the file is imported; asked: behind a condition; tried: its error is caught; called: in a function.
 Reach = Literal["always", "asked", "tried", "called", "question"]
@@ -15,7 +15,6 @@ BYTES = tuple(top.encode() for top in TOPS)
 MENTION = re.compile(rb"\b(?:apex|amp_C|apex_C|fused_layer_norm_cuda)\b")
 NAME = re.compile(r"apex(?:\.\w+)*")
 QUESTIONS = re.compile(r"available|^find_spec$|^find_loader$|^RequirementCache$|^get_distribution$|^version$")
-CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def _apex_imports_in(body: list[ast.stmt], reach: Reach) -> Iterator[ApexImport]
                 yield from _apex_imports_in(node.orelse, reach)
                 continue
             inner = "asked"
-        elif isinstance(node, ast.Try | ast.TryStar) and any(map(_catches_import_error, node.handlers)):
+        elif isinstance(node, ast.Try | ast.TryStar) and any(map(_goes_on_without_module, node.handlers)):
             yield from _apex_imports_in(node.body, "tried")
             for handler in node.handlers:
                 yield from _apex_imports_in(handler.body, reach)
@@ -83,11 +82,9 @@ def _apex_modules_imported_by(node: ast.Import | ast.ImportFrom) -> list[str]:
     return list(dict.fromkeys(name for name in names if name.partition(".")[0] in TOPS))
 
 
-def _catches_import_error(handler: ast.ExceptHandler) -> bool:
-    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    if not all(one is None or (dotted_name(one) or "").rpartition(".")[2] in CAUGHT for one in caught):
-        return any(one is not None and (dotted_name(one) or "").rpartition(".")[2] in CAUGHT for one in caught)
-    return not any(isinstance(last, ast.Raise) for last in handler.body)
+def _goes_on_without_module(handler: ast.ExceptHandler) -> bool:
+    """Return whether a script goes on where a module is not there: what catches that does not raise again."""
+    return catches_import_error(handler) and not any(isinstance(last, ast.Raise) for last in handler.body)
 
 
 def _apex_questions_in(node: ast.stmt, reach: Reach) -> Iterator[ApexImport]:

@@ -6,6 +6,9 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
+# The classes of an error that a handler names where it catches a failed import.
+IMPORT_ERRORS = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+
 # What Python's parser says of statements that Python 2 had.
 PYTHON_2 = (
     "Missing parentheses in call to",
@@ -153,6 +156,23 @@ def parameter_names(function: ast.FunctionDef | ast.AsyncFunctionDef, *, positio
 def last_name(node: ast.AST) -> str:
     """Return the last part of the name of a function or object, such as `step`; empty for any other expression."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def root_name(node: ast.AST) -> str:
+    """Return the name with which a chain of attributes begins, such as `a` of `a.b.c`; empty for anything else."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def calls_in(node: ast.AST) -> list[ast.Call]:
+    """Return the calls in a node, itself among them."""
+    return [each for each in walk(node) if isinstance(each, ast.Call)]
+
+
+def catches_import_error(handler: ast.ExceptHandler) -> bool:
+    """Return whether a handler catches that a module is not there, whatever it does then."""
+    return handler.type is None or any(last_name(each) in IMPORT_ERRORS for each in elements(handler.type))
 
 
 def last_part(name: str) -> str:

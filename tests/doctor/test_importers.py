@@ -85,6 +85,11 @@ def test_importer_and_cure(site: Any, tmp_path: Path, kind: str) -> None:
         ("import apex.amp as amp, os", [("apex.amp", "always")]),
         ("from apex import amp, optimizers", [("apex.amp", "always"), ("apex.optimizers", "always")]),
         ("try:\n    import apex\nexcept:\n    pass", [("apex", "tried")]),
+        ("try:\n    import apex\nexcept (ImportError, OSError):\n    apex = None", [("apex", "tried")]),
+        (
+            "try:\n    import apex\nexcept (ImportError, OSError) as error:\n    raise SystemExit from error",
+            [("apex", "always")],
+        ),
         ("try:\n    import apex\nexcept ImportError as error:\n    raise error", [("apex", "always")]),
         ("try:\n    import apex\nexcept ValueError:\n    pass", [("apex", "always")]),
         ("try:\n    import flash\nexcept ImportError:\n    import amp_C", [("amp_C", "always")]),

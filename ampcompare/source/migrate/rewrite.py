@@ -23,7 +23,7 @@ from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVE
 from ampcompare.source.migrate.replacements import UseRewriter
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import SourceInvalid, argument, is_literal, last_name
+from ampcompare.source.syntax import SourceInvalid, argument, catches_import_error, is_literal, last_name, root_name
 from ampcompare.source.versions import LATEST, Versions
 
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
@@ -74,7 +74,6 @@ OLDER = (
     ((2, 4), ', device_type="cuda")', ")"),
     ((2, 4), '{torch}.is_autocast_enabled("cuda")', "{torch}.is_autocast_enabled()"),
 )
-CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 
 
 @dataclass(frozen=True)
@@ -252,7 +251,7 @@ class _ModuleRewrite:
         """Import what the module needs now; what other modules import from it stays."""
         if not self.is_whole:
             return
-        needed = {_root_name(node) for node in self.kept}
+        needed = {root_name(node) for node in self.kept}
         self.findings += _keep_names_for_others(self.module, self.names, self._around, needed, self._twins)
         _rewrite_imports(self.module, self.names, self.edits, needed, self._twins)
 
@@ -609,12 +608,6 @@ def _rewrite_imports(
             _remove_try_of_imports(edits, node, gone)
 
 
-def _root_name(node: ast.AST) -> str:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _rewrite_import(
     statement: ast.Import | ast.ImportFrom, needed: set[str], twins: dict[tuple[ast.stmt, str], str], stars: bool
 ) -> tuple[list[str] | None, bool]:
@@ -648,7 +641,7 @@ def _remove_try_of_imports(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> 
     """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
     if not any(each in gone for each in node.body) or node.finalbody or node.orelse:
         return
-    if not all(_catches_import_error(handler) for handler in node.handlers):
+    if not all(catches_import_error(handler) for handler in node.handlers):
         return
     if not all(each in gone or _is_flag_or_pass(each) for each in node.body):
         if all(edits.is_removed(each) for each in node.body):
@@ -666,10 +659,3 @@ def _is_flag_or_pass(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Pass) or (
         isinstance(statement, ast.Assign) and isinstance(statement.value, (ast.Constant, ast.Name))
     )
-
-
-def _catches_import_error(handler: ast.ExceptHandler) -> bool:
-    if handler.type is None:
-        return True
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(kind, ast.Name) and kind.id in CAUGHT for kind in kinds)

@@ -10,7 +10,7 @@ from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, dotted_text_of, register_rule
-from ampcompare.source.syntax import last_name
+from ampcompare.source.syntax import catches_import_error, last_name
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")
 OF_APEX = {"init", *CORE, "disable_casts"}
@@ -24,7 +24,6 @@ OLD_TF32 = (
     "torch.set_float32_matmul_precision", "torch.get_float32_matmul_precision",
 )  # fmt: skip
 TF32_NAMES = {"fp32_precision", *(name.rpartition(".")[2] for name in OLD_TF32)}
-CATCHES_IMPORT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
 OF_VERSIONS = re.compile(r"(?i)version|greater|hasattr|is_torch|torch_?\d|digit")
 QUERIES = {
     "torch.get_autocast_gpu_dtype": 'get_autocast_dtype("cuda"',
@@ -51,8 +50,7 @@ def _is_import_guarded(module: LintModule, node: ast.AST) -> bool:
 def _handler_ends_script(statement: ast.Try) -> bool:
     """Return whether the handler of a failed import ends the script: it raises, or calls `sys.exit`."""
     for handler in statement.handlers:
-        caught = [handler.type] if not isinstance(handler.type, ast.Tuple) else handler.type.elts
-        if any(one is None or last_name(one) in CATCHES_IMPORT for one in caught):
+        if catches_import_error(handler):
             last = handler.body[-1]
             called = last.value if isinstance(last, ast.Expr) else None
             exits = isinstance(called, ast.Call) and EXITS.search(dotted_text_of(called.func)) is not None

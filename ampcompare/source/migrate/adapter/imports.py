@@ -21,7 +21,7 @@ from ampcompare.source.migrate.replacements import (
 )
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name_and_place
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import argument, is_literal
+from ampcompare.source.syntax import argument, is_literal, last_name, root_name
 
 TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
 # What the adapter lacks and torch has, by calls alone.
@@ -175,11 +175,11 @@ def _change_imports(
         used: names that the module uses; None if all of them are.
     """
     offered = {
-        _root_name(node)
+        root_name(node)
         for node, full in names.uses
         if adapter_name_of(full) is not None and isinstance(node, ast.Attribute)
     }
-    roots = {_root_name(node) for node, full in missing if isinstance(node, ast.Attribute)}
+    roots = {root_name(node) for node, full in missing if isinstance(node, ast.Attribute)}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
         lines = _adapt_import(statement, adapter, used, roots, offered)
         if len(lines.kept) == len(statement.names) and not lines.new:
@@ -190,7 +190,7 @@ def _change_imports(
         else:
             edits.remove(statement)
     for node, full in names.uses:
-        if adapter_name_of(full) is not None and _root_name(node) in roots and isinstance(node, ast.Attribute):
+        if adapter_name_of(full) is not None and root_name(node) in roots and isinstance(node, ast.Attribute):
             edits.replace(_root_node(node), ADAPTER)
 
 
@@ -215,11 +215,6 @@ def _root_node(node: ast.AST) -> ast.AST:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node
-
-
-def _root_name(node: ast.AST) -> str:
-    root = _root_node(node)
-    return root.id if isinstance(root, ast.Name) else ""
 
 
 def _adapt_import(
@@ -290,12 +285,7 @@ def _apex_text_of(node: ast.AST) -> str:
 def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """Yield the strings by which a module looks for Apex, with their values."""
     for node in module.nodes:
-        if (
-            isinstance(node, ast.Call)
-            and node.args
-            and _last_name(node.func) in LOOKUPS
-            and _apex_text_of(node.args[0])
-        ):
+        if isinstance(node, ast.Call) and node.args and last_name(node.func) in LOOKUPS and _apex_text_of(node.args[0]):
             yield node.args[0], _apex_text_of(node.args[0])
         elif (
             isinstance(node, ast.Subscript)
@@ -314,7 +304,7 @@ def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
 def _is_table_of_loaded_modules(module: Module, node: ast.AST) -> bool:
     """Return whether an expression is `sys.modules`, or its keys."""
     node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
-    return isinstance(node, ast.Attribute) and node.attr == "modules" and _root_name(node) == "sys"
+    return isinstance(node, ast.Attribute) and node.attr == "modules" and root_name(node) == "sys"
 
 
 def _calls_asking_version(module: Module) -> Iterator[ast.Call]:
@@ -322,11 +312,7 @@ def _calls_asking_version(module: Module) -> Iterator[ast.Call]:
         if (
             isinstance(node, ast.Call)
             and node.args
-            and _last_name(node.func) in VERSIONS
+            and last_name(node.func) in VERSIONS
             and _apex_text_of(node.args[0])
         ):
             yield node
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -19,7 +19,7 @@ from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.outputs import CASTS, add_autocast_behind_outputs
 from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward_pass
-from ampcompare.source.syntax import argument_values, dotted_name, last_name, names_bound_in, walk
+from ampcompare.source.syntax import argument_values, calls_in, dotted_name, last_name, names_bound_in, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,17 +120,13 @@ def _cast_own_forward(core: ApexCore) -> set[ast.AST]:
         if function.name != "forward" or function in trained or module.class_of(function) not in holders:
             continue
         inside = [
-            each for each in function.body if any(is_computing_model_call(call, tails) for call in _calls_in(each))
+            each for each in function.body if any(is_computing_model_call(call, tails) for call in calls_in(each))
         ]
         if inside and core.reaches_scaler(inside[0]):
             core.edits.put_under_header(inside[0], inside[-1], core.autocast_line)
             first, last = (function.body.index(each) for each in (inside[0], inside[-1]))
             wrapped.update(function.body[first : last + 1])
     return wrapped
-
-
-def _calls_in(node: ast.AST) -> list[ast.Call]:
-    return [each for each in walk(node) if isinstance(each, ast.Call)]
 
 
 def _refuse_half_inputs_outside(core: ApexCore) -> None:

@@ -11,7 +11,7 @@ from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
 from ampcompare.source.migrate.read.sites import BackwardPass, Sites, model_keys
 from ampcompare.source.module import Block, Function
-from ampcompare.source.syntax import arguments, dotted_name, last_name, last_part, names_bound_in, walk
+from ampcompare.source.syntax import arguments, calls_in, dotted_name, last_name, last_part, names_bound_in, walk
 from ampcompare.source.torch_methods import ADDING, WRITING, receiver_of
 
 BARRIERS = ("backward", "step", "zero_grad")
@@ -198,10 +198,10 @@ class _ForwardFinder:
 
     def _may_call_model(self, node: ast.AST) -> bool:
         """Return whether a statement or expression calls a model, or else something that may call one."""
-        return any(self._may_call_compute(each) for each in _calls_in(node))
+        return any(self._may_call_compute(each) for each in calls_in(node))
 
     def _calls_model(self, node: ast.AST) -> bool:
-        for call in _calls_in(node):
+        for call in calls_in(node):
             given = {last_part(dotted_name(each) or "") for each in call.args}
             if self._tails & {*(dotted_name(call.func) or "").split("."), *given}:
                 return True
@@ -256,13 +256,9 @@ def _spans_statement(run: tuple[ast.stmt, ast.stmt], statement: ast.stmt) -> boo
     return run[0].lineno <= statement.lineno <= run[1].lineno
 
 
-def _calls_in(node: ast.AST) -> list[ast.Call]:
-    return [each for each in walk(node) if isinstance(each, ast.Call)]
-
-
 def _keys_read_by(node: ast.AST) -> set[str]:
     """Return the keys that an expression or statement reads, except the functions that it calls."""
-    called = {id(each.func) for each in _calls_in(node)}
+    called = {id(each.func) for each in calls_in(node)}
     loaded = [each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Load)]
     keys = {dotted_name(each) for each in loaded if id(each) not in called}
     return {key for key in keys if key is not None and key != "self"}
