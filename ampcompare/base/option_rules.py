@@ -53,7 +53,15 @@ def rule_of_need(
 
 
 def rule_of_exclusion(option: str, parameter: str, other: str, other_parameter: str, because: str = "") -> OptionRule:
-    """Return the rule that two options are not given together; the parameters are as for `rule_of_need`."""
+    """Return the rule that two options are not given together.
+
+    Args:
+        option: of which the refusal speaks, as it is typed.
+        parameter: the name under which its value is held.
+        other: the option that excludes it, as it is typed.
+        other_parameter: the name under which that one's value is held.
+        because: follows the refusal, with what joins it; "" for no reason.
+    """
     return OptionRule(
         option,
         f"is not for {other}{because}",
@@ -78,7 +86,13 @@ def refuse_broken_rules(rules: Iterable[OptionRule], values: Values) -> None:
 
 
 def refusal_sentence(subject: str, why: str, advice: str) -> str:
-    """Return what is said of an option that cannot be used: what was given, why it does not act here, what to do."""
+    """Return what is said of an option that cannot be used.
+
+    Args:
+        subject: what was given.
+        why: it does not act here; the verb follows the subject.
+        advice: what to do.
+    """
     return f"{subject} {why}; {advice}"
 
 
