@@ -179,8 +179,11 @@ def _write_or_print_migrations(
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
     _say_on_stderr(_line_of_counts(len(files), output, adapted, left, len(waiting)))
-    if left and not adapter:
-        _say_command_for_unmigrated([each.path for each in waiting], paths, some_written=bool(output.changed) and write)
+    moved = [each for plan in choice.plans for each in plan.files]
+    runs = {each.path for each in moved if each.migration is not None and not each.migration.left}
+    staying = [each.path for each in waiting if each.path not in runs]
+    if staying and not adapter:
+        _say_command_for_unmigrated(staying, paths, some_written=bool(output.changed) and write)
     elif output.changed and not output.faults:
         flag = "--adapter " * adapter + "--rewrite " * rewrite
         _say_next_command(files, output, f"ampcompare migrate {flag}--verify")

@@ -293,7 +293,7 @@ class ResumeTrace:
             tail = f" of optimizer {number + 1}" if number else ""
             given = [each for group in optimizer.param_groups for each in group["params"]]
             are_copies = number == 0 and [each.shape for each in given] == [each.shape for each in trained]
-            of_adapter = _masters_of_adapter(optimizer)
+            of_adapter = _masters_of_adapter(optimizer, self._adapter)
             for index, parameter in enumerate(given):
                 name = names.get(id(parameter), "")
                 if not name:
@@ -392,16 +392,23 @@ def _digests_of_parameter_state(state: dict[Any, Any]) -> dict[Any, Any]:
     return {key: _digests_of_tensor(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))}
 
 
-def _masters_of_adapter(optimizer: Any) -> dict[int, tuple[Tensor, Tensor]]:
+def _masters_of_adapter(optimizer: Any, adapter: Any) -> dict[int, tuple[Tensor, Tensor]]:
     """Return the 16-bit weight of each master of the adapter, and the values that it steps, by its identity.
 
-    Where the model was written to, as by loading, the adapter takes the master from the weight before the next step.
+    Where a model has loaded weights, the adapter takes the master from the weight before the next step.
+
+    Args:
+        adapter: its module.
     """
     stash = getattr(optimizer, "_adapter_stash", None)
-    kept = () if stash is None else zip(stash.masters, stash.halves, stash.versions, strict=True)
+    if stash is None:
+        return {}
+    has_loaded = stash.loads != adapter._state.loads
     return {
-        id(master): (half, master if half._version == version else half.detach().float())
-        for master, half, version in kept
+        id(master): (half, half.detach().float() if has_loaded and half._version != version else master)
+        for master, half, version in zip(
+            stash.all_fp32_from_fp16_params, stash.all_fp16_params, stash.versions, strict=True
+        )
     }
 
 

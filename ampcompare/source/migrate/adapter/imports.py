@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
+from ampcompare.source.migrate.adapter.mark import ADAPTER, INNER, OFFERED
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.replacement_table import LAYER_OPTIONS, OPTIMIZERS
@@ -44,6 +44,10 @@ MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
 NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone: leave it out"
 NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, and raises an error here"
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
+SCALED_BY_TIMM = (
+    "ApexScaler of timm scales the loss by the installed Apex, so the file stays on it; take timm's NativeScaler, and "
+    "autocast"
+)
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
 ASKS = "this asks for the installed package apex, which the adapter is not: change or remove it"
 
@@ -55,6 +59,8 @@ def adapter_text() -> str:
 
 def adapter_name_of(full: str) -> str | None:
     """Return the name in the adapter for a full name of Apex: "" for a module, None for what the adapter lacks."""
+    if full in INNER:
+        return INNER[full]
     parts = full.split(".")
     if parts[0] != "apex":
         return None
@@ -95,6 +101,8 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     module = Module(text)
     names = ModuleImports(module)
     edits = Edits(module)
+    if timm := [Finding.at_node(each, BY_HAND, SCALED_BY_TIMM) for each in _timm_scaler_calls(module)]:
+        return Migration(text, timm, len(names.uses), len(names.uses))
     missing = [(node, full) for node, full in names.uses if adapter_name_of(full) is None]
     if holding := _uses_keeping_apex(missing):
         found = {Finding.at_node(node, BY_HAND, LEFT.format(full)) for node, full in holding}
@@ -127,6 +135,12 @@ def _uses_keeping_apex(
     """
     through_amp = [each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)]
     return through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
+
+
+def _timm_scaler_calls(module: Module) -> Iterator[ast.Call]:
+    for call in module.calls:
+        if _last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
+            yield call
 
 
 def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:

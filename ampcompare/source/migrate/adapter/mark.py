@@ -14,6 +14,7 @@ OFFERED = {
     "normalization": frozenset({"FusedLayerNorm"}),
     "fp16_utils": frozenset(),
 }  # fmt: skip
+INNER = {"apex.amp.scaler": "", "apex.amp.scaler.LossScaler": "LossScaler"}  # of modules that show it nowhere else
 _HEAD_BYTES = 4096  # a project may put its license above the docstring
 
 

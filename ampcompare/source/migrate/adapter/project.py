@@ -1,9 +1,6 @@
 """Plan the move of a project's files to the adapter: which files change, and where the adapter lies."""
 
 import ast
-import os
-import re
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
@@ -14,6 +11,7 @@ from ampcompare.source.amp_names import public_full_name
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
+from ampcompare.source.migrate.adapter.places import Places, early_import, is_script
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.project import FileMigration
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -24,7 +22,7 @@ from ampcompare.source.syntax import SourceInvalid
 CORE_STAYS = (
     "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what the other initialized"
 )
-RELATIVE = re.compile(rb"^[ \t]*from[ \t]+(\.+)", re.MULTILINE)
+LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies: move it below"
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
 
@@ -76,15 +74,22 @@ def plan_adapters(paths: Iterable[Path]) -> tuple[list[AdapterPlan], list[FileMi
     """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed."""
     faults: list[FileMigration] = []
     groups: dict[Path, list[Path]] = {}
+    early: list[Path] = []
+    paths = list(paths)
+    places = Places(paths)
     for path in paths:
         try:
             content = read_source_bytes(path)
             text = parse_document(path, content).text if b"apex" in content else ""
             migration = adapt_text(text)
             if migration.text != text or migration.findings:
-                groups.setdefault(_import_root(path, text), []).append(path)
+                groups.setdefault(places.root_of(path, text), []).append(path)
+                if early_import(path, text) is not None:
+                    early.append(path)
         except (FileFault, SourceInvalid, RecursionError) as fault:
             faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
+    _join_importers(groups, places)
+    _part_scripts(groups, early)
     _join_roots(groups)
     return [_plan_project(root, files) for root, files in sorted(groups.items())], faults
 
@@ -97,7 +102,8 @@ def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
 
 
 def _plan_project(root: Path, paths: list[Path]) -> AdapterPlan:
-    packages = [path.relative_to(root).parts[0] for path in paths if len(path.relative_to(root).parts) > 1]
+    below = [path.relative_to(root).parts for path in paths if path.is_relative_to(root)]
+    packages = [parts[0] for parts in below if len(parts) > 1]
     packages = [each for each in packages if (root / each / "__init__.py").is_file() and each.isidentifier()]
     package = max(packages, key=packages.count, default="")
     name = f"{package}.{ADAPTER}" if package else ADAPTER
@@ -107,6 +113,10 @@ def _plan_project(root: Path, paths: list[Path]) -> AdapterPlan:
     for path in sorted(paths):
         document = parse_document(path, read_source_bytes(path))
         migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
+        statement = early_import(path, document.text) if path.parent != root else None
+        if statement is not None and path.parent != place.parent:
+            late = Finding.at_node(statement, BY_HAND, LATE.format(root.as_posix()))
+            migration = replace(migration, findings=sorted({*migration.findings, late}))
         files.append(FileMigration(path, document, migration))
     left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
     if left is not None:
@@ -148,87 +158,33 @@ def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
     return replace(file, migration=Migration(file.document.text, [reason]))
 
 
+def _join_importers(groups: dict[Path, list[Path]], places: Places) -> None:
+    """Let files that import modules of a folder which only `sys.path` leads to share the adapter that lies there."""
+    for root in sorted(groups, key=lambda each: len(groups[each]), reverse=True):
+        for other in [each for each in groups if each != root and root in groups]:
+            joining = [path for path in groups[other] if places.leads_to(path, root)]
+            groups[root] += joining
+            groups[other] = [path for path in groups[other] if path not in joining]
+            if not groups[other]:
+                del groups[other]
+
+
+def _part_scripts(groups: dict[Path, list[Path]], early: list[Path]) -> None:
+    """Give scripts that import Apex before `sys.path` leads elsewhere an adapter next to them, if no other file does.
+
+    Args:
+        early: these scripts.
+    """
+    for root, files in list(groups.items()):
+        if {path.parent for path in files} != {root} and all(path in early for path in files):
+            del groups[root]
+            for path in files:
+                groups.setdefault(path.parent, []).append(path)
+
+
 def _join_roots(groups: dict[Path, list[Path]]) -> None:
     """Let a folder that no script starts in share the adapter of a folder above it."""
     for root in sorted(groups, key=lambda each: len(each.parts), reverse=True):
         above = next((each for each in root.parents if each in groups), None)
-        if above is not None and not any(_is_script(path) for path in groups[root]):
+        if above is not None and not any(is_script(path) for path in groups[root]):
             groups[above] += groups.pop(root)
-
-
-def _is_script(path: Path) -> bool:
-    """Return whether a file is run rather than imported: it says so, is a notebook, or trains where it is imported.
-
-    One with relative imports runs by `python -m`, as a module of its package.
-    """
-    content = read_source_bytes(path)
-    if path.suffix == ".py" and RELATIVE.search(content):
-        return False
-    return (
-        path.suffix != ".py"
-        or b"__main__" in content
-        or (b"scale_loss" in content and _scales_loss_at_top(path, content))
-    )
-
-
-def _scales_loss_at_top(path: Path, content: bytes) -> bool:
-    """Return whether a module names `scale_loss` outside of its functions and classes."""
-    waiting: list[ast.AST] = [*ast.parse(parse_document(path, content).text).body]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Attribute) and node.attr == "scale_loss":
-            return True
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            waiting += ast.iter_child_nodes(node)
-    return False
-
-
-def _import_root(path: Path, text: str) -> Path:
-    """Return the folder from which a file imports the modules of its project, as `sys.path` must have it.
-
-    It is the nearest folder that has a module which the file imports; without one the folder of the script, or the
-    one that holds its package.
-    """
-    folders = _folders_above(path)
-    dots = [len(found[1]) for found in RELATIVE.finditer(read_source_bytes(path))] if path.suffix == ".py" else []
-    folders = folders[max(dots, default=0) :] or folders[-1:]  # so many are packages, with `__init__.py` or without
-    for folder in folders:
-        if any(_has_module(folder, name, path) for name in _imported_top_names(text)):
-            return folder
-    if path.name != "__init__.py" and _is_script(path):
-        return folders[0]
-    return next((each for each in folders if not _is_package(each)), folders[0])
-
-
-def _is_package(folder: Path) -> bool:
-    return (folder / "__init__.py").is_file() and Path(os.path.abspath(folder)).name.isidentifier()
-
-
-def _folders_above(path: Path) -> list[Path]:
-    """Return the folder of a file and those above it, up to that of a repository or the working directory."""
-    folders = []
-    here = Path(os.path.abspath(path.parent))
-    for shown, folder in zip([path.parent, *path.parent.parents], [here, *here.parents], strict=False):
-        folders.append(shown)
-        if (folder / ".git").exists() or folder == Path.cwd():
-            break
-    return folders
-
-
-def _imported_top_names(text: str) -> set[str]:
-    """Return the first parts of the absolute imports of a module, without the standard library.
-
-    A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.
-    """
-    try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except (SyntaxError, ValueError, RecursionError):
-        return set()
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    return {name.split(".")[0] for name in found} - {"", "apex", "torch"} - sys.stdlib_module_names
-
-
-def _has_module(folder: Path, name: str, path: Path) -> bool:
-    file, package = folder / f"{name}.py", folder / name
-    return (file.is_file() and file != path) or (package.is_dir() and any(package.glob("*.py")))

@@ -68,6 +68,15 @@ from ampcompare.source.migrate.rewrite import migrate_text
             'import importlib\namp = importlib.import_module("apex.amp")\n',
             'import importlib\namp = importlib.import_module("torch_amp_adapter")\n',
         ),
+        # What only a module of Apex itself shows.
+        (
+            "from apex.amp.scaler import LossScaler\nisinstance(1, LossScaler)\n",
+            "from torch_amp_adapter import LossScaler\nisinstance(1, LossScaler)\n",
+        ),
+        (
+            "from apex import amp\nisinstance(1, amp.scaler.LossScaler)\n",
+            "import torch_amp_adapter as amp\nisinstance(1, amp.scaler.LossScaler)\n",
+        ),
     ],
 )  # fmt: skip
 def test_imports_change(before: str, after: str) -> None:
@@ -91,6 +100,15 @@ def test_what_the_adapter_lacks_is_named_and_left(text: str, named: str) -> None
     migration = adapt_text(text)
     assert migration.text == text
     assert named in migration.findings[0].message
+
+
+@pytest.mark.parametrize("of_timm", ["from timm.utils import ApexScaler\n", "from timm.utils import *\n"])
+def test_a_file_whose_loss_timm_scales_by_apex_stays(of_timm: str) -> None:
+    """It calls the installed Apex, which knows nothing of what the adapter initialized."""
+    text = f"from apex import amp\n{of_timm}amp.initialize(1)\nscaler = ApexScaler()\n"
+    migration = adapt_text(text)
+    assert migration.text == text
+    assert [(each.line, "NativeScaler" in each.message) for each in migration.findings] == [(4, True)]
 
 
 def test_optimizers_stay_with_the_one_that_steps_them() -> None:

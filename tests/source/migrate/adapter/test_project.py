@@ -69,6 +69,90 @@ def test_one_adapter_serves_a_project(tmp_path: Path, files: dict[str, str], pla
     assert plans[place] == (name, sorted(path for path, text in files.items() if USE in text))
 
 
+@pytest.mark.parametrize(
+    ("importer", "place"),
+    [
+        ({"main.py": "from engine.trainer import fit\n"}, ADAPTER),
+        ({"main.py": "from engine.trainer import *\n"}, ADAPTER),
+        ({"main.py": "if True:\n    import engine.trainer as t\n"}, ADAPTER),
+        ({"tools/main.py": "from engine import net, trainer\n"}, ADAPTER),
+        ({"main.py": "from engine.trainers import fit\n"}, f"engine/{ADAPTER}"),
+        ({"engine/main.py": "from trainer import fit\n"}, f"engine/{ADAPTER}"),
+    ],
+)
+def test_the_adapter_lies_where_a_file_is_imported_from(tmp_path: Path, importer: dict[str, str], place: str) -> None:
+    """Through a folder without `__init__.py`, which itself imports nothing of the project."""
+    plans = _plans(tmp_path, {"engine/trainer.py": USE, **importer})
+    assert plans == {f"{place}.py": (ADAPTER, ["engine/trainer.py"])}
+
+
+PATHS = "import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))\n"
+RUN = "import sys\nsys.path.append('../src')\nfrom engine.trainer import Trainer\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "place", "name"),
+    [
+        # A helper of the scripts puts a folder on the path, with `__init__.py` in it or not.
+        ({"tools/train.py": f"import _init_paths\n{USE}from core.engine import train\n", "tools/_init_paths.py": PATHS,
+          "lib/core/__init__.py": "", "lib/core/engine.py": USE}, "lib/core", "core."),
+        ({"tools/train.py": f"import _init_paths\n{USE}from core.engine import train\n", "tools/_init_paths.py": PATHS,
+          "lib/__init__.py": "", "lib/core/__init__.py": "", "lib/core/engine.py": USE}, "lib/core", "core."),
+        # The module that trains reaches the one with Apex through another.
+        ({"tools/train.py": f"import _init_paths\n{USE}import core.runner\n", "tools/_init_paths.py": PATHS,
+          "lib/core/runner.py": "from core.engine import train\n", "lib/core/engine.py": USE}, "lib", ""),
+        # Only modules have Apex.
+        ({"scripts/run.py": RUN, "src/engine/trainer.py": USE}, "src", ""),
+        ({"scripts/run.py": RUN, "src/__init__.py": "", "src/engine/__init__.py": "", "src/engine/trainer.py": USE},
+         "src/engine", "engine."),
+        ({"scripts/run.py": "import sys\nsys.path.append('..')\nfrom src.engine.trainer import Trainer\n",
+          "src/engine/__init__.py": "", "src/engine/trainer.py": USE}, "", ""),
+        ({"main.py": "from engine.trainer import fit\nfrom utils.setup import begin\n",
+          "engine/trainer.py": USE, "utils/setup.py": USE}, "", ""),
+        # A package is imported as a whole, and its modules by each other.
+        ({"run.py": "import sys\nsys.path.append('src')\nimport engine\n", "src/__init__.py": "",
+          "src/engine/__init__.py": "from .trainer import fit\n", "src/engine/trainer.py": USE},
+         "src/engine", "engine."),
+    ],
+)  # fmt: skip
+def test_files_that_train_together_share_an_adapter_that_all_of_them_find(
+    tmp_path: Path, files: dict[str, str], place: str, name: str
+) -> None:
+    expected = sorted(each for each, text in files.items() if USE in text)
+    plans = _plans(tmp_path, files)
+    assert {path: (full, sorted(users)) for path, (full, users) in plans.items()} == {
+        str(Path(place) / f"{ADAPTER}.py"): (f"{name}{ADAPTER}", expected)
+    }
+
+
+def test_projects_next_to_each_other_have_adapters_of_their_own(tmp_path: Path) -> None:
+    files = {
+        f"{one}/{name}": text
+        for one in "ab"
+        for name, text in {"main.py": f"{USE}from utils.log import x\n{MAIN}", "utils/log.py": USE}.items()
+    }
+    assert [*_plans(tmp_path, files)] == [f"a/{ADAPTER}.py", f"b/{ADAPTER}.py"]
+
+
+def test_a_script_finds_the_adapter_before_it_changes_the_path(tmp_path: Path) -> None:
+    """A line of `sys.path` acts below itself, so the adapter lies next to the script, whose folder is always there."""
+    files = {"tools/amp/train.py": f"import sys\n{USE}sys.path.append('../..')\nimport lib.net\n", "lib/net.py": ""}
+    assert _plans(tmp_path, files) == {f"tools/amp/{ADAPTER}.py": (ADAPTER, ["tools/amp/train.py"])}
+
+
+def test_an_import_above_a_change_of_the_path_is_named_where_files_share_the_adapter(tmp_path: Path) -> None:
+    early = f"import sys\n{USE}sys.path.append('..')\nimport lib.net\nimport steps\n"
+    late = f"import sys\nsys.path.append('..')\nimport lib.net\n{USE}"
+    files = {"tools/train.py": early, "tools/test.py": late, "steps.py": USE, "lib/net.py": ""}
+    places = _plans(tmp_path, files)
+    assert [*places] == [f"{ADAPTER}.py"]
+    (plan,), _ = plan_adapters([*sorted(tmp_path.rglob("t*.py")), tmp_path / "steps.py"])
+    migrations = {file.path.name: file.migration for file in plan.files}
+    found = {name: [each.message for each in one.findings] for name, one in migrations.items() if one is not None}
+    assert [len(found[name]) for name in ("steps.py", "test.py", "train.py")] == [0, 0, 1]
+    assert "move it below" in found["train.py"][0]
+
+
 def test_scripts_of_folders_of_their_own_have_adapters_of_their_own(tmp_path: Path) -> None:
     plans = _plans(tmp_path, {"a/train.py": USE + MAIN, "b/train.py": USE + MAIN})
     assert list(plans) == ["a/torch_amp_adapter.py", "b/torch_amp_adapter.py"]

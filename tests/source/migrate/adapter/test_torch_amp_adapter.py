@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).with_name("scripts") / "train.py"
 KINDS = (
     "plain", "adam", "static", "bounds", "disabled", "options", "accumulate", "kept", "losses", "gan", "twice",
     "evaluate", "closure", "scheduler", "parallel", "copy", "checkpoint", "group", "functions", "penalty", "threads",
-    "recomputed",
+    "recomputed", "late", "state", "adam state", "masters", "zeroing", "skips", "normalized",
 )  # fmt: skip
 FAST = [
     ("O1", "plain"),
@@ -32,6 +32,13 @@ FAST = [
     ("O1", "functions"),
     ("O2", "losses"),
     ("O2", "copy"),
+    ("O2", "late"),
+    ("O2", "adam state"),
+    ("O3", "state"),
+    ("O2", "masters"),
+    ("O2", "zeroing"),
+    ("O1", "skips"),
+    ("O1", "normalized"),
 ]
 # What the engine prints and the adapter does not: the options, and a word about fp16 gradients.
 SAYS = re.compile(r"Selected |Defaults |Processing |After |Warning:|Unscaling |\w+ +: ")
@@ -106,6 +113,67 @@ def test_reads_the_states_of_apex_and_of_a_grad_scaler(forked_python: Any, tmp_p
         "                         'growth_interval': 2000, '_growth_tracker': 3})\n"
         "    assert amp.state_dict()['loss_scaler0'] == {'loss_scale': 8.0, 'unskipped': 3}\n"
         "    amp.load_state_dict({})\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_loads_what_fits_of_states_of_other_runs(forked_python: Any, tmp_path: Path) -> None:
+    """By position, with fewer entries and with more, as Apex does."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, num_losses=2, verbosity=0)\n"
+        "for numbers in ((5,), (7, 0), (0, 1, 2, 3)):\n"
+        "    amp.load_state_dict({f'loss_scaler{i}': {'loss_scale': 2.0**i, 'unskipped': i} for i in numbers})\n"
+        "    print(dict(amp.state_dict())) if numbers[-1] < 3 else None\n"
+        "try:\n    amp.load_state_dict({'loss_scaler0': {'loss_scale': 4.0}})\n"
+        "except KeyError as error:\n    print(error)\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_loads_a_state_of_the_fused_adam_of_apex(forked_python: Any, tmp_path: Path, level: str) -> None:
+    """Whose groups count the steps: the next ones are those of an AdamW with the same moments."""
+    (tmp_path / f"{ADAPTER}.py").write_text(adapter_text())
+    text = HEAD + (
+        "from apex.optimizers import FusedAdam\n"
+        "def step():\n"
+        "    loss = nn.functional.cross_entropy(net(x).float(), y)\n"
+        "    optimizer.zero_grad()\n"
+        "    with amp.scale_loss(loss, optimizer) as scaled_loss:\n"
+        "        scaled_loss.backward()\n"
+        "    optimizer.step()\n"
+        "    return loss.item()\n"
+        f"net, optimizer = amp.initialize(net, FusedAdam(net.parameters()), opt_level='{level}', verbosity=0)\n"
+        "[step() for _ in range(3)]\n"
+        "weights, state = {k: v.clone() for k, v in net.state_dict().items()}, optimizer.state_dict()\n"
+        "state = {'state': {k: {n: t.clone() for n, t in v.items()} for k, v in state['state'].items()},\n"
+        "         'param_groups': [dict(each) for each in state['param_groups']]}\n"
+        "torch.save(state, 'of_torch.pt')\n"
+        "for each in state['state'].values():\n    del each['step']\n"
+        "state['param_groups'] = [{'params': each['params'], 'lr': each['lr'], 'bias_correction': True, 'eps': 1e-8,\n"
+        "                          'betas': (0.9, 0.999), 'weight_decay': 0.0, 'step': 3}\n"
+        "                         for each in state['param_groups']]\n"
+        "found = []\n"
+        "for one in (torch.load('of_torch.pt'), state):\n"
+        "    net.load_state_dict(weights)\n"
+        "    optimizer.load_state_dict(one)\n"
+        "    found.append([step() for _ in range(3)])\n"
+        "print(found[0] == found[1], len(set(found[0])))\n"
+    )
+    (tmp_path / "train.py").write_text(adapt_text(text).text)
+    assert _run(forked_python, tmp_path) == (0, ["True 3"])
+
+
+@pytest.mark.integration
+def test_casts_in_threads_that_call_no_forward_of_the_model(forked_python: Any, tmp_path: Path) -> None:
+    """As servers and thread pools run parts of a model, and methods other than `forward`."""
+    text = HEAD + (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "with ThreadPoolExecutor(1) as pool:\n"
+        "    print(pool.submit(lambda: net[0](x).dtype).result(), net[0](x).dtype)\n"
     )
     _compare(forked_python, tmp_path, text)
 
@@ -210,8 +278,8 @@ def test_an_error_in_a_block_leaves_the_gradients_that_were_there(forked_python:
         ("amp.initialize(net, optimizer, opt_level='O2', patch_torch_functions=True)", "not for opt_level O2"),
         ("amp.initialize(net, optimizer); amp.initialize(net, optimizer)", "went through amp.initialize before"),
         ("amp.scale_loss(x, optimizer).__enter__()", "without amp.initialize"),
-        ("amp.initialize(net); nn.functional.binary_cross_entropy(net(x), net(x))", "need fp32 under O1"),
-        ("amp.initialize(net); amp.scale_loss(x, optimizer).__enter__()", "an optimizer that it did not get"),
+        ("amp.initialize(net); nn.functional.binary_cross_entropy(net(x), net(x))", "unsafe to autocast"),
+        ("amp.initialize(net); amp.scale_loss(x, optimizer).__enter__()", "no attribute '_amp_stash'"),
     ],
 )
 def test_says_what_it_cannot_do(forked_python: Any, tmp_path: Path, code: str, says: str) -> None:
@@ -331,5 +399,9 @@ def test_options_of_its_wrapper_mean_what_they_do_in_apex(wrappers: tuple[type, 
             assert found[0][0] == (0.25 if options.get("gradient_average") is False else 1.0)
         with pytest.raises(ValueError, match="leave it out"):
             wrappers[0](nn.Linear(2, 2), shared_param=True)
+        for wrapper in wrappers:  # as of a network that teaches another one
+            teacher = wrapper(nn.Linear(2, 2).requires_grad_(False)).eval()
+            assert not teacher(torch.ones(1, 2)).requires_grad
+            assert [*teacher.state_dict()] == ["module.weight", "module.bias"]
     finally:
         dist.destroy_process_group()

@@ -259,4 +259,91 @@ elif kind == "recomputed":
         backward(loss, optimizer)
         optimizer.step()
         print(loss.item())
+elif kind == "late":  # what is done between amp.initialize and the first backward pass
+    net, optimizer = amp.initialize(net, optimizer, opt_level=level)
+    other = nn.Linear(4, 4).cuda()
+    weights = {key: value * 0.5 for key, value in net.state_dict().items()}
+    print([each.dtype for each in amp.master_params(optimizer)])
+    for each in net.parameters():
+        each.data.mul_(0.5)
+    net.layer_norm.weight = net.norm.weight  # a tie
+    optimizer.add_param_group({"params": other.parameters(), "lr": 0.01})
+    train(net, optimizer, steps=3)
+    print([each.dtype for each in amp.master_params(optimizer)])
+    net.load_state_dict(weights)
+    train(net, optimizer, steps=2)
+    net.first.load_state_dict({key[6:]: value for key, value in weights.items() if key.startswith("first")})
+    train(net, optimizer, steps=2)
+    for each in net.parameters():  # a swap in place and back, as averages do it: masters stay as they are
+        kept = each.detach().clone()
+        with torch.no_grad():
+            each.mul_(2.0).copy_(kept)
+    train(net, optimizer, steps=2)
+elif kind in ("state", "adam state"):  # what an optimizer has before amp.initialize, and what it loads behind it
+    if kind == "adam state":
+        optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+
+    def types():
+        tensors = (one for state in optimizer.state.values() for one in state.values() if torch.is_tensor(one))
+        return [(str(each.dtype), each.double().sum().item()) for each in tensors]
+
+    for _ in range(2):
+        functional.cross_entropy(net(x), y).mul(1e-3).backward()
+        optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    net, optimizer = amp.initialize(net, optimizer, opt_level=level)
+    print(types())
+    if level != "O3":
+        optimizer.load_state_dict(saved)
+        print(types())
+    train(net, optimizer, steps=3)
+    print(types())
+    optimizer.load_state_dict(saved)
+    train(net, optimizer, steps=3)
+    print(types())
+elif kind == "masters":  # saved with a checkpoint and put back by names of Apex's own, as in NVIDIA's BERT
+    net, optimizer = amp.initialize(net, optimizer, opt_level=level, loss_scale="dynamic")
+    amp._amp_state.loss_scalers[0]._loss_scale = 2.0**10
+    optimizer._lazy_init_maybe_master_weights()
+    optimizer._amp_stash.lazy_init_called = True
+    for each in amp.master_params(optimizer):
+        each.data.mul_(1.001)
+    if hasattr(optimizer, "_master_params_to_model_params"):
+        optimizer._master_params_to_model_params()
+    train(net, optimizer)
+    print(optimizer._amp_stash.already_patched, amp._amp_state.opt_properties.options["opt_level"])
+elif kind == "zeroing":  # gradients behind `zero_grad`, of parameters without a gradient too
+    net, optimizer = amp.initialize(net, optimizer, opt_level=level)
+    for clear in (optimizer.zero_grad, lambda: optimizer.zero_grad(set_to_none=True), net.zero_grad, lambda: None):
+        backward(functional.cross_entropy(net(x), y), optimizer)
+        optimizer.step()
+        backward(functional.cross_entropy(net(x), y), optimizer)
+        clear()
+        print(norms(optimizer), [None if each.grad is None else float(each.grad.norm()) for each in net.parameters()])
+        backward(net.first(x.to(net.first.weight.dtype)).float().sum(), optimizer)
+        optimizer.step()
+        print(digest(net))
+elif kind == "skips":  # overflows whose steps are late, checked later, or seen by the script
+    net, optimizer = amp.initialize(net, optimizer, opt_level=level, num_losses=2)
+    for step in range(6):
+        loss = functional.cross_entropy(net(x), y)
+        backward(loss * 1e30 if step in (1, 2, 4) else loss, optimizer, delay_overflow_check=step == 4)
+        print(amp._amp_state.loss_scalers[0]._has_overflow, dict(amp.state_dict()))
+        if step not in (1, 4):
+            print(optimizer.step())
+        optimizer.zero_grad()
+    print(digest(net))
+    given = {"kept": 1}
+    print(amp.state_dict(given) is given, given)
+elif kind == "normalized":  # by functions that Apex casts as a whole
+    net, optimizer = amp.initialize(net, optimizer, opt_level=level)
+    for _ in range(3):
+        out = functional.normalize(net(x), dim=1)
+        squared = out * 1
+        squared **= 2
+        loss = functional.cross_entropy(out, y) + squared.float().mean()
+        optimizer.zero_grad()
+        backward(loss, optimizer)
+        optimizer.step()
+        print(loss.item(), squared.dtype)
 print(kind, digest(net))

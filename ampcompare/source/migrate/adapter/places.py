@@ -1,0 +1,234 @@
+"""Find where a project's files import from, so that all of them find the adapter."""
+
+import ast
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from ampcompare.base.files.read import FileFault
+from ampcompare.source.amp_names import APEX
+from ampcompare.source.document import parse_document, read_source_bytes
+from ampcompare.source.find import find_sources
+
+MAX_FILES = 2000  # of a project whose imports are read
+RELATIVE = re.compile(rb"^[ \t]*from[ \t]+(\.+)", re.MULTILINE)
+FROM = re.compile(r"^[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]*(\([^)]*\)|[^\n#]*)", re.MULTILINE)
+IMPORT = re.compile(r"^[ \t]*import[ \t]+([^\n#]*)", re.MULTILINE)
+WORD = re.compile(r"\w+")
+PATH = re.compile(rb"\bsys\.path\b")
+
+
+class Places:
+    """The folders from which the files of a project import.
+
+    Args:
+        paths: files that are named together.
+    """
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._given = [_absolute(path) for path in paths]
+        self._known: dict[tuple[Path, str], Path | None] = {}
+
+    def root_of(self, path: Path, text: str) -> Path:
+        """Return the folder from which a file imports the modules of its project, as `sys.path` must have it.
+
+        It is that from which another file imports it, or from which one that lies with it is imported; then the
+        nearest folder that has a module which the file imports; without one the folder of the script, or the one that
+        holds its package.
+        """
+        folders = _folders(path)
+        dots = [len(found[1]) for found in RELATIVE.finditer(read_source_bytes(path))] if path.suffix == ".py" else []
+        folders = folders[max(dots, default=0) :] or folders[-1:]  # so many are packages, with `__init__.py` or without
+        exact, near = self._roots_by_imports(path)
+        shown = {_absolute(folder): folder for folder in folders}
+        for roots in (exact, near):
+            found = [(count, -list(shown).index(root), root) for root, count in roots.items() if root in shown]
+            if found:
+                return shown[max(found)[2]]
+            if roots is exact:
+                names = _top_imports(text)
+                for folder in folders:
+                    if any(_has_module(folder, name, path) for name in names):
+                        return folder
+        if path.name != "__init__.py" and is_script(path):
+            return folders[0]
+        return next((each for each in folders if not _is_package(each)), folders[0])
+
+    def leads_to(self, path: Path, root: Path) -> bool:
+        """Return whether a file imports a module that lies below a folder, and in no folder above the file itself."""
+        base = self._base_of(path)
+        return any(
+            self._root_above(_absolute(path).parent, name, base) is None
+            for name in _imported_names(_read(path))
+            if _file_of(root, name.split("."))
+        )
+
+    def _roots_by_imports(self, path: Path) -> tuple[Counter[Path], Counter[Path]]:
+        """Return the folders from which a file is imported, and those from which modules that lie with it are."""
+        own, base = _absolute(path), self._base_of(path)
+        exact, near = Counter[Path](), Counter[Path]()
+        above = [each for each in own.parents if each.is_relative_to(base) and each != base]
+        names = {own.stem, *(each.name for each in above)}
+        for importer, name in self._imports:
+            parts = name.split(".")
+            if parts[0] not in names or importer == own:
+                continue
+            root = self._root_above(importer.parent, name, base)
+            if root is None:  # the importer changes `sys.path`, or is run by one that does
+                root = next((each for each in own.parents if each.is_relative_to(base) and _file_of(each, parts)), None)
+            if root is None or not own.is_relative_to(root):
+                continue
+            if _file_of(root, parts) == own:
+                exact[root] += 1
+            elif own.relative_to(root).parts[0] == parts[0]:
+                near[root] += 1
+        return exact, near
+
+    def _root_above(self, folder: Path, name: str, base: Path) -> Path | None:
+        """Return the nearest folder, from one upwards, that has a module of a name."""
+        if (folder, name) not in self._known:
+            parts = name.split(".")
+            above = (each for each in (folder, *folder.parents) if each.is_relative_to(base))
+            self._known[folder, name] = next((each for each in above if _file_of(each, parts)), None)
+        return self._known[folder, name]
+
+    @cached_property
+    def _imports(self) -> list[tuple[Path, str]]:
+        """The imports of all files around: the file, and the dotted name of a module or of what is in it."""
+        bases = {self._base_of(path) for path in self._given}
+        tops = [each for each in bases if not any(each != one and each.is_relative_to(one) for one in bases)]
+        files = islice(find_sources(sorted(map(str, tops))), MAX_FILES)
+        return [
+            (_absolute(file), name) for file in files if file.suffix == ".py" for name in _imported_names(_read(file))
+        ]
+
+    def _base_of(self, path: Path) -> Path:
+        """Return the folder that holds all of the project: of a repository, or the working directory."""
+        own, here = _absolute(path), Path.cwd()
+        for folder in own.parents:
+            if (folder / ".git").exists() or folder == here:
+                return folder
+        return Path(os.path.commonpath([each.parent for each in (own, *self._given)]))
+
+
+def is_script(path: Path) -> bool:
+    """Return whether a file is run rather than imported: it says so, is a notebook, or trains where it is imported.
+
+    One with relative imports runs by `python -m`, as a module of its package.
+    """
+    content = read_source_bytes(path)
+    if path.suffix == ".py" and RELATIVE.search(content):
+        return False
+    return (
+        path.suffix != ".py" or b"__main__" in content or (b"scale_loss" in content and _scales_at_top(path, content))
+    )
+
+
+def early_import(path: Path, text: str) -> ast.stmt | None:
+    """Return the first import of Apex if it stands above the first line that changes `sys.path`.
+
+    That is done by the file itself, or by a module next to it, as `import _init_paths`.
+    """
+    nodes = list(ast.walk(ast.parse(text)))
+    imports = [each for each in nodes if isinstance(each, (ast.Import, ast.ImportFrom))]
+    of_apex = [each for each in imports if _is_of_apex(each)]
+    first = min(of_apex, key=lambda each: each.lineno, default=None)
+    changes = [each.lineno for each in nodes if isinstance(each, ast.Attribute) and ast.unparse(each) == "sys.path"]
+    for each in imports if first is not None else ():
+        names = [alias.name for alias in each.names] if isinstance(each, ast.Import) else [each.module or ""]
+        helpers = [path.with_name(f"{name}.py") for name in names if name.isidentifier()]
+        if any(helper.is_file() and PATH.search(read_source_bytes(helper)) for helper in helpers):
+            changes.append(each.lineno)
+    return first if first is not None and changes and first.lineno < min(changes) else None
+
+
+def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
+    if isinstance(statement, ast.Import):
+        return any(alias.name.split(".")[0] in APEX for alias in statement.names)
+    return not statement.level and (statement.module or "").split(".")[0] in APEX
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_source_bytes(path).decode("utf-8", errors="replace")
+    except FileFault:
+        return ""
+
+
+def _imported_names(text: str) -> Iterator[str]:
+    """Yield the dotted names of modules that a text imports, and of what it takes from them, without relative ones."""
+    for found in FROM.finditer(text):
+        if not found[1].startswith("."):
+            yield found[1]
+            for name in found[2].strip("() \t\r\n").split(","):
+                if word := WORD.match(name.strip()):
+                    yield f"{found[1]}.{word[0]}"
+    for found in IMPORT.finditer(text):
+        for name in found[1].split(","):
+            if name.strip():
+                yield name.split()[0]
+
+
+def _file_of(root: Path, parts: Sequence[str]) -> Path | None:
+    """Return the file of a module below a folder; of a package without `__init__.py` the folder; None without any."""
+    place = root.joinpath(*parts)
+    if (file := place.with_name(f"{place.name}.py")).is_file():
+        return file
+    if (file := place / "__init__.py").is_file():
+        return file
+    return place if place.is_dir() else None
+
+
+def _scales_at_top(path: Path, content: bytes) -> bool:
+    """Return whether a module names `scale_loss` outside of its functions and classes."""
+    waiting: list[ast.AST] = [*ast.parse(parse_document(path, content).text).body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Attribute) and node.attr == "scale_loss":
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            waiting += ast.iter_child_nodes(node)
+    return False
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file() and _absolute(folder).name.isidentifier()
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folder of a file and those above it, up to that of a repository or the working directory."""
+    folders = []
+    here = _absolute(path.parent)
+    for shown, folder in zip([path.parent, *path.parent.parents], [here, *here.parents], strict=False):
+        folders.append(shown)
+        if (folder / ".git").exists() or folder == Path.cwd():
+            break
+    return folders
+
+
+def _top_imports(text: str) -> set[str]:
+    """Return the first parts of the absolute imports of a module, without the standard library.
+
+    A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.split(".")[0] for name in found} - {"", "apex", "torch"} - sys.stdlib_module_names
+
+
+def _has_module(folder: Path, name: str, path: Path) -> bool:
+    file, package = folder / f"{name}.py", folder / name
+    return (file.is_file() and file != path) or (package.is_dir() and any(package.glob("*.py")))
