@@ -266,7 +266,7 @@ elif kind == "late":  # what is done between amp.initialize and the first backwa
     print([each.dtype for each in amp.master_params(optimizer)])
     for each in net.parameters():
         each.data.mul_(0.5)
-    net.layer_norm.weight = net.norm.weight  # a tie
+    net.layer_norm.bias = net.first.bias  # a tie
     optimizer.add_param_group({"params": other.parameters(), "lr": 0.01})
     train(net, optimizer, steps=3)
     print([each.dtype for each in amp.master_params(optimizer)])
@@ -294,11 +294,11 @@ elif kind in ("state", "adam state"):  # what an optimizer has before amp.initia
     net, optimizer = amp.initialize(net, optimizer, opt_level=level)
     print(types())
     if level != "O3":
-        optimizer.load_state_dict(saved)
+        optimizer.load_state_dict(copy.deepcopy(saved))
         print(types())
     train(net, optimizer, steps=3)
     print(types())
-    optimizer.load_state_dict(saved)
+    optimizer.load_state_dict(copy.deepcopy(saved))
     train(net, optimizer, steps=3)
     print(types())
 elif kind == "masters":  # saved with a checkpoint and put back by names of Apex's own, as in NVIDIA's BERT
@@ -328,7 +328,7 @@ elif kind == "skips":  # overflows whose steps are late, checked later, or seen 
     for step in range(6):
         loss = functional.cross_entropy(net(x), y)
         backward(loss * 1e30 if step in (1, 2, 4) else loss, optimizer, delay_overflow_check=step == 4)
-        print(amp._amp_state.loss_scalers[0]._has_overflow, dict(amp.state_dict()))
+        print(amp._amp_state.loss_scalers[0]._has_overflow if step != 4 else "unchecked", dict(amp.state_dict()))
         if step not in (1, 4):
             print(optimizer.step())
         optimizer.zero_grad()
