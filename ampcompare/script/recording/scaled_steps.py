@@ -139,7 +139,8 @@ class _AmpHooks:
         ]
         skips: list[int] = numbers if self.overflow else []
         for number in skips:
-            _record_skipped_step(self, self.rows.optimizers[number], number)
+            if not hasattr(self.rows.optimizers[number], "_adapter_stash"):  # whose own step leaves out the next one
+                _record_skipped_step(self, self.rows.optimizers[number], number)
         self.rows.add_backward(value, loss_id, (before, scale()), self.overflow, numbers, skips)
 
     def update_scale(self, original: Any, scaler: Any) -> Any:
@@ -160,8 +161,9 @@ def _record_steps_of_optimizer(hooks: _AmpHooks, optimizer: Any, number: int) ->
     inner = optimizer.step
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_skip = bool(getattr(getattr(self, "_adapter_stash", None), "already_patched", False))
         result = inner(*args, **kwargs)
-        hooks.rows.add_step(number, True)
+        hooks.rows.add_step(number, not is_skip)
         return result
 
     _replace_step_method(optimizer, step, inner)
