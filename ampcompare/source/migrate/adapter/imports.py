@@ -139,7 +139,7 @@ def _uses_keeping_apex(
 
 def _timm_scaler_calls(module: Module) -> Iterator[ast.Call]:
     for call in module.calls:
-        if _last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
+        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
             yield call
 
 
