@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -144,7 +145,8 @@ def command(
             from ampcompare.settings.config import RunConfig
             from ampcompare.settings.script import script_config
 
-            run_trials_of_configs([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say_on_stderr)
+            script = script_config(paths, compat_torch=True)  # as in the runs that follow
+            run_trials_of_configs([RunConfig(arm="script", device="cpu", script=script)], _say_on_stderr)
 
         first = check if preflight and stack is None else lambda: None
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))
@@ -178,15 +180,18 @@ def _write_or_print_migrations(
     output.put_files(choice.rewritten)
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
+    moved = [each for each in output.changed if not each.is_marked_alone]
     _say_on_stderr(_line_of_counts(len(files), output, adapted, left, len(waiting)))
-    moved = [each for plan in choice.plans for each in plan.files]
-    runs = {each.path for each in moved if each.migration is not None and not each.migration.left}
+    on_adapter = [each for plan in choice.plans for each in plan.files]
+    runs = {each.path for each in on_adapter if each.migration is not None and not each.migration.left}
     staying = [each.path for each in waiting if each.path not in runs]
-    if staying and not adapter:
-        _say_command_for_unmigrated(staying, paths, some_written=bool(output.changed) and write)
-    elif output.changed and not output.faults:
+    if staying:
+        _say_command_for_unmigrated(staying, paths, adapter=adapter, some_written=bool(moved) and write)
+    elif moved and not output.faults:
         flag = "--adapter " * adapter + "--rewrite " * rewrite
         _say_next_command(files, output, f"ampcompare migrate {flag}--verify")
+    if moved:
+        _say_requirements([each.path for each in moved], is_whole=not left and not output.faults)
     return ConfigError.exit_code if output.faults else int(left > 0)
 
 
@@ -262,25 +267,49 @@ def _say_next_command(files: list[Path], output: _MigrationOutput, command: str)
         _say_on_stderr(f"next, check that it trains the same: {command} {script} -- ARGS")
 
 
-def _say_command_for_unmigrated(files: list[Path], paths: tuple[str, ...], *, some_written: bool) -> None:
+def _say_command_for_unmigrated(
+    files: list[Path], paths: tuple[str, ...], *, adapter: bool, some_written: bool
+) -> None:
     """Name what runs the files that are left by hand: the adapter, or the engine for what the adapter lacks."""
-    from ampcompare.source.migrate.adapter.project import files_needing_apex
+    from ampcompare.source.migrate.adapter.project import movable_files
+    from ampcompare.source.migrate.leftovers import names_that_engine_lacks
 
-    rest = files_needing_apex(files)
-    if len(rest) < len(files):
+    moving = [] if adapter else movable_files(files)
+    if moving:
         command = shlex.join(["ampcompare", "migrate", "--adapter", *paths])
         first = "; undo this --write first, since all files of a project share one loss scaler" * some_written
         how = "what is left moves off Apex as it is, with Apex's functions on torch.autocast in one file"
         _say_on_stderr(f"{how}: {command}{first}")
+    lacking = {path: names_that_engine_lacks(path) for path in files if path not in moving}
+    rest = [path for path, names in lacking.items() if not names]
     if rest:
         names = f" in {', '.join(map(str, rest))}" * (len(rest) < len(files))
         install = "`import ampcompare.apex; ampcompare.apex.install()` above the imports of Apex"
         _say_on_stderr(f"what is left{names} runs on with {install}")
+    for path, missing in lacking.items():
+        if missing:
+            _say_on_stderr(f"{path} needs {', '.join(missing)}, which neither the adapter nor ampcompare's engine has")
+
+
+def _say_requirements(files: list[Path], *, is_whole: bool) -> None:
+    """Name the lines by which a project asks for the package Apex, which can go with the last import of it."""
+    from ampcompare.source.migrate.leftovers import requirements_of_apex
+
+    when = (
+        "can go, unless a file that was not named here imports it" if is_whole else "stays as long as a file needs it"
+    )
+    for path, line, text in requirements_of_apex(files):
+        _say_on_stderr(f"{os.path.relpath(path)}:{line}: `{text}`: the dependency on Apex {when}")
 
 
 def _line_of_counts(files: int, output: _MigrationOutput, adapted: int, left: int, by_hand: int) -> str:
-    done = ["rewritten", "moved to the adapter"] if output.write else ["to rewrite", "to move to the adapter"]
-    changed = (len(output.changed) - adapted, adapted)
+    done = (
+        ["rewritten", "moved to the adapter", "marked"]
+        if output.write
+        else ["to rewrite", "to move to the adapter", "to mark"]
+    )
+    marked = sum(each.is_marked_alone for each in output.changed)
+    changed = (len(output.changed) - adapted - marked, adapted, marked)
     counts = [f"{count} {how}" for count, how in zip(changed, done, strict=True) if count]
     what = ", ".join(counts) + "; --write does it" * (not output.write) if counts else "nothing to rewrite"
     parts = [f"{files} file{'s' * (files != 1)}: {what}"]

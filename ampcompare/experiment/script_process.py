@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError, LaunchError
@@ -14,7 +15,7 @@ from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.experiment.script_run import ScriptRun, read_run_error, read_script_run
-from ampcompare.script.process.rewrite_run import SEED
+from ampcompare.script.process.rewrite_run import MOVED, SEED
 from ampcompare.settings.stack import StackConfig
 
 ENGINE = "on ampcompare's engine"
@@ -42,6 +43,7 @@ def run_script_in_child(
     *,
     steps: int,
     rewrite: str | None = None,
+    texts: Mapping[Path, str] | None = None,
     opt_level: str | None = None,
     twin: bool = False,
     stack: StackConfig | None = None,
@@ -51,6 +53,7 @@ def run_script_in_child(
 
     Args:
         rewrite: how it is rewritten, with the files that it imports: for "torch" or the "adapter"; None as it is.
+        texts: what becomes of its files, new ones too, where it is rewritten.
         opt_level: instead of the script's.
         twin: whether its weights change by a unit in the last place of fp16 behind the first step.
         stack: where it runs; None for here.
@@ -75,6 +78,8 @@ def run_script_in_child(
         }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             at = sandbox.place_of_path(str(script))
+            moved = {sandbox.place_of_path(str(each)): text for each, text in (texts or {}).items()}
+            (folder / MOVED).write_text(json.dumps(moved), encoding="utf-8")
             words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:

@@ -26,6 +26,7 @@ from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
 from ampcompare.script.process.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.process.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
+from ampcompare.source.migrate.adapter.imports import adapter_text
 from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
@@ -97,7 +98,7 @@ class _Verification:
         self._asked = how
         self._stack = stack
         self._adapter = False  # whether the script takes it: known with its files
-        self._how = FOR_TORCH
+        self._run_moved = run  # with what becomes of them
 
     def verify(self) -> int:
         """Run and compare; return the exit code: 0 where the rewritten files can be used, else 1.
@@ -110,7 +111,7 @@ class _Verification:
             raise LaunchError(_why_nothing_to_compare(original))
         migrations = self._migrate_files(original)
         self._say_what_original_did(original)
-        rewritten = self._run(rewrite=self._how)
+        rewritten = self._run_moved()
         self._say(f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}")
         if not rewritten.applied and not rewritten.losses:
             made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
@@ -155,7 +156,8 @@ class _Verification:
         files = original.files if self._stack is None else _project_files_with_apex(self._script)
         others = [self._script.parent / each for each in files if each != self._script.name]
         moved = migrate_whole_files([self._script, *others], self._asked)
-        self._adapter, self._how = moved.adapter, FOR_ADAPTER if moved.adapter else FOR_TORCH
+        self._adapter, how = moved.adapter, FOR_ADAPTER if moved.adapter else FOR_TORCH
+        self._run_moved = functools.partial(self._run, rewrite=how, texts=moved.texts())
         self._say_lines(moved.reasons)
         return moved.files
 
@@ -199,9 +201,10 @@ class _Verification:
         else:
             with_what = "the adapter" if self._adapter else "the rewritten files"
             self._say(f"verdict: {verdict}; you can go on with {with_what}:")
-        changed = [str(each.path) for each in migrations if each.changed]
+        # With the script, changed or not: where the adapter lies follows from what imports the others.
+        names = dict.fromkeys([self._path, *(str(each.path) for each in migrations if each.changed)])
         asked = [f"--{self._asked}"] * bool(self._asked)
-        self._say(f"  {shlex.join(['ampcompare', 'migrate', *asked, '--write', *changed])}")
+        self._say(f"  {shlex.join(['ampcompare', 'migrate', *asked, '--write', *names])}")
 
     def _print_different_verdict(self) -> int:
         self._say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
@@ -219,7 +222,7 @@ class _Verification:
             original, rewritten = cut_runs_to_common_steps(original, rewritten)
         verdict, lines = compare_runs(original, rewritten)
         if verdict == WITHIN or (verdict == DIFFERENT and is_difference_in_weights_alone(original, rewritten)):
-            twin = self._run(rewrite=self._how, twin=True) if is_there else self._run(opt_level=opt_level, twin=True)
+            twin = self._run_moved(twin=True) if is_there else self._run(opt_level=opt_level, twin=True)
             of = rewritten if is_there else original
             if is_there:
                 twin = dataclasses.replace(twin, norms=twin.clip_norms)
@@ -314,11 +317,18 @@ class MigratedFiles:
     Attributes:
         adapter: whether they take the adapter, instead of being rewritten.
         reasons: why, in a line for each of them, where `migrate` chose so.
+        adapters: the files of the adapter that are to be written.
     """
 
     files: list[FileMigration]
     adapter: bool
     reasons: list[str]
+    adapters: list[Path] = dataclasses.field(default_factory=list)
+
+    def texts(self) -> dict[Path, str]:
+        """Return the text of each file that changes or is new, by its path."""
+        changed = [(each.path, each.migration.text) for each in self.files if each.changed and each.migration]
+        return {**dict(changed), **dict.fromkeys(self.adapters, adapter_text() if self.adapters else "")}
 
 
 def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
@@ -331,13 +341,14 @@ def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
     Raises:
         ConfigError: a file cannot be read or parsed, or lines of it are left by hand.
     """
-    reasons = []
+    reasons, adapters = [], list[Path]()
     is_adapter = how == "adapter"
     if not how:
         choice = choose_rewrite_or_adapter(paths, within=paths)
         is_adapter, reasons = bool(choice.plans), choice.reason_lines()
     if is_adapter:
-        results = choose_adapter_for_all(paths).files
+        choice = choose_adapter_for_all(paths)
+        results, adapters = choice.files, [each.path for each in choice.adapters if each.is_new]
     else:
         results = [migrate_file(path, within=paths) for path in paths]
     for result in results:
@@ -349,4 +360,4 @@ def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
                 f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {result.path} must be rewritten by hand first; "
                 f"see them with: ampcompare migrate {flag}{result.path}"
             )
-    return MigratedFiles(results, is_adapter, reasons)
+    return MigratedFiles(results, is_adapter, reasons, adapters)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.source.migrate.adapter.mark import MARK, OFFERED, has_adapter_mark
+from ampcompare.source.migrate.adapter.mark import OFFERED, has_adapter_mark, loaded_adapters
 
 _ANSWERED = "_is_answered_by_apex"
 Follower = Callable[[ModuleType], None]
@@ -61,9 +61,8 @@ def follow_adapters(take: Follower, events: Subscriptions) -> None:
         sys.meta_path.insert(0, _finder)
     _finder.followers.append(take)
     events.call_at_end(lambda: _leave(take))
-    for module in [one for one in sys.modules.values() if type(one) is ModuleType]:
-        if str(module.__doc__).startswith(MARK):
-            take(module)
+    for module in loaded_adapters():
+        take(module)
 
 
 def announce_adapter(adapter: ModuleType) -> None:

@@ -9,6 +9,7 @@ from ampcompare.base.formatting import fold_line_to_terminal_width
 from ampcompare.guards import Violation
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process.target import files_with_apex
+from ampcompare.source.migrate.adapter.mark import loaded_adapters
 
 _printed: set[str] = set()
 
@@ -37,7 +38,7 @@ def point_at_migrate(settings: ExecSettings) -> None:
     folder = os.path.dirname(settings.name)
     script = getattr(sys.modules["__main__"], "__file__", settings.name)  # of before any os.chdir
     files = [os.path.join(folder, each) for each in files_with_apex(script)]
-    if not files:  # a record has imported it
+    if not files or loaded_adapters():  # a record has imported Apex, or the script is moved
         return
     command = [
         "ampcompare",

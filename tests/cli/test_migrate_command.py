@@ -137,3 +137,68 @@ def test_the_adapter_names_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "a.py").read_text(encoding="utf-8") == LEFT
     assert not (tmp_path / "torch_amp_adapter.py").exists()
     assert main(["migrate", "--adapter", "--torch-version", "2.6", str(tmp_path)]) == 2
+
+
+def test_the_dependency_on_apex_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It can go where nothing is left; lines that only speak of Apex ask for nothing."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "pkg" / "a.py").write_text(KEPT, encoding="utf-8")
+    url = "apex @ git+https://github.com/NVIDIA/apex.git@22.04-dev"
+    (tmp_path / "setup.py").write_text(
+        f'from setuptools import setup\n\nsetup(\n    name="pkg",\n    install_requires=["torch", "{url}"],\n'
+        '    extras_require={"apex": ["ninja"]},\n    description="with apex",\n)\n',
+        encoding="utf-8",
+    )
+    (tmp_path / "requirements.txt").write_text("# apex, as of NVIDIA\ntorch\napex==0.1\n-e git+ssh://x/apex-utils\n")
+    (tmp_path / "environment.yml").write_text("dependencies:\n  - nvidia-apex=0.1\n  - apexpy\n", encoding="utf-8")
+    assert main(["migrate", str(tmp_path / "pkg")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("the dependency on Apex can go, unless a file that was not named here imports it") == 3
+    for place in ("setup.py:5: `install_requires", "requirements.txt:3: `apex==0.1`", "environment.yml:2: `- nvidia-"):
+        assert place in said
+    (tmp_path / "pkg" / "b.py").write_text(LEFT, encoding="utf-8")
+    assert main(["migrate", str(tmp_path / "pkg")]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("the dependency on Apex stays as long as a file needs it") == 3
+    assert main(["migrate", str(tmp_path / "pkg" / "b.py")]) == 1  # nothing moves
+    assert "dependency on Apex" not in capsys.readouterr().err
+
+
+def test_what_the_engine_lacks_too_runs_on_with_apex_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel = "apex.parallel.sync_batchnorm_kernel.SyncBatchnormFunction"
+    (tmp_path / "a.py").write_text("from {} import {}\nSyncBatchnormFunction.apply(1)\n".format(*kernel.rsplit(".", 1)))
+    (tmp_path / "b.py").write_text(LEFT + "import apex.contrib\nfrom apex.parallel import LARC\nLARC.LARC\n")
+    assert main(["migrate", str(tmp_path)]) == 1
+    *_, second, first = capsys.readouterr().err.splitlines()
+    assert f"what is left in {tmp_path / 'b.py'} runs on with `import ampcompare.apex" in second
+    assert f"{tmp_path / 'a.py'} needs {kernel}, which neither the adapter nor ampcompare's engine has" in first
+
+
+def test_comments_are_no_rewrite_and_no_adapter_takes_what_imports_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where `amp` comes from a star import of a file that is not there, all its calls are named."""
+    text = ORDINARY.replace("from apex import amp\n", "from lib.utils import *\n")
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    for words, done in (([], "to mark; --write does it"), (["--write"], "marked")):
+        assert main(["migrate", *words, str(tmp_path / "train.py")]) == 1
+        errors = capsys.readouterr().err
+        assert f"1 file: 1 {done}; 2 lines left by hand in 1 of them" in errors
+        assert "train.py:6:" in errors
+        assert "--adapter" not in errors
+        assert "runs on with `import ampcompare.apex" in errors
+
+
+def test_a_reason_for_the_adapter_asks_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ORDINARY.replace(
+        "    loss = model", "    for each in model.half().parameters():\n        pass\n    loss = model"
+    )
+    made = ORDINARY.replace("torch.optim.SGD(model.parameters(), lr=0.1)", "make(model)")
+    for name, each in (("a", text), ("b", made)):
+        (tmp_path / f"{name}.py").write_text(each, encoding="utf-8")
+    assert main(["migrate", str(tmp_path)]) == 0
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert "takes the adapter: line 8: " in first
+    assert ";" not in first
+    assert second.endswith("what makes `optimizer` is `make(model)`, and only calls of torch's own optimizers are read")

@@ -1,11 +1,16 @@
 """`migrate --verify` on scripts with several losses, micro-batches or files, as they are after `migrate`."""
 
+import dataclasses
+import shlex
 from pathlib import Path
 
 import pytest
 
+from ampcompare.cli import main
+from ampcompare.experiment import verify
 from ampcompare.experiment.rewrite_comparison import EQUAL
 from ampcompare.experiment.verify import verify_script
+from ampcompare.source.migrate.choice import Choice, choose_adapter_for_all
 
 HEAD = """
 import sys
@@ -94,3 +99,71 @@ def test_a_project_trains_the_same(tmp_path: Path, files: str, steps: int, passe
     assert said[-2] == f"verdict: {EQUAL}; you can go on with the {'adapter' if several else 'rewritten files'}:"
     for line in said[:2]:
         assert line.endswith(f": {steps} steps, 0 skipped, {passes} backward passes")
+
+
+NESTED = {
+    "main.py": "import sys\nfrom engine.trainer import fit\n\nfit(sys.argv[1:])\n",
+    "engine/trainer.py": """import torch
+
+try:
+    from apex import amp
+except ImportError:
+    amp = None
+
+
+def fit(words):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if amp is not None:
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    for _ in range(4):
+        loss = model(torch.randn(8, 4).cuda()).float().pow(2).mean()
+        optimizer.zero_grad()
+        if amp is None:
+            loss.backward()
+        else:
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()
+        optimizer.step()
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_init", [True, False])
+def test_the_adapter_is_found_where_it_will_lie(has_init: bool, tmp_path: Path) -> None:
+    """In a package, and in a folder without `__init__.py`; the command that is named writes what was verified."""
+    for name, text in {**NESTED, **({"engine/__init__.py": ""} if has_init else {})}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    said: list[str] = []
+    assert verify_script(str(tmp_path / "main.py"), [], steps=4, say=said.append) == 0
+    assert said[-2].startswith(f"verdict: {EQUAL}")
+    command = shlex.split(said[-1])
+    assert command[:4] == ["ampcompare", "migrate", "--write", str(tmp_path / "main.py")]
+    assert main(command[1:]) == 0
+    (adapter,) = tmp_path.rglob("torch_amp_adapter.py")
+    name = ".".join(adapter.relative_to(tmp_path).with_suffix("").parts)
+    assert f"import {name} as amp" in (tmp_path / "engine" / "trainer.py").read_text()
+
+
+@pytest.mark.slow
+def test_an_adapter_that_no_import_finds_is_no_green_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its place is wrong, and the script goes on without."""
+    script = tmp_path / "train.py"
+    script.write_text(NESTED["engine/trainer.py"] + "\n\nfit([])\n")
+    monkeypatch.setattr(
+        verify,
+        "choose_adapter_for_all",
+        lambda paths: _placed_elsewhere(choose_adapter_for_all(paths), tmp_path / "elsewhere"),
+    )
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=4, say=said.append, how="adapter") == 1
+    assert "its switch for fp16 did not act" in said[-2]
+
+
+def _placed_elsewhere(choice: Choice, folder: Path) -> Choice:
+    (plan,) = choice.plans
+    moved = dataclasses.replace(plan.adapter, path=folder / plan.adapter.path.name)
+    return dataclasses.replace(choice, plans=[dataclasses.replace(plan, adapter=moved)])

@@ -11,9 +11,10 @@ import hashlib
 import importlib.abc
 import importlib.machinery
 import json
+import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.script.process.target import Target, files_with_apex
 from ampcompare.source.migrate.adapter.imports import TEMPLATE, adapt_text, adapter_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER
+from ampcompare.source.migrate.adapter.mark import ADAPTER, has_adapter_mark
 from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ampcompare.script.watch import FirstBatchHashes
 
 SEED = 20250508
+MOVED = "moved.json"  # in the folder of a run: what becomes of files, by their paths
 # How a script is rewritten.
 FOR_TORCH, FOR_ADAPTER = "torch", "adapter"
 # Relative: half a unit in the last place of an fp16 weight, up or down, is what a rounding makes at most.
@@ -54,6 +56,7 @@ def main() -> int:
         trace.begin(prepared.rows)
         return prepared
 
+    texts = json.loads((folder / MOVED).read_text(encoding="utf-8"))
     settings = ExecSettings(
         opt_level=request["opt_level"],
         record=str(folder / "record.jsonl"),
@@ -64,7 +67,9 @@ def main() -> int:
         arguments=tuple(request["arguments"]),
     )
     status = execute(
-        _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"], trace), settings, prepare
+        _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"], texts),
+        settings,
+        prepare,
     )
     trace.write_trace(folder, request["script"])
     return status
@@ -75,30 +80,32 @@ class RewrittenTarget(Target):
 
     Args:
         how: for "torch", or the "adapter".
+        texts: what becomes of files, new ones too, by their paths: as if they had been written. Without it the modules
+            of the folder are rewritten as they are imported, and the adapter is found from everywhere.
     """
 
-    def __init__(self, name: str, arguments: list[str], how: str) -> None:
+    def __init__(self, name: str, arguments: list[str], how: str, texts: Mapping[str, str] | None = None) -> None:
         super().__init__(name, arguments, is_module=False)
-        self._how = how
+        self._files = _MovedFiles(how, texts)
 
     def load_code_and_main(self) -> tuple[CodeType, ModuleType]:
         """Return the rewritten code and its `__main__`; there is no Apex from here on."""
         sys.dont_write_bytecode = True
         path = Path(self.name).resolve()
         _hide_installed_apex()
-        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._how))
+        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._files))
         _, main = super().load_code_and_main()
-        return compile(_rewritten_text_of_module(path, self._how), str(path), "exec", dont_inherit=True), main
+        return compile(self._files.text_of(path), str(path), "exec", dont_inherit=True), main
 
 
 class _SeededTarget(Target):
     """A script that starts with fixed seeds, and rewritten if it is to be."""
 
-    def __init__(self, name: str, arguments: list[str], rewrite: str | None, trace: _RewriteTrace) -> None:
+    def __init__(self, name: str, arguments: list[str], rewrite: str | None, texts: Mapping[str, str]) -> None:
         super().__init__(name, arguments, is_module=False)
         self._rewritten = None
         if rewrite is not None:
-            self._rewritten = RewrittenTarget(name, arguments, rewrite)
+            self._rewritten = RewrittenTarget(name, arguments, rewrite, texts)
 
     def load_code_and_main(self) -> tuple[CodeType, ModuleType]:
         """Return the code and its `__main__`."""
@@ -140,24 +147,49 @@ def _hide_installed_apex() -> None:
     sys.meta_path[:] = [_FinderWithoutApex(each) for each in others]
 
 
-def _rewritten_text_of_module(path: Path, how: str) -> str:
-    if how == FOR_ADAPTER:
-        return adapt_text(path.read_text(encoding="utf-8")).text
-    result = migrate_file(path)
-    if result.migration is not None:
-        return result.migration.text
-    return path.read_text(encoding="utf-8") if result.document is None else result.document.text
+class _MovedFiles:
+    """What becomes of the files of a script; the arguments are those of `RewrittenTarget`."""
+
+    def __init__(self, how: str, texts: Mapping[str, str] | None) -> None:
+        self.how = how
+        self._texts = None if texts is None else {os.path.realpath(path): text for path, text in texts.items()}
+
+    def text_of(self, path: Path) -> str:
+        """Return the text of a file behind the move."""
+        if self._texts is not None:
+            known = self._texts.get(os.path.realpath(path))
+            return path.read_text(encoding="utf-8") if known is None else known
+        if self.how == FOR_ADAPTER:
+            return adapt_text(path.read_text(encoding="utf-8")).text
+        result = migrate_file(path)
+        if result.migration is not None:
+            return result.migration.text
+        return path.read_text(encoding="utf-8") if result.document is None else result.document.text
+
+    def adapter_for(self, fullname: str, path: Sequence[str] | None) -> str | None:
+        """Return the file of the adapter that an import finds; None if it finds none, or one that is written already.
+
+        Args:
+            path: of the package in which it is looked for; None for `sys.path`.
+        """
+        if self.how != FOR_ADAPTER or fullname.rpartition(".")[2] != ADAPTER:
+            return None
+        if self._texts is None:
+            return str(TEMPLATE) if fullname == ADAPTER else None
+        places = (os.path.join(entry or os.getcwd(), f"{ADAPTER}.py") for entry in (sys.path if path is None else path))
+        found = next((each for each in places if os.path.realpath(each) in self._texts or os.path.exists(each)), None)
+        return None if found is None or os.path.exists(found) else found
 
 
 class _RewritingLoader(importlib.machinery.SourceFileLoader):
     """Loads a rewritten module."""
 
-    def __init__(self, fullname: str, path: str, how: str) -> None:
+    def __init__(self, fullname: str, path: str, files: _MovedFiles) -> None:
         super().__init__(fullname, path)
-        self._how = how
+        self._files = files
 
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(_rewritten_text_of_module(Path(self.path), self._how), self.path, "exec", dont_inherit=True)
+        return compile(self._files.text_of(Path(self.path)), self.path, "exec", dont_inherit=True)
 
 
 class _AdapterLoader(importlib.machinery.SourceFileLoader):
@@ -176,17 +208,16 @@ class _AdapterLoader(importlib.machinery.SourceFileLoader):
 class _RewritingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules below a folder that use Apex, and the adapter."""
 
-    def __init__(self, root: Path, how: str) -> None:
+    def __init__(self, root: Path, files: _MovedFiles) -> None:
         self._root = root
-        self._how = how
+        self._files = files
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname == ADAPTER and self._how == FOR_ADAPTER:
-            return importlib.machinery.ModuleSpec(
-                fullname, _AdapterLoader(fullname, str(TEMPLATE)), origin=str(TEMPLATE)
-            )
+        adapter = self._files.adapter_for(fullname, path)
+        if adapter is not None:
+            return importlib.machinery.ModuleSpec(fullname, _AdapterLoader(fullname, adapter), origin=adapter)
         if _is_apex_module(fullname):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -195,9 +226,9 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
         origin = Path(spec.origin).resolve()
         if not origin.is_relative_to(self._root) or "site-packages" in origin.parts:
             return None
-        if b"apex" not in origin.read_bytes():
+        if b"apex" not in origin.read_bytes() or has_adapter_mark(str(origin)):
             return None
-        spec.loader = _RewritingLoader(fullname, spec.origin, self._how)
+        spec.loader = _RewritingLoader(fullname, spec.origin, self._files)
         return spec
 
 

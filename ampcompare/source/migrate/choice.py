@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from ampcompare.source.versions import Versions
 TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which takes the adapter"
 LEFT_BY_HAND = "a rewrite would leave this by hand"
+# Where a message goes over to what is to be done by hand.
+ADVICE = re.compile(r"; |[:,] (?=(?:put|give|take|use|keep|remove|move|call|let|write|correct|so put) )")
 FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
 
 
@@ -135,8 +138,9 @@ def _reason_not_ordinary(result: FileMigration) -> str:
     found: Finding | None = None
     if result.by_hand and (not migration.whole or migration.core is not None or not files_needing_apex([result.path])):
         found = migration.left_by_hand[0]
-        if migration.whole and migration.core is None:  # its message is of a rewrite of other files, too
-            found = replace(found, message=LEFT_BY_HAND)
+        # What a message advises is for a rewrite; its message may be of a rewrite of other files, too.
+        is_of_others = migration.whole and migration.core is None
+        found = replace(found, message=LEFT_BY_HAND if is_of_others else ADVICE.split(found.message)[0])
     elif migration.core is not None:
         found = find_reason_not_ordinary(migration.core, migration, document.text)
     return "" if found is None else f"line {document.place_for_user(found.line, found.column).line}: {found.message}"

@@ -12,7 +12,7 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.source.document import SourceDocument, parse_document, read_source_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
-from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
+from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbors import neighbors_of_file
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.syntax import SourceInvalid, parse_tree
@@ -56,6 +56,14 @@ class FileMigration(ShownInNotebook):
     def changed(self) -> bool:
         """Whether the text is another one."""
         return self.document is not None and self.migration is not None and self.migration.text != self.document.text
+
+    @property
+    def is_marked_alone(self) -> bool:
+        """Whether nothing of the text changes but comments on the lines that are left by hand."""
+        if not self.changed or self.document is None or self.migration is None:
+            return False
+        lines = [each for each in self.migration.text.splitlines() if not each.lstrip().startswith(MARK)]
+        return lines == self.document.text.splitlines()
 
     @property
     def loads_state(self) -> bool:

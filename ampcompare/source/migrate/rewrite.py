@@ -164,9 +164,16 @@ def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: boo
         return Migration(text, [])
     edits = Edits(module)
     findings = _private_state_findings(module, around)
-    for call, _ in module.method_calls("scale_loss"):  # mxnet has one too
-        if not (module.resolve(call.func) or "").startswith("mxnet."):
-            findings.append(Finding.at_node(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
+    # mxnet has a `scale_loss` too.
+    blocks = [
+        each
+        for each in module.method_calls("scale_loss")
+        if not (module.resolve(each[0].func) or "").startswith("mxnet.")
+    ]
+    owners = {ast.dump(owner) for _, owner in blocks}
+    for call, owner in module.method_calls(*CORE):
+        if ast.dump(owner) in owners and isinstance(call.func, ast.Attribute):
+            findings.append(Finding.at_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
     if not findings and not alone and _are_all_cores_rewritten(around, module):
         findings += answer_apex_questions(module, edits)
     whole = all(each.kind == NOTE for each in findings)

@@ -22,11 +22,23 @@ aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
 
 
-def _list_writing_operations() -> Iterator[Any]:
+# What kernels of CUDA compute in fp32 and round once, forward and backward, and those of a CPU sum up in 16 bits, or
+# do not know: pads, pools, resizing, sampling, windows and tables.
+SUMMED = (
+    "reflection_pad", "replication_pad", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool", "adaptive_max_pool",
+    "fractional_max_pool", "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "max_unpool",
+    "upsample_", "_upsample_", "grid_sampler_2d", "grid_sampler_3d", "col2im", "im2col", "embedding_dense_backward",
+    "_embedding_bag", "index_put", "_index_put_impl", "_unsafe_index_put",
+)  # fmt: skip
+ACCUMULATES = ("index_put", "_index_put_impl", "_unsafe_index_put")  # if their fourth argument says so
+
+
+def _operations_of(starts: Sequence[str], ends: str = "") -> Iterator[Any]:
     for name in torch._C._dispatch_get_all_op_names():
-        packet, _, overload = name.removeprefix("aten::").partition(".")
-        if packet.startswith("_foreach_") and packet.endswith("_"):
-            yield getattr(getattr(aten, packet), overload or "default")
+        namespace, _, rest = name.partition("::")
+        packet, _, overload = rest.partition(".")
+        if namespace == "aten" and packet.startswith(tuple(starts)) and packet.endswith(ends):
+            yield getattr(getattr(aten, packet), overload or "default", None)
 
 
 EMULATED = frozenset(
@@ -36,9 +48,12 @@ EMULATED = frozenset(
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
 # Operations that write into a list of tensors: below a mode their kernels leave the versions of these as they are.
-WRITES_LISTS = frozenset(_list_writing_operations())
+WRITES_LISTS = frozenset(_operations_of(["_foreach_"], "_"))
+ROUNDED_ONCE = frozenset(
+    each for each in _operations_of(SUMMED) if each is not None and each._overloadname in ("default", "vec")
+)
 # An operation hashes in Python, and is one object for the life of a process.
-COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS))
+COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS | ROUNDED_ONCE))
 
 
 def _is_half_tensor(value: Any) -> bool:
@@ -46,7 +61,7 @@ def _is_half_tensor(value: Any) -> bool:
 
 
 class EmulatedHalf(TorchDispatchMode):
-    """Run matrix products and convolutions of one 16-bit type in fp32, rounding every result once to that type."""
+    """Run products, convolutions and sums of one 16-bit type in fp32, rounding every result once to that type."""
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -82,12 +97,28 @@ class EmulatedHalf(TorchDispatchMode):
             # Of both types, with 32-bit states and a workspace of bytes among the arguments.
             wide = func(*[arg.float() if _is_half_tensor(arg) else arg for arg in args], **kwargs)
             return tuple(one.to(half) if isinstance(one, Tensor) and one.is_floating_point() else one for one in wide)
+        if func in ROUNDED_ONCE:
+            return self._round_sums(func, args, kwargs)
         # A subclass of tensors multiplies by itself; the products inside it come back here.
         if func not in EMULATED or types:
             return func(*args, **kwargs)
         if any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
+        return tuple(map(self._round_to_half, result)) if isinstance(result, tuple) else self._round_to_half(result)
+
+    def _round_sums(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operation that sums up values of this type in fp32, and round what it returns, or writes, once."""
+        types = {arg.dtype for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()}
+        writes = func._schema.is_mutable  # type: ignore[attr-defined]
+        is_sum = not func.__name__.startswith(ACCUMULATES) or (len(args) > 3 and args[3])
+        if types != {self.dtype} or not is_sum:
+            return func(*args, **kwargs)
+        wide = [arg.float() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args]
+        result = func(*wide, **kwargs)
+        if writes:
+            args[0].copy_(result)
+            return args[0]
         return tuple(map(self._round_to_half, result)) if isinstance(result, tuple) else self._round_to_half(result)
 
     def _round_to_half(self, value: Any) -> Any:
@@ -99,7 +130,8 @@ def _leave_handlers_uncompiled() -> None:
     """Let torch's compiler pass over what runs around each operation."""
     from torch._dynamo.eval_frame import skip_code  # slow to import; what trains has it, since optimizers import it
 
-    left = [EmulatedHalf.__torch_dispatch__.__code__, EmulatedHalf._round_to_half.__code__, _is_half_tensor.__code__]
+    methods = (EmulatedHalf.__torch_dispatch__, EmulatedHalf._round_sums, EmulatedHalf._round_to_half, _is_half_tensor)
+    left = [each.__code__ for each in methods]
     while left:
         code = left.pop()
         skip_code(code)

@@ -1,5 +1,8 @@
 """How the adapter is known: the name of its module, its mark in any file, and what it offers of Apex."""
 
+import sys
+from types import ModuleType
+
 ADAPTER = "torch_amp_adapter"  # the module as `migrate` writes it; a project may move or rename it
 MARK = "Apex's amp on torch alone"  # with which the docstring of every copy begins
 # What the adapter has, by the module of Apex that shows it.
@@ -27,3 +30,9 @@ def has_adapter_mark(path: str) -> bool:
         return False
     before, mark, _ = head.partition(MARK.encode())
     return bool(mark) and before.rstrip().endswith((b'"""', b"'''"))
+
+
+def loaded_adapters() -> list[ModuleType]:
+    """Return the modules of this process that are the adapter."""
+    modules = [each for each in list(sys.modules.values()) if type(each) is ModuleType]
+    return [each for each in modules if str(each.__doc__).startswith(MARK)]

@@ -101,6 +101,12 @@ def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
     return [each.path for each in (*files, *faults) if each.by_hand or each.fault]
 
 
+def movable_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files that the adapter takes off Apex whole; one that imports nothing of Apex is none of them."""
+    plans, _ = plan_adapters(paths)
+    return [each.path for plan in plans for each in plan.files if each.changed and not each.by_hand]
+
+
 def _plan_project(root: Path, paths: list[Path]) -> AdapterPlan:
     below = [path.relative_to(root).parts for path in paths if path.is_relative_to(root)]
     packages = [parts[0] for parts in below if len(parts) > 1]

@@ -70,6 +70,7 @@ BEFORE = "this leads to a forward pass above amp.initialize, where Apex casts no
 USES = "{0} is more of Apex than the core and its layers"
 UNSEEN = "what makes `{0}` is not seen in this function"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
+MADE_OPTIMIZER = "what makes `{0}` is `{1}`, and only calls of torch's own optimizers are read"
 IMPORT = "Apex is imported under a condition, or where not all of the file sees it"
 STAR = "a star import binds names that are not seen"
 ASKED = "apex.amp is used as a value here, and where it goes is not followed"
@@ -388,9 +389,9 @@ def _refuse_unread_makers(core: ApexCore) -> None:
             raise UnsureRewrite(initialize.call, UNSEEN.format(ast.unparse(given)))
         for each in made:
             if not _is_known_maker(core, each, is_optimizer=name == "optimizers"):
-                raise UnsureRewrite(
-                    each if hasattr(each, "lineno") else given, MADE.format(ast.unparse(given), ast.unparse(each))
-                )
+                why = MADE_OPTIMIZER if name == "optimizers" else MADE
+                node = each if hasattr(each, "lineno") else given
+                raise UnsureRewrite(node, why.format(ast.unparse(given), ast.unparse(each)))
 
 
 def _is_variable_itself(value: ast.expr, name: str, core: ApexCore) -> bool:
