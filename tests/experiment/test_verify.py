@@ -401,7 +401,7 @@ def test_calls_of_apex_in_another_file_and_a_folder_of_PYTHONPATH_are_found(
     said: list[str] = []
     assert verify_script(str(script), ["--epochs", "1"], steps=6, say=said.append, how="rewrite") == 0
     assert said[1] == "rewritten, on torch: 3 steps, 0 skipped, 7 backward passes"
-    assert said[-1].endswith(f"migrate --rewrite --write {loop}")
+    assert said[-1].endswith(f"migrate --rewrite --write {script} {loop}")
 
 
 @pytest.mark.usefixtures("forked_runs")
@@ -656,7 +656,8 @@ def test_the_adapter_is_verified_as_a_rewrite(tmp_path: Path) -> None:
         assert verify_script(str(script), [level, "1e4"], steps=6, say=said.append, how="adapter") == 0
         assert said[1] == "with the adapter, on torch: 6 steps, 1 skipped, 6 backward passes"
         assert said[-2] == f"verdict: {EQUAL}; you can go on with the adapter:"
-        assert said[-1].split() == ["ampcompare", "migrate", "--adapter", "--write", str(tmp_path / "steps.py")]
+        files = [str(script), str(tmp_path / "steps.py")]
+        assert said[-1].split() == ["ampcompare", "migrate", "--adapter", "--write", *files]
 
 
 @pytest.mark.usefixtures("forked_runs")

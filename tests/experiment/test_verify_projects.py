@@ -10,7 +10,7 @@ from ampcompare.cli import main
 from ampcompare.experiment import verify
 from ampcompare.experiment.rewrite_comparison import EQUAL
 from ampcompare.experiment.verify import verify_script
-from ampcompare.source.migrate.choice import Choice, choose_adapter_for_all
+from ampcompare.source.migrate.choice import MigrationChoice, choose_adapter_for_all
 
 HEAD = """
 import sys
@@ -163,7 +163,7 @@ def test_an_adapter_that_no_import_finds_is_no_green_verdict(tmp_path: Path, mon
     assert "its switch for fp16 did not act" in said[-2]
 
 
-def _placed_elsewhere(choice: Choice, folder: Path) -> Choice:
+def _placed_elsewhere(choice: MigrationChoice, folder: Path) -> MigrationChoice:
     (plan,) = choice.plans
     moved = dataclasses.replace(plan.adapter, path=folder / plan.adapter.path.name)
     return dataclasses.replace(choice, plans=[dataclasses.replace(plan, adapter=moved)])
