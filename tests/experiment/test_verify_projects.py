@@ -133,7 +133,7 @@ def fit(words):
 @pytest.mark.slow
 @pytest.mark.parametrize("has_init", [True, False])
 def test_the_adapter_is_found_where_it_will_lie(has_init: bool, tmp_path: Path) -> None:
-    """In a package; in a folder without `__init__.py`, too, or the verdict is another one. The named command writes it."""
+    """In a package; in a folder without `__init__.py` too, or the verdict says so. The named command writes it."""
     for name, text in {**NESTED, **({"engine/__init__.py": ""} if has_init else {})}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
