@@ -149,7 +149,7 @@ def test_nothing_is_called(tmp_path: Path) -> None:
             except CheckpointError:
                 assert kind == "getattr"  # what stands for a result cannot be called
             else:
-                assert contents.calls or contents.plain()[1], kind
+                assert contents.calls or contents.plain_contents()[1], kind
         assert not mark.exists(), kind
 
 
@@ -181,7 +181,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, as_archive: bool) -> Non
     for end in (len(whole) // 12, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:end])
         with pytest.raises(CheckpointError) as caught:
-            open_checkpoint(path).plain()
+            open_checkpoint(path).plain_contents()
         assert "\n" not in str(caught.value)
 
 
@@ -256,7 +256,7 @@ def test_archives_of_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="none that torch"):
         open_checkpoint(rewritten({"b/data.pkl": b""}))
     with pytest.raises(CheckpointError, match="reaches beyond"):
-        open_checkpoint(rewritten({"a/data/0": b"1"})).plain()
+        open_checkpoint(rewritten({"a/data/0": b"1"})).plain_contents()
 
 
 def test_safetensors_and_ours(tmp_path: Path, make_state: Any) -> None:

@@ -210,7 +210,7 @@ def test_a_changed_bit_is_in_the_part_that_has_it(tmp_path: Path) -> None:
         content[begin + 20] ^= 1
         (tmp_path / "b.pt").write_bytes(content)
         with pytest.raises(CheckpointError, match="is damaged") as caught:
-            open_checkpoint(tmp_path / "b.pt").plain()
+            open_checkpoint(tmp_path / "b.pt").plain_contents()
         assert says in str(caught.value)
         assert "pickle" not in str(caught.value)
 

@@ -132,7 +132,7 @@ def test_ranks_that_are_asked_to_stop_save_together(make_config: MakeConfig, tmp
         def progress(progress: Progress) -> None:
             if progress.steps and not told.is_set():
                 told.set()
-                assert started.terminate()
+                assert started.ask_cell_to_stop()
 
         record = started.launch(config, tmp_path, progress)
     assert record.status == "interrupted"

@@ -100,7 +100,7 @@ def test_a_job_that_is_preempted_with_a_grace_time(
     cells = [(config.model_copy(update={"launcher": "slurm"}), tmp_path / name) for name in ("first", "second")]
     records: dict[int, RunRecord] = {}
     with SlurmLauncher(OPTIONS) as slurm:
-        waiting = threading.Thread(target=lambda: records.update(slurm.collect(cells)))
+        waiting = threading.Thread(target=lambda: records.update(slurm.collect_records(cells)))
         waiting.start()
         assert wait_until(lambda: all(_steps(folder) == 2 for _, folder in cells), 240)
         urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--time=1"]
