@@ -128,7 +128,7 @@ def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[st
         )
     rebuild = REBUILD_ROCM if found.maker == "ROCm" else REBUILD
     kernels = ask("apex_kernels", path=path, seconds=seconds) if found.kind == "full" else None
-    amp = ask("apex_amp", path=path, seconds=seconds)
+    amp = ask("apex_amp_import", path=path, seconds=seconds)
     if kernels is not None and not kernels.has_returned:
         how = "ends with" if kernels.how == "raised" else "does not return:"
         reason = (

@@ -72,7 +72,7 @@ def _why_product_fails(torch: Any, device: str) -> str | None:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def apex_amp() -> dict[str, Any]:
+def apex_amp_import() -> dict[str, Any]:
     """Import `apex.amp` and return the names that it lacks."""
     amp = importlib.import_module("apex.amp")
     return {"lacks": [name for name in SURFACE if not hasattr(amp, name)]}

@@ -736,7 +736,7 @@ class Index:
             elif isinstance(each, _ProjectClass):
                 found += self._constructors_of_class(each.scope)
             elif isinstance(each, _ClassInstance) and isinstance(each.of, Scope):
-                found += self._call_methods_of_class(each.of)
+                found += self._functions_behind_object_call(each.of)
             elif isinstance(each, _ClassInstance) and isinstance(each.of, ImportedObject):
                 found.append(ImportedObject(f"{each.of.name}.__call__"))
             elif isinstance(each, _WrittenContainer) and ":" in each.name:
@@ -752,7 +752,7 @@ class Index:
                 return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)]
         return [UNKNOWN] if outside == "" else [ImportedObject(outside or "object")]
 
-    def _call_methods_of_class(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
+    def _functions_behind_object_call(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
         for name in ("__call__", "forward"):
             for each in self._lookup_order_of(scope)[0]:
                 if (bindings := self._bindings_of_scope(each).get(name)) is not None:

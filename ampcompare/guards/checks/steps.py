@@ -103,13 +103,13 @@ class GradientsKept(Detector):
             if without_pass:
                 self._added.discard(optimizer)
                 continue
-            self._report_kept(optimizer)
+            self._report_kept_gradients(optimizer)
             if will_skip_step(optimizer):
                 self._skipped.add(optimizer)
 
     def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         if scaler is not None:
-            self._report_kept(optimizer)
+            self._report_kept_gradients(optimizer)
 
     def after_step_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
         if scaler is not None and not applied:
@@ -124,7 +124,7 @@ class GradientsKept(Detector):
             else:
                 self._added.add(optimizer)
 
-    def _report_kept(self, optimizer: Any) -> None:
+    def _report_kept_gradients(self, optimizer: Any) -> None:
         if optimizer in self._skipped and optimizer in self._added:
             self.report("the gradients of a skipped step were not cleared before this one")
             self._skipped.discard(optimizer)
