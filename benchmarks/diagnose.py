@@ -32,7 +32,7 @@ from workloads import WORKLOADS, sgd
 import ampcompare
 from ampcompare import Precision
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.diagnosis.watched_loop import ObservedPrecision
 from ampcompare.training.precision.cpu_half import choose_cpu_half
 from tests.diagnosis.faults import NETWORKS, is_found, is_named, proposed
@@ -71,7 +71,7 @@ def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], E
     stack.enter_context(choose_cpu_half("auto", precision.half_dtype, torch.device("cpu"))[1])
     if way != "bare":
         wide = torch.float32 if way == "drift" else None
-        watch = StepWatch(Observation(keep=2), steps=10**9, reference=wide)
+        watch = StepOperationsWatch(Observation(keep=2), steps=10**9, reference=wide)
         stack.callback(watch.close)
         precision = ObservedPrecision(precision, watch)
     torch.manual_seed(0)

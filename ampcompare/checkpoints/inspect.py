@@ -126,7 +126,7 @@ def _inspection_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     kinds = (("weights", parts.models), ("averaged weights", parts.averages), ("optimizer", parts.optimizers))
     for kind, entries in kinds:
         for place, entry in entries.items():
-            is_other = kind == "weights" and len(parts.models) > 1 and _are_input_statistics(entry)
+            is_other = kind == "weights" and len(parts.models) > 1 and _is_input_normalization(entry)
             with entry_errors_translated(*place):
                 row = _inspection_row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
@@ -136,7 +136,7 @@ def _inspection_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
             yield _inspection_row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
 
 
-def _are_input_statistics(entry: Mapping[str, Any]) -> bool:
+def _is_input_normalization(entry: Mapping[str, Any]) -> bool:
     """Return whether a dict of tensors next to weights holds what inputs are normalized by, say, and no parameters."""
     return all(key.lower().strip("_") in STATISTICS for key in entry)
 

@@ -15,7 +15,7 @@ from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
 from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.cli.help import PROCESSES, add_options, option, option_factory
 from ampcompare.cli.output import discard_output_of_closed_terminal
-from ampcompare.cli.shared_options import typed_command
+from ampcompare.cli.shared_options import command_line_as_typed
 
 if TYPE_CHECKING:
     from ampcompare.experiment.launch.contract import Launcher
@@ -76,7 +76,7 @@ def options_from_parameters(kind: Callable[..., Options], parameters: Mapping[st
         options = parse_slurm_options(parameters["slurm_options"])
         values["launch"] = LaunchOptions(slurm_options=options, dist_url=parameters.get("dist_url"))
     made: Any = kind(**{**{name: parameters[name] for name in names}, **values})
-    made.command = typed_command()
+    made.command = command_line_as_typed()
     return cast("Options", made)
 
 

@@ -291,7 +291,7 @@ def number_or_text(value: str | None) -> float | str | None:
         return value
 
 
-def typed_command() -> str:
+def command_line_as_typed() -> str:
     """Return the command line of this process, as it would be typed, with placeholders for secrets."""
     return shlex.join(["ampcompare", *hide_secrets_in_words(sys.argv[1:])])
 

@@ -226,7 +226,7 @@ def _swallowed_overflow_fault(facts: StepFacts, origin: int, at: int) -> Fault:
     events = facts.step.events
     name, first = operation_place_of(events[at].key).name, operation_place_of(events[origin].key).name
     text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {_distance_text(events[at])}"
-    onward = _places_between(events, origin, at)
+    onward = _places_on_path(events, origin, at)
     return _make_fault(
         "overflow",
         facts,
@@ -268,7 +268,7 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
     if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
         reason = nonfinite_reason_of(events, origin)
-        return _make_fault("overflow", facts, origin, text, _places_between(events, origin, at), reason=reason)
+        return _make_fault("overflow", facts, origin, text, _places_on_path(events, origin, at), reason=reason)
     chosen = _find_deciding_origin(events, origin)
     if chosen is not None:
         text = (
@@ -280,11 +280,11 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
             facts,
             chosen,
             text,
-            _places_between(events, origin, at),
+            _places_on_path(events, origin, at),
             reason=nonfinite_reason_of(events, chosen),
         )
     text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
-    return _make_fault("not precision", facts, origin, text, _places_between(events, origin, at))
+    return _make_fault("not precision", facts, origin, text, _places_on_path(events, origin, at))
 
 
 def _gradient_overflow_fault(
@@ -311,13 +311,13 @@ def _gradient_overflow_fault(
     else:
         text = f"{name} makes a gradient that is not finite {when}"
     if kind == "not precision":
-        return _make_fault(kind, facts, origin, f"{text}, and in fp32 too", _places_between(events, origin, broken[0]))
+        return _make_fault(kind, facts, origin, f"{text}, and in fp32 too", _places_on_path(events, origin, broken[0]))
     return _make_fault(
         kind,
         facts,
         origin,
         text,
-        _places_between(events, origin, broken[0]),
+        _places_on_path(events, origin, broken[0]),
         reason=nonfinite_reason_of(events, origin),
     )
 
@@ -376,7 +376,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         origin = rounded
     else:
         text = f"{first} makes or amplifies rounding errors: {name} {_distance_text(worst)}"
-    return _make_fault(kind, facts, origin, text, _places_between(events, origin, at), severity=_finite_error_of(worst))
+    return _make_fault(kind, facts, origin, text, _places_on_path(events, origin, at), severity=_finite_error_of(worst))
 
 
 def _find_amplified_argument(events: Sequence[OperationResult], origin: int) -> int | None:
@@ -508,7 +508,7 @@ def _error_origin(events: Sequence[OperationResult], end: int) -> int:
     return min(_places_reached_backwards([end], before))
 
 
-def _places_between(events: Sequence[OperationResult], origin: int, end: int) -> list[str]:
+def _places_on_path(events: Sequence[OperationResult], origin: int, end: int) -> list[str]:
     """Return the places from `origin` to `end` along sources, each once, in order."""
     reached = {origin}
     for at in range(origin + 1, end + 1):

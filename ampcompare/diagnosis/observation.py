@@ -45,7 +45,7 @@ class _PlaceTotal:
 
 
 class Observation:
-    """Receives steps from `StepWatch`, and keeps the last ones."""
+    """Receives steps from `StepOperationsWatch`, and keeps the last ones."""
 
     def __init__(self, keep: int = 64) -> None:
         self.facts: list[StepFacts] = []

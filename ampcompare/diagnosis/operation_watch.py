@@ -133,7 +133,8 @@ class OperationWatch(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled under a watch, and the guard against it costs time at each operation
 
-    def mark_loss(self, loss: Tensor) -> None:
+    def note_operation_of_loss(self, loss: Tensor) -> None:
+        """Note which operation of this step has produced a loss."""
         place = self._producer.get(_storage_address(loss))
         if place is not None:
             self._step.losses.append(place)

@@ -121,7 +121,7 @@ class PrefixWatch(StepObserver):
         self._histories[id(optimizer)].note_rates()
         self._before = []
         if made in self._probes:
-            self._state.before_step(optimizer)
+            self._state.sample_state_before_step(optimizer)
             self._before = [
                 (one, _vector_sample_of(one.detach()).float().clone()) for one, _ in params_and_grads_to_step(optimizer)
             ]
@@ -135,7 +135,7 @@ class PrefixWatch(StepObserver):
             )
         if not self._before:
             return
-        self._state.after_step(optimizer)
+        self._state.note_state_moves_after_step(optimizer)
         if id(optimizer) not in self._rates:
             self._rates[id(optimizer)] = self._rates_ahead(optimizer, made)
         rates = self._rates[id(optimizer)]

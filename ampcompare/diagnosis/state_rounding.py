@@ -156,7 +156,7 @@ class StateProbe:
         self._seen: dict[tuple[int, str], _ProbedState] = {}
         self.has_unknown = False
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def sample_state_before_step(self, optimizer: Optimizer) -> None:
         """Keep what a step starts from."""
         self._before = {
             (id(param), name): (
@@ -168,7 +168,7 @@ class StateProbe:
             for name, state in state_tensors_of(optimizer, param)
         }
 
-    def after_step(self, optimizer: Optimizer) -> None:
+    def note_state_moves_after_step(self, optimizer: Optimizer) -> None:
         """Recognize how each state has moved; one that is nowhere negative and moves in no known way is noted."""
         for group in optimizer.param_groups:
             for param in group["params"]:

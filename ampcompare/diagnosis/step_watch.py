@@ -22,7 +22,7 @@ from ampcompare.training.precision.base import StepOutcome, owned_params, rate_o
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
 
-class StepWatch(StepObserver):
+class StepOperationsWatch(StepObserver):
     """The modes and counters of one run.
 
     Args:
@@ -46,7 +46,7 @@ class StepWatch(StepObserver):
         self.is_watched = not is_idle
         self.scale = 1.0
         self.sites = ModuleSites()
-        self.updates = UpdateCounter(self.sites.named_parameters_of_step)
+        self.updates = LostUpdateCounter(self.sites.named_parameters_of_step)
         self._reference = None if reference is None else Fp32Reference(reference)
         self.operations = OperationWatch(self.sites, self._reference)
         self._kept_lines = kept_lines
@@ -57,8 +57,8 @@ class StepWatch(StepObserver):
         """Follow models and optimizers, enter the modes, and begin with the first step."""
         self.sites.hook_modules(models)
         for optimizer in optimizers:
-            self._stack.callback(optimizer.register_step_pre_hook(self.updates.before_step).remove)
-            self._stack.callback(optimizer.register_step_post_hook(self.updates.after_step).remove)
+            self._stack.callback(optimizer.register_step_pre_hook(self.updates.keep_weights_before_step).remove)
+            self._stack.callback(optimizer.register_step_post_hook(self.updates.count_lost_updates_after_step).remove)
         self.open()
         self.begin_step()
 
@@ -142,7 +142,7 @@ def _parameter_name(module: str, parameter: str) -> str:
     return f"{module}{'' if not module or module.endswith(':') else '.'}{parameter}"
 
 
-class UpdateCounter:
+class LostUpdateCounter:
     """Compares weights before and after each step of optimizers; its two methods for that are hooks of torch.
 
     An update is lost where it is smaller than half a unit in the last place of the weight.
@@ -156,7 +156,7 @@ class UpdateCounter:
 
     @property
     def stepped_params(self) -> set[str]:
-        """The names of the parameters that were stepped since `take`."""
+        """The names of the parameters that were stepped since `take_lost_updates`."""
         return {name for name, *_ in self._counts}
 
     def take_lost_updates(self) -> list[LostUpdates]:
@@ -178,14 +178,15 @@ class UpdateCounter:
             for (name, dtype, eps, _), row in zip(counts, rows, strict=True)
         ]
 
-    def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
+    def keep_weights_before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
+        """Keep copies of the weights about to be stepped, and which of their gradients are zero or not finite."""
         with computing_without_modes():
             self._before = [
                 (one, one.detach().clone(), grad != 0, _num_nonfinite(grad))
                 for one, grad in params_and_grads_to_step(optimizer)
             ]
 
-    def after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
+    def count_lost_updates_after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Count what the step has changed, and what not."""
         if self._before and id(optimizer) not in self._names:
             self._names[id(optimizer)] = self._names_of_stepped(optimizer)

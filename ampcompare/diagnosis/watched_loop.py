@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.loops import Loop, LoopConditions, arm_precision_isolated
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.training.precision.base import Precision, StepOutcome
 
@@ -17,7 +17,7 @@ from ampcompare.training.precision.base import Precision, StepOutcome
 def observe_loop(loop: Loop, arm: Arm, conditions: LoopConditions, lines: Sequence[str] = ()) -> Observation:
     """Run `loop` under `arm`, with `lines` in fp32, from its beginning and return what was seen."""
     observation = Observation()
-    watch = StepWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
+    watch = StepOperationsWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
     with arm_precision_isolated(arm, conditions) as precision, closing(watch), suppress(StepsDone):
         loop(ObservedPrecision(precision, watch))
     return observation
@@ -26,7 +26,7 @@ def observe_loop(loop: Loop, arm: Arm, conditions: LoopConditions, lines: Sequen
 class ObservedPrecision(WatchedPrecision):
     """Shows the operations of a step too, without those of the arm itself, such as its unscaling."""
 
-    def __init__(self, inner: Precision, watch: StepWatch) -> None:
+    def __init__(self, inner: Precision, watch: StepOperationsWatch) -> None:
         super().__init__(inner, watch)
         self._watch = watch
         self._operations = watch.operations
@@ -35,7 +35,7 @@ class ObservedPrecision(WatchedPrecision):
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> Iterator[Tensor]:
-        self._operations.mark_loss(loss)
+        self._operations.note_operation_of_loss(loss)
         scales = self.loss_scales()
         self._watch.scale = scales[min(loss_id, len(scales) - 1)] if scales else 1.0
         inner = self.inner.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)

@@ -44,7 +44,7 @@ _lightning = _import_lightning()
 _PrecisionPlugin: Any = importlib.import_module(f"{_lightning.__name__}.plugins.precision").Precision
 
 
-class StepLog:
+class StepCounter:
     """Counts steps, and writes them to a file that `ampcompare report` reads.
 
     Args:
@@ -119,7 +119,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
             raise UnsupportedCombination(
                 f"{arm} sets a model up for a loop of {loop}, and a Trainer has its own; use {self.arm.underlying_arm}"
             )
-        self.steps = StepLog()
+        self.steps = StepCounter()
         self._mode, self._record = guards, record
         self._guards: Any = None
         self._arm_precision: Precision | None = None
@@ -143,7 +143,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
                 self._arm_precision = precision
             return model, optimizers, lr_schedulers
         self._guards = None if self._mode == "off" else guard_rules.install(strict=self._mode == "strict")
-        self.steps = StepLog(self._record)
+        self.steps = StepCounter(self._record)
         self._arm_precision = precision
         models, self._optimizers = precision.prepare([model], optimizers)
         return models[0], self._optimizers, lr_schedulers

@@ -74,12 +74,12 @@ def _diagnose_script(request: StepWatchRequest, rank: int) -> int:
     from ampcompare.backends.arm import Arm
     from ampcompare.diagnosis.diagnose import diagnosis_of_observation
     from ampcompare.diagnosis.observation import Observation
-    from ampcompare.diagnosis.step_watch import StepWatch
+    from ampcompare.diagnosis.step_watch import StepOperationsWatch
     from ampcompare.script.observer import ScriptObserver
 
     observation = Observation()
     reference = None if request.reference == "none" else getattr(torch, request.reference)
-    watch = StepWatch(
+    watch = StepOperationsWatch(
         observation, steps=request.steps, is_idle=rank != 0, reference=reference, kept_lines=request.lines
     )
     observer = ScriptObserver(watch)

@@ -75,15 +75,15 @@ class ScriptLedger:
     def install(self) -> None:
         """Look from now on."""
         self._events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer_made)
-        self._setters.wrap(nn.Module, "_apply", self._note_setter_of_cast)
-        self._setters.wrap(nn.Module, "register_parameter", self._note_setter_of_weight)
+        self._setters.wrap(nn.Module, "_apply", self._note_line_that_cast_weights)
+        self._setters.wrap(nn.Module, "register_parameter", self._note_line_that_made_half_weight)
         self._setters.wrap(torch, "set_default_dtype", self._note_default_type_set)
         self._setters.wrap(*Points.MAKE_AUTOCAST, self._note_autocast_made)
         self._setters.wrap(*Points.MAKE_SCALER, self._note_scaler_made)
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
         self._events.call_at_end(register_optimizer_step_post_hook(self._reset_pass_count).remove)
-        self._rows.recorder.call_after_each_row(self._take_row_of_record)
+        self._rows.recorder.call_after_each_row(self._end_look_at_step_row)
         self._rows.recorder.call_before_close(self._end_with_row)
 
     def end(self) -> None:
@@ -113,7 +113,8 @@ class ScriptLedger:
             if param.dtype in HALF_DTYPES and param not in self._set_by:  # by assigning its data, say
                 self._set_by[param] = f"before {line}"
 
-    def _note_setter_of_cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _note_line_that_cast_weights(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Note who casts parameters of a module to 16 bits: the arm, or the line of a script or library."""
         before = {name: param.dtype for name, param in module._parameters.items() if param is not None}
         result = original(module, *args, **kwargs)
         setter = ""
@@ -127,7 +128,8 @@ class ScriptLedger:
                 self._set_by[param] = setter
         return result
 
-    def _note_setter_of_weight(self, original: Any, module: nn.Module, name: str, param: Any) -> None:
+    def _note_line_that_made_half_weight(self, original: Any, module: nn.Module, name: str, param: Any) -> None:
+        """Note the script's line at which a module registers a 16-bit parameter."""
         original(module, name, param)
         if param is not None and param.dtype in HALF_DTYPES and param not in self._set_by:
             by = f" by set_default_dtype, {self._default_at}" if param.dtype is torch.get_default_dtype() else ""
@@ -245,7 +247,8 @@ class ScriptLedger:
     def _reset_pass_count(self, *_: Any) -> None:
         self._passes = 0  # where an arm knows only later whether it was applied, the row comes after the next pass
 
-    def _take_row_of_record(self, row: dict[str, Any]) -> None:
+    def _end_look_at_step_row(self, row: dict[str, Any]) -> None:
+        """Count the step of a row, end the look at it, and begin the next where one is due."""
         if row["kind"] == "backward" and row["scale_before"] is not None:
             self._scale = row["scale_before"]
         if row["kind"] != "step":

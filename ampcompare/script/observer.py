@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
-from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.script.keep_fp32 import model_inside_wrappers
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.watch import StepsReached
@@ -24,7 +24,7 @@ from ampcompare.script.watch import StepsReached
 class ScriptObserver:
     """Follows a script from its first forward pass on, and ends it after the last step."""
 
-    def __init__(self, watch: StepWatch) -> None:
+    def __init__(self, watch: StepOperationsWatch) -> None:
         self.compiles = False
         self._watch = watch
         self._events = Subscriptions(Layer.WATCH)
@@ -37,7 +37,7 @@ class ScriptObserver:
 
     def install(self, recorder: Recorder) -> None:
         """Begin before the script does: its modes must lie below those of the script."""
-        recorder.call_after_each_row(self._take_row_of_record)
+        recorder.call_after_each_row(self._end_watched_step_at_row)
         for name in ("apex.amp", "apex.amp.frontend"):
             self._events.wrap(sys.modules[name], "initialize", self._note_initialized_models)
         self._events.wrap(*Points.BACKWARD, self._backward)
@@ -47,7 +47,7 @@ class ScriptObserver:
             register_module_forward_pre_hook(self._see_module_entered),
             register_module_forward_hook(self._see_module_left, always_call=True),
             register_optimizer_step_pre_hook(self._before_optimizer_step),
-            register_optimizer_step_post_hook(self._watch.updates.after_step),
+            register_optimizer_step_post_hook(self._watch.updates.count_lost_updates_after_step),
         ):
             self._events.call_at_end(handle.remove)
         self._watch.open()
@@ -154,7 +154,7 @@ class ScriptObserver:
         self._after_backward = False
         self._pause_or_resume_watch()
         for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
-            self._watch.operations.mark_loss(loss)
+            self._watch.operations.note_operation_of_loss(loss)
         self._depth += 1
         try:
             result = original(tensors, *args, **kwargs)
@@ -175,9 +175,10 @@ class ScriptObserver:
         if all(optimizer is not other for other in self._optimizers):
             self._optimizers.append(optimizer)
         if self._begun and self._watch.is_watched:
-            self._watch.updates.before_step(optimizer)
+            self._watch.updates.keep_weights_before_step(optimizer)
 
-    def _take_row_of_record(self, row: dict[str, Any]) -> None:
+    def _end_watched_step_at_row(self, row: dict[str, Any]) -> None:
+        """End the watched step at its row of the record, and the script after the last one."""
         if row["kind"] == "backward" and row["scale_before"] is not None:
             self._watch.scale = float(_value_read_on_host(row["scale_before"]))
         elif row["kind"] == "step" and not self._backwards and not self._is_elsewhere:

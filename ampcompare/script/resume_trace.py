@@ -90,7 +90,7 @@ class ResumeTrace:
 
     def install(self, recorder: Recorder) -> None:
         """Watch until the process ends."""
-        recorder.call_after_each_row(self._take_row_of_record)
+        recorder.call_after_each_row(self._trace_losses_and_steps_of_row)
         events = Subscriptions(Layer.WATCH)
         events.wrap(*Points.FORWARD, self._forward)
         events.wrap(*Points.MAKE_OPTIMIZER, self._list_objects_made(self._optimizers))
@@ -136,7 +136,7 @@ class ResumeTrace:
     def _before_optimizer_step(self, optimizer: Any, *_arguments: Any) -> None:
         self._stepping = weakref.ref(optimizer)
 
-    def _take_row_of_record(self, row: dict[str, Any]) -> None:
+    def _trace_losses_and_steps_of_row(self, row: dict[str, Any]) -> None:
         """Follow the record: losses, and steps of its optimizers."""
         if row["kind"] in ("backward", "plain_backward"):
             self._write_trace_row(TraceRowKind.LOSS, loss=_find_loss_number(row["loss"]))

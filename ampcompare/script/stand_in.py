@@ -109,7 +109,7 @@ class StandIn:
             self._watch_roundings(rows)
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
-        follow_trainers(TrainerContext(arm, half, rows, plain.calls_counted_inside), self._events)
+        follow_trainers(TrainerContext(arm, half, rows, plain.outer_calls_counted_as_inner), self._events)
 
     def _watch_roundings(self, rows: Rows) -> None:
         """Remark what rounding takes from the script by its own lines."""
@@ -131,7 +131,7 @@ class StandIn:
             for function in functions:
                 if function in vars(module):
                     self._events.put_innermost(module, function, functions[function])
-        self._events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+        self._events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch_without_casts)
         if hasattr(os, "register_at_fork"):  # where processes can be forked
             os.register_at_fork(after_in_child=self._casting.switch_casts_off)
 
@@ -139,7 +139,8 @@ class StandIn:
         if self._watch is not None:
             self._watch.record_first_weights(models, optimizers)
 
-    def _next_batch(self, original: Any, iterator: Any) -> Any:
+    def _next_batch_without_casts(self, original: Any, iterator: Any) -> Any:
+        """Get the next batch of a loader, without the arm's casts meanwhile."""
         with self._casting.block_without_casts():  # a loader without workers runs the script's transforms here
             return original(iterator)
 

@@ -219,7 +219,8 @@ def _arms_with_wider_range(failure: _ScriptFailure) -> tuple[str, ...]:
     return ("native:bf16",) if _is_beyond_fp16_range(failure) else ()
 
 
-def _is_from_lifted_weights(failure: _ScriptFailure) -> bool:
+def _may_be_from_lifted_weights(failure: _ScriptFailure) -> bool:
+    """Return whether a failure may come from the script's own 16-bit weights, which the arm has lifted to fp32."""
     return bool(failure.lifted) and (not failure.casts or failure.stands is not _WhatStandsIn.WEIGHTS)
 
 
@@ -314,7 +315,7 @@ TYPE_ERRORS = (
         ),
         ("script",),
         "cast to the type of the weight there",
-        applies=_is_from_lifted_weights,
+        applies=_may_be_from_lifted_weights,
     ),
     _FailureKind(
         ANY,

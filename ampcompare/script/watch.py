@@ -95,7 +95,7 @@ class CellFactsRecorder:
             start_logging_scalars(),
             _close_at_os_exit(recorder),
         ]
-        recorder.call_after_each_row(self._take_row_of_record)
+        recorder.call_after_each_row(self._end_script_at_last_step_row)
         recorder.call_before_close(self.end)
 
     def record_first_weights(self, models: list[Any], optimizers: list[Any]) -> None:
@@ -126,7 +126,8 @@ class CellFactsRecorder:
     def _record_metric(self, name: str, value: float, source: str) -> None:
         self._recorder.add_row({"kind": "metric", "name": name, "value": value, "source": source})
 
-    def _take_row_of_record(self, row: dict[str, Any]) -> None:
+    def _end_script_at_last_step_row(self, row: dict[str, Any]) -> None:
+        """Count the step of a row, record the start at the first, and end the script after the last asked for."""
         if row["kind"] != "step":
             return
         if not self._has_begun:

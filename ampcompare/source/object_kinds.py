@@ -35,12 +35,12 @@ class ObjectKinds:
             return ""
         key = (text, scope)
         if key not in self._known:
-            self._known[key] = self._decide_kind(text, scope)
+            self._known[key] = self._kind_of_named_object(text, scope)
         return self._known[key]
 
     def is_new_object(self, kind: str, node: ast.expr, scope: Scope) -> bool:
         """Return whether an expression builds a `scaler`, or an `optimizer` of torch or Apex."""
-        return isinstance(node, ast.Call) and self._kind_of_call(node, scope) == kind
+        return isinstance(node, ast.Call) and self._kind_of_object_made_by(node, scope) == kind
 
     def kind_of_method_owner(self, node: ast.expr, method: str, scope: Scope) -> str:
         """Return the kind of the object whose method an expression calls; empty for any other expression."""
@@ -64,7 +64,7 @@ class ObjectKinds:
                     self._models[key] = self.model_of_parameters(values[0], home, depth + 1)
             return self._models[key]
         if isinstance(node, ast.Call):
-            return self._model_of_call(node, scope, depth)
+            return self._model_of_parameters_call(node, scope, depth)
         if isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.SetComp)):
             targets = {each.id for each in ast.walk(node.generators[0].target) if isinstance(each, ast.Name)}
             is_element = isinstance(node.elt, ast.Name) and node.elt.id in targets
@@ -75,7 +75,8 @@ class ObjectKinds:
             return self.model_of_parameters(node.elts[0].value, scope, depth + 1)
         return None
 
-    def _model_of_call(self, call: ast.Call, scope: Scope, depth: int) -> ast.expr | None:
+    def _model_of_parameters_call(self, call: ast.Call, scope: Scope, depth: int) -> ast.expr | None:
+        """Return the model whose parameters a call returns: `model.parameters()`, a filter of them, or a function's."""
         if (model := receiver_of(call, PARAMETER_LISTS)) is not None:
             return model
         name = self._module.resolve(call.func, scope) or dotted_name(call.func) or ""
@@ -98,11 +99,12 @@ class ObjectKinds:
             return arguments(call, self._module.positional_parameters(inside.node)).get(model.id)
         return model
 
-    def _decide_kind(self, text: str, scope: Scope) -> str:
+    def _kind_of_named_object(self, text: str, scope: Scope) -> str:
+        """Return the kind of the object that a name holds, by what is assigned to it, or by the name itself."""
         last = text.rpartition(".")[2].strip("_").lower()
         values = self._module.values_of(text, scope) or []
         values = [value for value in values if not isinstance(value, (ast.Constant, ast.Starred))]
-        made = {self._kind_of_call(value, scope) for value in values if isinstance(value, ast.Call)}
+        made = {self._kind_of_object_made_by(value, scope) for value in values if isinstance(value, ast.Call)}
         for kind in ("scaler", "scheduler", "optimizer"):
             if kind in made:
                 return kind
@@ -114,7 +116,8 @@ class ObjectKinds:
         is_setting = last.startswith("optimization") or text.rpartition(".")[2].isupper()
         return "optimizer" if OPTIMIZER.search(last) and not is_setting else ""
 
-    def _kind_of_call(self, call: ast.Call, scope: Scope) -> str:
+    def _kind_of_object_made_by(self, call: ast.Call, scope: Scope) -> str:
+        """Return the kind of the object that a call makes; `unknown` or `other` where it is none of them."""
         name = self._module.resolve(call.func, scope) or dotted_name(call.func) or ""
         if name.startswith(OTHER_FRAMEWORKS):
             return "other"

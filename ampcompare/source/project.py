@@ -123,7 +123,7 @@ class Project:
     def files_importing(self, path: Path) -> Iterator[Path]:
         """Yield the files of the project that import one, those next to it first."""
         own = frozenset({path.stem, path.parent.name} if path.stem == "__init__" else {path.stem})
-        for other in self._files_with(path, own):
+        for other in self._files_importing_words(path, own):
             module = self.module_of_file(other)
             if module is not None and path in self.files_imported_by(module, other):
                 yield other
@@ -146,7 +146,7 @@ class Project:
                 if other not in seen:
                     seen.add(other)
                     waiting.append(other)
-        for other in self._own_files_with(path, frozenset(APEX)) if waiting else ():
+        for other in self._own_files_importing_words(path, frozenset(APEX)) if waiting else ():
             if other not in given and (module := self.module_of_file(other)) is not None:
                 yield other, module
 
@@ -155,21 +155,21 @@ class Project:
 
         Without the root of a repository above, only what was named, or is in the folder or package of the file.
         """
-        for other in self._own_files_with(path, words):
+        for other in self._own_files_importing_words(path, words):
             if (module := self.module_of_file(other)) is not None:
                 yield other, module
 
-    def _own_files_with(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
-        """Yield what `_files_with` does, without files that nothing but their place may make a part of the project."""
+    def _own_files_importing_words(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
+        """Yield the files of `_files_importing_words` that more than their place may make a part of the project."""
         is_rooted = any((each / name).exists() for each in list(path.parents)[:LEVELS] for name in ROOT)
         top = path.parent
         while (top.parent / "__init__.py").is_file():
             top = top.parent
-        for other in self._files_with(path, words):
+        for other in self._files_importing_words(path, words):
             if is_rooted or any(other.is_relative_to(each) for each in (top, *self._within)):
                 yield other
 
-    def _files_with(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
+    def _files_importing_words(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
         """Yield the files around one that have one of some words in their imports, those next to it first."""
         for other in filter(Path.is_file, self._files_around(path.parent)):  # not a link to nothing, nor a pipe
             status = other.stat()

@@ -10,7 +10,7 @@ from ampcompare.diagnosis.findings import nonfinite_reason_of
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.operation_watch import OperationWatch, WatchedStep
 from ampcompare.diagnosis.sites import ModuleSites
-from ampcompare.diagnosis.step_watch import UpdateCounter
+from ampcompare.diagnosis.step_watch import LostUpdateCounter
 
 TINY = 1e-6
 
@@ -96,9 +96,9 @@ def test_the_eps_of_an_optimizer(dtype: torch.dtype, eps: float, found: float | 
     """It is a reason where it is zero in the type of the weight."""
     param = torch.nn.Parameter(torch.ones(3, dtype=dtype))
     optimizer = torch.optim.Adam([param], eps=eps)
-    counter = UpdateCounter(lambda: [("weight", param)])
-    optimizer.register_step_pre_hook(counter.before_step)
-    optimizer.register_step_post_hook(counter.after_step)
+    counter = LostUpdateCounter(lambda: [("weight", param)])
+    optimizer.register_step_pre_hook(counter.keep_weights_before_step)
+    optimizer.register_step_post_hook(counter.count_lost_updates_after_step)
     param.grad = torch.full_like(param, 1e-6)
     optimizer.step()
     (update,) = counter.take_lost_updates()

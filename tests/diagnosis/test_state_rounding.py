@@ -54,10 +54,10 @@ def _probe_of(make: Callable[[Any], Optimizer]) -> StateProbe:
     for step in range(8):
         param.grad = torch.randn(400, generator=generator)
         if step >= 2:
-            probe.before_step(optimizer)
+            probe.sample_state_before_step(optimizer)
         optimizer.step()
         if step >= 2:
-            probe.after_step(optimizer)
+            probe.note_state_moves_after_step(optimizer)
     return probe
 
 

@@ -16,7 +16,7 @@ from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.operation_watch import OperationWatch
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, ModuleSites, calling_user_line
-from ampcompare.diagnosis.step_watch import StepWatch
+from ampcompare.diagnosis.step_watch import StepOperationsWatch
 
 
 @pytest.fixture
@@ -31,26 +31,26 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.fixture
-def watch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[StepWatch]:
-    found = StepWatch(Observation(), steps=8)
+def watch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[StepOperationsWatch]:
+    found = StepOperationsWatch(Observation(), steps=8)
     found.begin([model], [optimizer])
     yield found
     found.close()
 
 
-def backward(watch: StepWatch, model: nn.Module, size: float) -> None:
+def backward(watch: StepOperationsWatch, model: nn.Module, size: float) -> None:
     loss: Tensor = model(torch.ones(2, 4, dtype=torch.float16)).sum() * size
     loss.backward()
     watch.count_gradients()
 
 
-def end(watch: StepWatch, optimizer: torch.optim.Optimizer) -> list[str]:
+def end(watch: StepOperationsWatch, optimizer: torch.optim.Optimizer) -> list[str]:
     watch.end_step(True, [optimizer])
     return [fault.kind for fault in find_faults(watch.observation)]
 
 
 def test_a_gradient_that_is_stepped_counts(
-    watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
+    watch: StepOperationsWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     backward(watch, model, 6e4)
     with watch.operations.pause():
@@ -59,7 +59,7 @@ def test_a_gradient_that_is_stepped_counts(
 
 
 def test_what_another_loss_adds_behind_the_step_does_not_count(
-    watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
+    watch: StepOperationsWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     """As in a GAN, whose generator's loss goes through the discriminator that was stepped before."""
     backward(watch, model, 1.0)
@@ -70,7 +70,7 @@ def test_what_another_loss_adds_behind_the_step_does_not_count(
 
 
 def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
-    watch: StepWatch, model: nn.Module, optimizer: torch.optim.Optimizer
+    watch: StepOperationsWatch, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
     for param in model.parameters():
         param.grad = torch.full_like(param, torch.inf)

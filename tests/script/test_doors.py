@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.results.analysis.pairing.declared import compare_roles
+from ampcompare.results.analysis.pairing.declared import role_comparisons
 from tests.covering import covering
 from tests.script.doors import ARMS, DOORS, LIBRARY_DOORS, OPTIMIZERS, script_of
 
@@ -33,7 +33,7 @@ def check(arm: str, door: str, optimizer: str, folder: Path, python: Any) -> str
     ledger = read_rows(folder / "rows.jsonl").ledger
     assert ledger is not None
     assert ledger.forward
-    found = compare_roles(Arm.parse(arm).roles, ledger)
+    found = role_comparisons(Arm.parse(arm).roles, ledger)
     assert [role.difference_text for role in found if role.differs] == []
     if "keep_fp32" in arm:  # of the first layer, which has two thirds of the multiply-adds
         assert 0.5 < ledger.forward["fp32"] < 1

@@ -10,7 +10,7 @@ import pytest
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.results.analysis.pairing.declared import compare_roles
+from ampcompare.results.analysis.pairing.declared import role_comparisons
 from ampcompare.results.records.ledger import Ledger
 
 HEAD = """import sys
@@ -183,7 +183,7 @@ def test_casts_of_a_script_are_not_those_of_the_arm(run: Run) -> None:
     assert run(WEIGHTS, "half:bf16")[0].by["weights"] == "cast, arm half:bf16"
     under = run(ADAPTER, "fp32")[0]
     assert (under.by["frozen"], "weights" in under.by) == ("cast, train.py:8", False)
-    assert [role.name for role in compare_roles(Arm.parse("fp32").roles, under) if role.differs] == []
+    assert [role.name for role in role_comparisons(Arm.parse("fp32").roles, under) if role.differs] == []
 
 
 def test_a_model_of_a_library_is_cast_by_the_arm_through_its_own_method(run: Run) -> None:
@@ -200,7 +200,7 @@ x = x.bfloat16()
     arm = Arm.parse("half:bf16,masters=fp32")
     ledger = run(text + PLAIN, str(arm))[0]
     assert ledger.by["frozen"] == f"cast, arm {arm}"
-    shown = {role.name: role.remark for role in compare_roles(arm.roles, ledger)}
+    shown = {role.name: role.remark for role in role_comparisons(arm.roles, ledger)}
     assert shown["loss scale"] == ""  # the arm's scaler scales nothing
 
 
@@ -243,7 +243,9 @@ def test_gradients_of_micro_batches_and_lost_updates(run: Run) -> None:
 def test_an_arm_that_stops_acting_is_seen(run: Run) -> None:
     """A script that switches its autocast off after some steps trains these under another arm."""
     ledger, _ = run(OFF_LATER, "native:bf16")
-    differing = [role.difference_text for role in compare_roles(Arm.parse("native:bf16").roles, ledger) if role.differs]
+    differing = [
+        role.difference_text for role in role_comparisons(Arm.parse("native:bf16").roles, ledger) if role.differs
+    ]
     assert len(differing) == 1
     assert "(none in bf16 in step 20), bf16 was asked" in differing[0]
 
@@ -466,7 +468,9 @@ def test_that_every_step_was_skipped_is_said(run: Run) -> None:
     text = SCALER.replace("init_scale=256.0", "init_scale=2.0**60").replace("range(4)", "range(50)")
     ledger = run(text)[0]
     assert ledger.skipped == len(ledger.steps)
-    assert [role.remark for role in compare_roles(None, ledger) if role.name == "state"] == ["every step was skipped"]
+    assert [role.remark for role in role_comparisons(None, ledger) if role.name == "state"] == [
+        "every step was skipped"
+    ]
 
 
 COMPILED = """
@@ -486,4 +490,4 @@ def test_a_compiled_program_hides_its_own_products_alone(run: Run) -> None:
     assert (last.forward, last.backward, last.unseen) == ({"fp32": 1.0}, {}, "torch.compile")
     whole = run(COMPILED + "model = torch.compile(model, backend='eager')\n" + PLAIN)[0]
     assert (whole.forward, whole.backward, whole.unseen) == ({}, {}, "torch.compile")
-    assert "not seen: torch.compile" in [role.remark for role in compare_roles(None, whole)]
+    assert "not seen: torch.compile" in [role.remark for role in role_comparisons(None, whole)]

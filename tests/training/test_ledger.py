@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
-from ampcompare.results.analysis.pairing.declared import compare_roles
+from ampcompare.results.analysis.pairing.declared import role_comparisons
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.loop import update
@@ -61,7 +61,7 @@ def train(
 
 
 def differences(arm: str, ledger: Ledger) -> list[str]:
-    return [role.difference_text for role in compare_roles(Arm.parse(arm).roles, ledger) if role.differs]
+    return [role.difference_text for role in role_comparisons(Arm.parse(arm).roles, ledger) if role.differs]
 
 
 @covering({"arm": ARMS, "optimizer": list(OPTIMIZERS), "passes": [1, 2]})
@@ -100,7 +100,7 @@ def test_looking_changes_no_bit(arm: str) -> None:
 def test_an_arm_that_ran_as_another_is_seen(arm: str, ran: str, role: str, text: str) -> None:
     """The part that differs is named, with both types."""
     ledger, _ = train(ran, passes=2)
-    found = {part.name: part for part in compare_roles(Arm.parse(arm).roles, ledger) if part.differs}
+    found = {part.name: part for part in role_comparisons(Arm.parse(arm).roles, ledger) if part.differs}
     assert text in found[role].difference_text
 
 

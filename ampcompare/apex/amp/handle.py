@@ -55,7 +55,7 @@ class AmpHandle:
         self.cuda_only = cuda_only  # in a CUDA run, amp leaves CPU tensors alone
         self.has_cache = self._enable_caching = enable_caching
         self.verbose = self._verbose = verbose
-        self.groups = CastGroups()
+        self.groups = WeightCastGroups()
         # Casts of weights by the id of the weight: `(weight, cast, version, address)`.
         self.cache: dict[int, tuple[Tensor, Tensor, int, int]] = {}
         self._cache = self.cache
@@ -214,7 +214,7 @@ class NoOpHandle:
         return
 
 
-class CastGroups:
+class WeightCastGroups:
     """Which weights are cast together, learned from the order in which they were met."""
 
     def __init__(self) -> None:
@@ -241,7 +241,7 @@ class CastGroups:
             for reference in references
             if (weight := reference()) is not None and _can_join_group(weight, leader)
         ]
-        casts: tuple[Tensor, ...] = _CastGroup.apply(*weights)  # type: ignore[no-untyped-call]
+        casts: tuple[Tensor, ...] = _CastWeightsToHalf.apply(*weights)  # type: ignore[no-untyped-call]
         return list(zip(weights, casts, strict=True))
 
     def learn_groups(self) -> None:
@@ -263,7 +263,7 @@ def _can_join_group(weight: Tensor, leader: Tensor) -> bool:
     )
 
 
-class _CastGroup(torch.autograd.Function):
+class _CastWeightsToHalf(torch.autograd.Function):
     """Casts to half whose gradients come back in fp32; several weights share a kernel."""
 
     @staticmethod

@@ -59,7 +59,7 @@ class CheckpointFolder:
         behind, are renamed.
         """
         path = self.checkpoint_path_of_step(step)
-        self._prepare_folder()
+        self._clean_folder_and_flush_steps()
         try:
             write_checkpoint(path, state)
         except EnvironmentUnfit as error:
@@ -71,7 +71,7 @@ class CheckpointFolder:
         self._delete_older_checkpoints(step)
         return path
 
-    def _prepare_folder(self) -> None:
+    def _clean_folder_and_flush_steps(self) -> None:
         """Remove what writers that were killed have left, and put the steps that a checkpoint counts on the disk."""
         with contextlib.suppress(OSError):
             for path in self.folder.glob(".*.tmp"):
@@ -97,13 +97,13 @@ class CheckpointFolder:
 
     def _delete_older_checkpoints(self, step: int) -> None:
         with contextlib.suppress(OSError):  # what cannot be removed costs space, not the run
-            for number, path in self._checkpoint_files():
+            for number, path in self._steps_and_paths_newest_first():
                 if number > step:
                     path.replace(path.with_name(path.name + ASIDE))
-            for _, path in self._checkpoint_files()[self.keep_last :]:
+            for _, path in self._steps_and_paths_newest_first()[self.keep_last :]:
                 path.unlink()
 
-    def _checkpoint_files(self) -> list[tuple[int, Path]]:
+    def _steps_and_paths_newest_first(self) -> list[tuple[int, Path]]:
         """Return step and path of each checkpoint, newest first."""
         try:
             names = os.listdir(self.folder)
@@ -120,7 +120,7 @@ class CheckpointFolder:
         """
         notes: list[str] = []
         best = self.folder / BEST
-        for path in (*(path for _, path in self._checkpoint_files()), *([best] if best.exists() else [])):
+        for path in (*(path for _, path in self._steps_and_paths_newest_first()), *([best] if best.exists() else [])):
             try:
                 return path, read_checkpoint(path, device=device), notes
             except NewerCheckpoint:

@@ -33,7 +33,7 @@ ROUNDS = 2
 MORE = 4  # times the batch
 
 
-def _endless_recipe_loop(config: RunConfig, device: torch.device) -> Loop:
+def _recipe_loop_without_end(config: RunConfig, device: torch.device) -> Loop:
     """Return the loop of the recipe, which trains epoch after epoch until it is stopped."""
     return recipe_loop(
         config, device, epochs=itertools.count(), batches_of=ProfiledPrecision.time_batches, drain_every=NEVER
@@ -55,7 +55,7 @@ def profile_config_here(
     arm = config.parsed_arm
     seed, lists = config.recipe.seed, config.autocast_lists
     profiler, half_dtype, mode = profile_steps_of_loop(
-        _endless_recipe_loop(config, device), arm, steps, device, half=half, lists=lists, seed=seed
+        _recipe_loop_without_end(config, device), arm, steps, device, half=half, lists=lists, seed=seed
     )
     found = profile_from_steps(arm, profiler, half_dtype, mode)
     changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
@@ -68,7 +68,7 @@ def profile_config_here(
         def measure_step(tried: RunConfig) -> float:
             configure_process(tried, device)
             profiler, *_ = profile_steps_of_loop(
-                _endless_recipe_loop(tried, device),
+                _recipe_loop_without_end(tried, device),
                 tried.parsed_arm,
                 TRIAL_STEPS,
                 device,

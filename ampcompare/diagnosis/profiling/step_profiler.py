@@ -80,7 +80,7 @@ class StepProfiler(StepObserver):
 
     def __init__(self, steps: StepCounts, device: torch.device) -> None:
         self.measured = MeasuredSteps()
-        self.marks = PhaseMarks(self._note_gradients_at_phase)
+        self.marks = PhaseMarks(self._mark_gradients_behind_backward)
         self._steps = steps
         self._first_profiled = steps.warmup + steps.timed
         self._first_watched = self._first_profiled + steps.profiled
@@ -128,9 +128,9 @@ class StepProfiler(StepObserver):
         seconds = time.perf_counter() - self._begun
         if is_timed:
             self._timed.append((seconds, phases))
-        self._close_after_step(done)
+        self._close_recorders_after_step(done)
         self._count = self.measured.steps = done + 1
-        self._open_for_step(self._count)
+        self._open_recorders_for_step(self._count)
         self.marks.phase = "other"
         self.marks.restart_step()
         if self.marks.ranges:
@@ -139,10 +139,10 @@ class StepProfiler(StepObserver):
             self.marks.begin_profiler_ranges()
         self._begun = time.perf_counter()
 
-    def _close_after_step(self, done: int) -> None:
+    def _close_recorders_after_step(self, done: int) -> None:
         """Close what the step that ends was seen by."""
         if done == self._first_profiled - 1:
-            self._sum_up_faster_half()
+            self._keep_faster_timed_steps()
         if self._steps.profiled and done == self._first_watched - 1:
             self.marks.end_profiler_ranges()
             synchronize_device(self.device)
@@ -151,14 +151,14 @@ class StepProfiler(StepObserver):
             self.measured.account = account_of_trace(self.measured.trace["traceEvents"])
         if not self._ledger.is_idle:
             if done == self._first_watched + 1:
-                self._take_memory_of_step()
+                self._measure_peak_memory_of_step()
         elif done > self._first_watched:
             self._counter.end_step()
             self.measured.counts = self._counter.counts
             if done == self._steps.total - 1:
                 self._entered.close()
 
-    def _open_for_step(self, count: int) -> None:
+    def _open_recorders_for_step(self, count: int) -> None:
         """Open what the next step is seen by."""
         if count == self._steps.warmup:
             synchronize_device(self.device)
@@ -191,7 +191,8 @@ class StepProfiler(StepObserver):
         if not self._is_ledger_beneath:
             self._entered.enter_context(self._ledger)
 
-    def _take_memory_of_step(self) -> None:
+    def _measure_peak_memory_of_step(self) -> None:
+        """Take over what memory held at the peak of the watched step, by the ledger and the allocator's trace."""
         measured = reserved = None
         if self.device.type == "cuda":
             measured = torch.cuda.max_memory_allocated(self.device)
@@ -201,11 +202,12 @@ class StepProfiler(StepObserver):
             blocks_at_peak(_trace_events_of_profiler(self._profiler), self.device), measured, reserved
         )
 
-    def _note_gradients_at_phase(self, old: Phase, new: Phase) -> None:
+    def _mark_gradients_behind_backward(self, old: Phase, new: Phase) -> None:
+        """Mark the live storages of gradients where the backward pass ends or the optimizer's step begins."""
         if not self._ledger.is_idle and (old == "backward" or new == "optimizer"):
             self._ledger.mark_gradients()
 
-    def _sum_up_faster_half(self) -> None:
+    def _keep_faster_timed_steps(self) -> None:
         """Keep the faster half of the timed steps: others were held up by what else the machine does."""
         chosen = sorted(self._timed, key=lambda one: one[0])[: max(1, (len(self._timed) + 1) // 2)]
         self.measured.step_seconds = statistics.fmean(seconds for seconds, _ in chosen)

@@ -177,7 +177,7 @@ def gate_outcomes(
     for gate in gates:
         parse_gate(gate.text, metrics)
     if baseline is not None:
-        _refuse_unlike_baseline(baseline, comparison)
+        _refuse_baseline_of_other_metric_or_arms(baseline, comparison)
     judged = {
         gate.measure: _verdicts_for_gate(gate.measure, comparison, baseline)
         for gate in gates
@@ -186,7 +186,7 @@ def gate_outcomes(
     known = {_key_of_run(record) for record in baseline.records} if baseline is not None else set()
     checks = []
     for row in comparison.arms:
-        base = _baseline_runs(row.arm, comparison, baseline)
+        base = _runs_to_compare_arm_with(row.arm, comparison, baseline)
         runs = [record for record in comparison.records if record.arm == row.arm]
         is_itself = any(run[1] is not None and run in known for run in map(_key_of_run, runs))
         for gate in gates:
@@ -207,7 +207,7 @@ def gate_outcomes(
     return checks
 
 
-def _refuse_unlike_baseline(baseline: Comparison, comparison: Comparison) -> None:
+def _refuse_baseline_of_other_metric_or_arms(baseline: Comparison, comparison: Comparison) -> None:
     """Refuse a baseline of another metric, or of other arms only."""
     if baseline.metric.name != comparison.metric.name:
         raise ConfigError(
@@ -218,7 +218,7 @@ def _refuse_unlike_baseline(baseline: Comparison, comparison: Comparison) -> Non
         raise ConfigError(f"the baseline has none of these arms; it has {', '.join(arms[:10])}")
 
 
-def _baseline_runs(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
+def _runs_to_compare_arm_with(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
     """Return the runs that an arm is compared with, if any."""
     if baseline is None:
         reference = comparison.reference
@@ -240,7 +240,7 @@ def _verdicts_for_gate(measure: str, comparison: Comparison, baseline: Compariso
     pairings = {
         row.arm: Pairing.by_seed(by_arm[row.arm], base, same_software=False)
         for row in comparison.arms
-        if (base := _baseline_runs(row.arm, comparison, baseline)) is not None
+        if (base := _runs_to_compare_arm_with(row.arm, comparison, baseline)) is not None
     }
     theirs = [run for run in baseline.records if run.arm == comparison.reference]
     margin = quality_margin(theirs, comparison.reference, terms, comparison.metric)

@@ -298,7 +298,7 @@ def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
 def _engine_names(ran: Sequence[RunRecord]) -> str | None:
     """Return the engines and libraries that runs were trained by, with their versions; None without any."""
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
-    libraries = sorted({record.library for record in ran if record.library})
+    libraries = sorted({record.training_library_text for record in ran if record.training_library_text})
     return ", ".join([*engines, *libraries]) or None
 
 

@@ -343,7 +343,7 @@ class RunRecord(ShownInNotebook, FrozenRecord):
         return self.metrics[0]
 
     @property
-    def library(self) -> str:
+    def training_library_text(self) -> str:
         """Name and version of the library that has trained in the place of ampcompare; "" if there is none."""
         library = self.config.parsed_arm.spec.library
         names = () if library is None else library.distributions

@@ -8,10 +8,10 @@ from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.results.analysis.pairing.declared import (
     RoleComparison,
-    compare_roles,
     ineffective_option_sentences,
     observed_types_text,
     own_type_sentences,
+    role_comparisons,
 )
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
@@ -39,7 +39,7 @@ def ledger_blocks(comparison: Comparison) -> list[Block]:
     for record in comparison.records:
         if record.ledger is None:
             continue
-        found = compare_roles(record.config.parsed_arm.roles, record.ledger)
+        found = role_comparisons(record.config.parsed_arm.roles, record.ledger)
         if record.arm not in seen or any(role.differs for role in found):
             seen[record.arm] = found, record.ledger
     order = sorted(seen, key=lambda arm: not any(role.differs for role in seen[arm][0]))
@@ -119,7 +119,7 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
         arm: under which it ran; one without declared roles, as `script`, has nothing to differ from.
     """
     roles, title = arm.roles, f"What ran under {arm}"
-    differ = [part.difference_text for part in compare_roles(roles, ledger) if part.differs]
+    differ = [part.difference_text for part in role_comparisons(roles, ledger) if part.differs]
     head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title
     where = f"Seen in {format_count(len(ledger.steps), 'step')}: {', '.join(map(str, ledger.steps))}, counted from 0."
     by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
@@ -147,7 +147,7 @@ def _step_parts_table(roles: Roles | None, ledger: Ledger) -> Table:
     """Return a row for each part of a step: what was declared, what ran, and who set it."""
     heads = ["part", *(["declared"] if roles is not None else []), "ran", "by"]
     rows: list[list[str | Cell]] = []
-    for part in compare_roles(roles, ledger):
+    for part in role_comparisons(roles, ledger):
         ran = Cell(part.observed or "-", "bad" if part.differs else "")
         declared = [part.declared or "-"] if roles is not None else []
         rows.append([part.name, *declared, ran, printable_line(part.remark or "-", 120)])

@@ -280,7 +280,7 @@ def _shared_settings_line(comparison: Comparison) -> str:
     """Return one line of what all arms share."""
     if comparison.judged is not None:
         return ""
-    shared = [*filter(None, [_seeds_text(comparison.seeds)])]
+    shared = [*filter(None, [_seed_numbers_text(comparison.seeds)])]
     for value in SETTINGS:
         texts = _distinct_values(comparison, value)
         if len(texts) == 1:
@@ -299,7 +299,7 @@ def _shared_settings_line(comparison: Comparison) -> str:
     return line.strip()
 
 
-def _seeds_text(seeds: Sequence[int]) -> str:
+def _seed_numbers_text(seeds: Sequence[int]) -> str:
     """Return `seeds 0-4`, or the single ones where they have gaps."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
         return f"seeds {seeds[0]}-{seeds[-1]}"

@@ -174,7 +174,7 @@ def autocast_restored(state: Dict[str, Any]) -> Iterator[None]:
 # Modules in fp64.
 
 
-class InDouble(TorchFunctionMode):
+class Fp64Mode(TorchFunctionMode):
     """Computes in fp64 what asks for a narrower type, and draws the dropout of the narrower type.
 
     Args:
@@ -278,7 +278,7 @@ def _nudged_tensor(tensor: Tensor, part: float, noise: torch.Generator) -> Tenso
     return tensor * (1 + part * signs)
 
 
-def answers_of_call(
+def outputs_and_gradients_of_call(
     module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, double: bool = False, nudge: float = 0.0,
     run: Optional[Callable[..., Any]] = None, masks: Optional[List[Any]] = None, given: Optional[List[Any]] = None,
     types: Optional[List[torch.dtype]] = None, scale: float = 1.0,
@@ -355,7 +355,7 @@ def _arithmetic_in_force(drawn: torch.dtype, masks: List[Any], given: List[Any],
             stack.callback(torch.set_default_dtype, default)
             torch.set_default_dtype(torch.float64)
         if (double or given) and TorchFunctionMode is not object:
-            stack.enter_context(InDouble(drawn, masks, given, double=double))
+            stack.enter_context(Fp64Mode(drawn, masks, given, double=double))
         yield
 
 
@@ -437,7 +437,7 @@ def error_rows(
 # The optimizer.
 
 
-def answers_of_update(
+def updates_and_states_of_step(
     optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]], names: List[str],
     *, double: bool = False, nudge: float = 0.0,
 ) -> Dict[str, Named]:  # fmt: skip
@@ -561,7 +561,7 @@ class StepFollower:
             self.batches = []
 
     def _take_batch(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.batch_to_use(inner(*args, **kwargs))
+        return self.batch_given_to_script(inner(*args, **kwargs))
 
     def _is_training_call(self, module: nn.Module) -> bool:
         if not torch.is_grad_enabled():
@@ -595,7 +595,7 @@ class StepFollower:
                     self._name_modules(module)
                     self.tops.append(module)
                     self.note_module_started(module, len(self.tops) - 1)
-                return self.arguments_to_use(module, args, kwargs)
+                return self.inputs_given_to_model(module, args, kwargs)
         finally:
             self.is_inside = False
 
@@ -629,7 +629,8 @@ class StepFollower:
 
     # What a kind of watch does.
 
-    def batch_to_use(self, batch: Any) -> Any:
+    def batch_given_to_script(self, batch: Any) -> Any:
+        """Return the batch that the script gets from its loader: here the loader's own."""
         return batch
 
     def see_new_optimizer(self, optimizer: Any) -> None: ...
@@ -638,7 +639,8 @@ class StepFollower:
 
     def note_module_started(self, module: nn.Module, number: int) -> None: ...
 
-    def arguments_to_use(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        """Return the inputs (args, kwargs) that a call of a model gets: here the script's own."""
         return args, kwargs
 
     def call_named_module(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -661,7 +663,8 @@ class StepKeeper(StepFollower):
         self.path, self.fault, self.size = path, "the script made no step %d" % step, 0
         self.capsule: Dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "step": step, **(facts or {})}
 
-    def batch_to_use(self, batch: Any) -> Any:
+    def batch_given_to_script(self, batch: Any) -> Any:
+        """Return the loader's batch, and keep it for the capsule."""
         if not self.is_over and is_storable(batch):
             self.batches.append(with_tensors_changed(copy_to_cpu, batch))
         return batch
@@ -679,7 +682,8 @@ class StepKeeper(StepFollower):
             "buffers": {name: copy_to_cpu(one) for name, one in module.named_buffers()},
         })  # fmt: skip
 
-    def arguments_to_use(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        """Return the script's inputs, and keep copies of them for the capsule."""
         number = next(number for number, one in enumerate(self.tops) if one is module)
         given = [with_tensors_changed(copy_to_cpu, one) if is_storable(one) else None for one in (args, kwargs)]
         derived = any(one.requires_grad for one in tensors_in((args, kwargs)))  # of other modules
@@ -764,7 +768,8 @@ class Replay(StepFollower):
         self.notes: List[str] = []
         self.is_judged = self.draws_otherwise = False
 
-    def batch_to_use(self, batch: Any) -> Any:
+    def batch_given_to_script(self, batch: Any) -> Any:
+        """Return the batch of the capsule in the place of the loader's, if it has one of the same shapes."""
         kept = self.capsule["batches"]
         if self.is_over or not kept:
             return batch
@@ -823,7 +828,8 @@ class Replay(StepFollower):
                     name, list(one.shape), list(own[name].shape)))  # fmt: skip
             own[name].data.copy_(one)
 
-    def arguments_to_use(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+    def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        """Return the inputs that the capsule has for this call, in the place of the script's; refuse other shapes."""
         calls = self.capsule["calls"]
         if self.entered < len(calls):
             kept = calls[self.entered]
@@ -1033,12 +1039,14 @@ class Replay(StepFollower):
         kinds = None if own is None else own.types
         drawn: List[Any] = []
         with self._modules_called_without_arm(own):
-            native = answers_of_call(module, call, autocast, run=run, given=masks, types=kinds, scale=self.scale)
+            native = outputs_and_gradients_of_call(
+                module, call, autocast, run=run, given=masks, types=kinds, scale=self.scale
+            )
         with self._modules_called_without_arm():
-            exact = answers_of_call(module, call, {}, double=True, masks=drawn, given=masks)
+            exact = outputs_and_gradients_of_call(module, call, {}, double=True, masks=drawn, given=masks)
             # A unit of what the module computes in, which its inputs may have more bits than.
             unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
-            nudged = answers_of_call(module, call, {}, double=True, nudge=unit, given=masks)
+            nudged = outputs_and_gradients_of_call(module, call, {}, double=True, nudge=unit, given=masks)
         return native, exact, nudged, drawn
 
     @contextlib.contextmanager
@@ -1071,9 +1079,9 @@ class Replay(StepFollower):
             self.rows.append(row)
             return
         try:
-            native = answers_of_update(optimizer, step, gradients, names)
-            exact = answers_of_update(optimizer, step, gradients, names, double=True)
-            nudged = answers_of_update(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
+            native = updates_and_states_of_step(optimizer, step, gradients, names)
+            exact = updates_and_states_of_step(optimizer, step, gradients, names, double=True)
+            nudged = updates_and_states_of_step(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
             row["parts"] = error_rows(native, exact, nudged, known)
             for name, param in zip(names, params):
                 entry = row["parts"].get("update", {}).get(name)

@@ -480,7 +480,7 @@ class GradientStages:
         optimizer._opt_called = True
         return result[0] if result else None
 
-    def set_losses_ignored(self, rows: Rows | None, ignored: bool) -> None:
+    def set_losses_left_unrecorded(self, rows: Rows | None, ignored: bool) -> None:
         """Let losses of a step be recorded no longer, or again."""
         if rows is not None and self._scaler is not None:
             (rows.ignored.add if ignored else rows.ignored.discard)(self._scaler)

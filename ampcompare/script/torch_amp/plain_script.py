@@ -156,7 +156,7 @@ class PlainScript:
         self.stages.install(events)
         if self._stand_in.casts_loss:
             events.wrap(*Points.ENTER_AUTOCAST, self._note_autocast_entered)
-            events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+            events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch_without_casts)
             if hasattr(os, "register_at_fork"):  # where processes can be forked, as workers of loaders are
                 close = weakref.WeakMethod(self._close_casts)
                 os.register_at_fork(after_in_child=lambda: (found := close()) and found())
@@ -325,7 +325,7 @@ class PlainScript:
     def _call_with_fitting_inputs(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self._lifted.types and not self._is_in_place_of_autocast():
             return self._call_outermost_model(original, module, args, kwargs)
-        given, (args, kwargs) = (args, kwargs), self._arguments_in_weight_type(module, args, kwargs)
+        given, (args, kwargs) = (args, kwargs), self._lift_weights_and_fit_arguments(module, args, kwargs)
         result = self._call_outermost_model(original, module, args, kwargs)
         return result if self._casts else self._lifted.result_as_wide_as_inputs(result, given, (args, kwargs))
 
@@ -354,7 +354,7 @@ class PlainScript:
         if self._stepping and self._copied is not None and not self._backwards:
             raise losses_on_copies_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
-            args, kwargs = self._arguments_in_weight_type(module, args, kwargs)
+            args, kwargs = self._lift_weights_and_fit_arguments(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
             part = self._type_of_inputs(module)
             is_cast = part is None and self._stand_in.casts_now()
@@ -382,7 +382,7 @@ class PlainScript:
         is_own = outputs is None or module not in self._outermost or by_apex
         return output if is_own or outputs is None else cast_floating_tensors(output, outputs)
 
-    def _arguments_in_weight_type(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _lift_weights_and_fit_arguments(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
         if not self._is_inside():
             self._lifted.lift_thawed_weights()
@@ -396,7 +396,7 @@ class PlainScript:
         return self._lifted.inputs_in_weight_type(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
 
     @contextlib.contextmanager
-    def calls_counted_inside(self, *modules: nn.Module) -> Iterator[None]:
+    def outer_calls_counted_as_inner(self, *modules: nn.Module) -> Iterator[None]:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
         if self._has_trained_weight(modules[0]) and self._decide_script_need() is not _ScriptNeed.OWN:
             self._type_of_inputs(modules[0])  # prepares a model before the library sets another `forward`
@@ -511,7 +511,8 @@ class PlainScript:
             self._close_casts()
         return original(block)
 
-    def _next_batch(self, original: Any, iterator: Any) -> Any:
+    def _next_batch_without_casts(self, original: Any, iterator: Any) -> Any:
+        """Get the next batch of a loader, without the arm's casts meanwhile."""
         with self._without_casts():  # a loader without workers runs the transforms of the script here
             return original(iterator)
 
@@ -716,7 +717,7 @@ class PlainScript:
             try:
                 return step(*args, **kwargs)
             finally:
-                self.stages.set_losses_ignored(self._rows, False)
+                self.stages.set_losses_left_unrecorded(self._rows, False)
 
         with self._without_casts():
             self._stepping = True
@@ -741,7 +742,7 @@ class PlainScript:
                 return function(*args, **kwargs)
             finally:
                 self._repeats = True
-                self.stages.set_losses_ignored(self._rows, True)
+                self.stages.set_losses_left_unrecorded(self._rows, True)
                 self._close_casts()
 
         return closure

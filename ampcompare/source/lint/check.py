@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ampcompare.source.lint.catalog import RULES
 from ampcompare.source.lint.module import Finding, LintModule, Rule
-from ampcompare.source.lint.words import Words
+from ampcompare.source.lint.rule_needs import WordsInText
 from ampcompare.source.syntax import NEWLINE, SourceInvalid
 from ampcompare.source.versions import LATEST, Versions
 
@@ -17,7 +17,7 @@ OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODE
 
 def rules_for(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Rule]:
     """Return the rules of selected codes that may find something in a text, by the words that they need."""
-    words = Words(text)
+    words = WordsInText(text)
     return [rule for rule in RULES if words.has_all_needed(rule.needs) and any(map(selected, rule.codes))]
 
 

@@ -112,7 +112,7 @@ class Rule(NamedTuple):
     Attributes:
         codes: that it finds.
         mistakes: that it states.
-        needs: without a word of each group, as of `Words.has_all_needed`, a text has no finding of it.
+        needs: without a word of each group, as of `WordsInText.has_all_needed`, a text has no finding of it.
         check: the function.
     """
 

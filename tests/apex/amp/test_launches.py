@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.apex import amp, amp_C
 from ampcompare.apex.amp._engine import device_skip, forward, optimizer_state
-from ampcompare.apex.amp.handle import CastGroups
+from ampcompare.apex.amp.handle import WeightCastGroups
 from ampcompare.apex.optimizers import FusedAdam
 from ampcompare.base.tensors.loss_scale import DeviceLossScale
 
@@ -256,14 +256,14 @@ class TestCastGroups:
         expected = self.weights_after(5)
         monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True), raising=False)
         made: list[int] = []
-        original = CastGroups.cast
+        original = WeightCastGroups.cast
 
-        def cast(self: CastGroups, leader: Tensor) -> Any:
+        def cast(self: WeightCastGroups, leader: Tensor) -> Any:
             pairs = original(self, leader)
             made.append(len(pairs))
             return pairs
 
-        monkeypatch.setattr(CastGroups, "cast", cast)
+        monkeypatch.setattr(WeightCastGroups, "cast", cast)
         weights = self.weights_after(5)
         # 18 weights: met one by one in the first step, then in groups of 8 and 8, and 2 alone.
         assert made == [0] * 18 + [8, 8, 0, 0] * 4
@@ -336,4 +336,4 @@ class TestCastGroups:
         train_step(model, optimizer)
         assert amp._amp_state.handle.groups._groups
         traced = torch.jit.trace(model.layers, X, check_trace=False)
-        assert "_CastGroup" not in str(traced.inlined_graph)
+        assert "_CastWeightsToHalf" not in str(traced.inlined_graph)

@@ -163,7 +163,7 @@ def test_a_record_that_named_its_library_apart_is_read() -> None:
     record = RunRecord.model_validate(
         {**GOOD, "arm": "accelerate:fp16", "config": {"arm": "accelerate:fp16"}, "effective": ran}
     )
-    assert (record.library, record.notes) == ("accelerate 1.15.0", ["no fp16 here"])
+    assert (record.training_library_text, record.notes) == ("accelerate 1.15.0", ["no fp16 here"])
 
 
 def test_the_tail_is_the_last_fifth() -> None:

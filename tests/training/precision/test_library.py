@@ -6,7 +6,7 @@ from torch import nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.results.analysis.pairing.declared import compare_roles
+from ampcompare.results.analysis.pairing.declared import role_comparisons
 from ampcompare.training.ledger import StepLook
 from ampcompare.training.precision.base import make_precision
 
@@ -44,5 +44,5 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     roles = Arm.parse(ON_CPU.get(text, text)).roles
     assert roles is not None
     scales = precision.loss_scales()
-    found = compare_roles(roles, look.ledger_of_looks(loss_scale=scales[0] if scales else None))
+    found = role_comparisons(roles, look.ledger_of_looks(loss_scale=scales[0] if scales else None))
     assert [role.difference_text for role in found if role.differs] == []

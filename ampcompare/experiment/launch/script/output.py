@@ -92,28 +92,28 @@ class OutputReader:
         rest = b""
         with self._pipe, self._log.open("wb") as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
-                rest = self._read_complete_text(rest + block)
-            self._read_text_of_rank(rest, None)
+                rest = self._log_and_match_complete_text(rest + block)
+            self._log_and_match_text_of_rank(rest, None)
             for rank, line in list(self._lines.items()):
                 if rank is not None:
                     self._write_to_log(line)
                 self._match_metrics(line, rank, False)
             self._file.write(self._secrets.masked_rest())
 
-    def _read_complete_text(self, data: bytes) -> bytes:
+    def _log_and_match_complete_text(self, data: bytes) -> bytes:
         """Read what is complete, and return the rest: a text of a rank that has not ended."""
         end = 0
         for found in MARKED.finditer(data):
-            self._read_text_of_rank(data[end : found.start()], None)
-            self._read_text_of_rank(found[2], int(found[1]))
+            self._log_and_match_text_of_rank(data[end : found.start()], None)
+            self._log_and_match_text_of_rank(found[2], int(found[1]))
             end = found.end()
         begun = data.find(b"\x1e", end)
         if begun < 0 or len(data) - begun > MAX_MARKED:
             begun = len(data)
-        self._read_text_of_rank(data[end:begun], None)
+        self._log_and_match_text_of_rank(data[end:begun], None)
         return data[begun:]
 
-    def _read_text_of_rank(self, text: bytes, rank: int | None) -> None:
+    def _log_and_match_text_of_rank(self, text: bytes, rank: int | None) -> None:
         """Read what a process has written: into the log at once, or by whole lines where several ranks write."""
         if not text:
             return

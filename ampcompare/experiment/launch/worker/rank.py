@@ -115,7 +115,7 @@ def run_rank(
             write_record(record, folder)
             if roll is not None:
                 with contextlib.suppress(RuntimeError):  # the process that hosted the store is gone
-                    roll.report_record_written()
+                    roll.report_failure_record_written()
             return record, True
     code.record_used_inputs()
     if world.rank == 0:
@@ -139,7 +139,7 @@ def _wait_for_record(roll: RankPresence | None) -> None:
     """Wait until the rank that failed first has written the record, and for it to exit."""
     if roll is not None:
         with contextlib.suppress(RuntimeError):
-            roll.wait_for_record(RECORD_SECONDS)
+            roll.wait_for_failure_record(RECORD_SECONDS)
     time.sleep(GRACE_SECONDS)
 
 

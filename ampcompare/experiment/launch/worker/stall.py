@@ -101,11 +101,11 @@ class RankPresence:
         first: bytes = self._store.compare_set("failed", "", str(self._world.rank))
         return first.decode() == str(self._world.rank)
 
-    def report_record_written(self) -> None:
+    def report_failure_record_written(self) -> None:
         """Report that the record of the failure is written."""
         self._store.set("recorded", "1")
 
-    def wait_for_record(self, seconds: float) -> None:
+    def wait_for_failure_record(self, seconds: float) -> None:
         """Wait until the rank that failed first has written the record."""
         self._store.wait(["recorded"], timedelta(seconds=seconds))
 

@@ -195,7 +195,7 @@ def _mixed_runs_of_side_reason(pairs: Sequence[Pair]) -> str:
 def _mixed_runs_reason(records: Sequence[RunRecord]) -> str:
     """Return in what the runs of one row differ, apart from their seeds, so that they are not one arm."""
     engines = {f"{record.engine.name} {record.engine.version}" for record in records if record.engine}
-    libraries = {record.library for record in records}
+    libraries = {record.training_library_text for record in records}
     halves = {record.half for record in records if record.half}
     for what in (engines, libraries, halves):
         if len(what) > 1:

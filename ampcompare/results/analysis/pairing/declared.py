@@ -66,7 +66,7 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
         roles = record.config.parsed_arm.roles
         if roles is None or record.ledger is None:
             continue
-        parts = [role.difference_text for role in compare_roles(roles, record.ledger) if role.differs]
+        parts = [role.difference_text for role in role_comparisons(roles, record.ledger) if role.differs]
         if parts:
             return "; ".join(dict.fromkeys(parts))
     return ""
@@ -97,9 +97,9 @@ def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
     if not ledger.groups or _are_all_steps_skipped(ledger):
         return []
     for word, (less, changed) in options_of_updates(arm).items():
-        found = compare_roles(arm.roles, ledger)
+        found = role_comparisons(arm.roles, ledger)
         strict = replace(less, asks_state=True)  # what runs without the option is what it declares
-        if not any(role.differs for role in (*found, *compare_roles(strict, ledger))):
+        if not any(role.differs for role in (*found, *role_comparisons(strict, ledger))):
             remarks = {role.name: role.remark for role in found if not role.observed}
             part = OF_UPDATES[next(iter(changed))] if len(changed) == 1 else ""
             sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
@@ -108,7 +108,7 @@ def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
 
 def own_type_sentences(roles: Roles | None, ledger: Ledger) -> list[str]:
     """Return in words what a training computes or keeps by itself in other types than the arm, and what hid them."""
-    found = {role.name: role for role in compare_roles(roles, ledger)}
+    found = {role.name: role for role in role_comparisons(roles, ledger)}
     notes = []
     for name, part in (("forward products", ledger.forward), ("backward products", ledger.backward)):
         if roles is not None and name in found and found[name].departs:
@@ -129,7 +129,7 @@ def not_as_declared_verdict(records: Iterable[RunRecord]) -> Verdict:
     return Verdict.because("not as declared", why_not_as_declared(records))
 
 
-def compare_roles(roles: Roles | None, ledger: Ledger) -> list[RoleComparison]:
+def role_comparisons(roles: Roles | None, ledger: Ledger) -> list[RoleComparison]:
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
         parts: list[RoleComparison] = []

@@ -248,7 +248,7 @@ class _ValueFlow:
         """Settle a part of an expression, or of a test."""
         if isinstance(around, (ast.Compare, ast.BoolOp, ast.If, ast.While, ast.Assert, ast.Expr, ast.Delete)):
             return
-        if isinstance(around, (ast.FormattedValue, ast.JoinedStr)) or self._is_text_formatting(use.module, around):
+        if isinstance(around, (ast.FormattedValue, ast.JoinedStr)) or self._is_percent_formatting(use.module, around):
             return
         is_value = use.kind == VALUE
         if isinstance(around, ast.IfExp) and around.test is use.node:
@@ -267,7 +267,7 @@ class _ValueFlow:
         else:
             self._refuse_use(use, around)
 
-    def _is_text_formatting(self, module: Module, node: ast.AST) -> bool:
+    def _is_percent_formatting(self, module: Module, node: ast.AST) -> bool:
         """Return whether a node is the text that `%` makes, or the tuple for it."""
         if isinstance(node, ast.Tuple):
             node = module.parent(node)

@@ -28,7 +28,7 @@ from ampcompare.source.migrate.read.sites import (
     GradientRead,
     OptimizerStep,
     Sites,
-    is_clip_call,
+    is_clip_or_norm_call,
     model_names,
     reads_gradient,
 )
@@ -166,7 +166,7 @@ def is_backward_pass(module: Module, node: ast.AST) -> bool:
 
 def is_gradient_read(module: Module, node: ast.AST) -> bool:
     """Return whether a node reads or changes gradients."""
-    return is_clip_call(node) or reads_gradient(module, node)
+    return is_clip_or_norm_call(node) or reads_gradient(module, node)
 
 
 def is_optimizer_step(module: Module, node: ast.AST) -> bool:
@@ -539,7 +539,7 @@ class _OrderProof:
         if not self._sites.backwards and not self._sites.steps:
             return self._order
         traces = []
-        for scope in self._uncalled_scopes():
+        for scope in self._roots_leading_to_sites():
             found = events.events_of_scope(scope)
             if events.cut and (block := next((each for each in found if each.block), None)) is not None:
                 raise UnsureRewrite(
@@ -572,7 +572,7 @@ class _OrderProof:
             self._order.updates.setdefault(id(step.call), True)
         return self._order
 
-    def _uncalled_scopes(self) -> Iterator[Scope]:
+    def _roots_leading_to_sites(self) -> Iterator[Scope]:
         """Yield the modules and functions that lead to a site of this module and that nothing is known to call."""
         own: list[BackwardPass | OptimizerStep | GradientRead] = [*self._sites.steps, *self._sites.backwards]
         waiting = [self._module.scope_of[_node_of_site(each)] for each in own]
@@ -948,7 +948,7 @@ class _OrderProof:
         values = [value for name in names for value in step.scope.values.get(name, [])]
         return (
             not names.isdisjoint(read)
-            or any(map(is_clip_call, calls))
+            or any(map(is_clip_or_norm_call, calls))
             or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
             or any(ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names)
         )
@@ -971,7 +971,7 @@ class _OrderProof:
         return {each for each in stored if each is not None}
 
     def _reads_gradients(self, value: ast.expr) -> bool:
-        return any(is_clip_call(each) or reads_gradient(self._module, each) for each in walk(value))
+        return any(is_clip_or_norm_call(each) or reads_gradient(self._module, each) for each in walk(value))
 
 
 def _line_of_event(event: GradientEvent) -> int:

@@ -369,7 +369,7 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
             sites.reads.append(
                 GradientRead(node, _statement_reading(module, node, updates), module.function_around(node), (argument,))
             )
-        elif module.function_around(node) in functions and (is_clip_call(node) or reads_gradient(module, node)):
+        elif module.function_around(node) in functions and (is_clip_or_norm_call(node) or reads_gradient(module, node)):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
             sites.reads.append(
@@ -422,7 +422,7 @@ def _only_copies_weights(module: Module, call: ast.Call) -> bool:
     )
 
 
-def is_clip_call(node: ast.AST) -> bool:
+def is_clip_or_norm_call(node: ast.AST) -> bool:
     """Return whether a node clips gradients or takes their norm, by its name."""
     if not isinstance(node, ast.Call):
         return False

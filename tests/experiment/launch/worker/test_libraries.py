@@ -74,7 +74,7 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     assert library is not None
     found = library.find_installed()
     assert found is not None
-    assert (record.library, ours.library) == (" ".join(found[1:]), "")
+    assert (record.training_library_text, ours.training_library_text) == (" ".join(found[1:]), "")
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_a_cell_in_fp8_says_that_it_was_emulated(train: Callable[..., RunRecord]
     if record.environment.get("device", "cpu") != "cpu":
         pytest.skip("there is a GPU")
     assert (record.status, record.half) == ("completed", "fp8 emulated")
-    assert record.library.startswith("torchao ")
+    assert record.training_library_text.startswith("torchao ")
     (note,) = record.notes
     assert note.startswith("fp8 is not in: ")
 

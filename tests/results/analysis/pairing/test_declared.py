@@ -6,10 +6,10 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.results.analysis.pairing.declared import (
-    compare_roles,
     ineffective_option_sentences,
     observed_types_text,
     own_type_sentences,
+    role_comparisons,
 )
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
@@ -105,7 +105,7 @@ def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
 )
 def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> None:
     """What a model, an optimizer or a device sets by itself is no difference; what the arm sets is."""
-    found = compare_roles(Arm.parse(arm).roles, seen)
+    found = role_comparisons(Arm.parse(arm).roles, seen)
     assert sorted(role.name for role in found if role.differs) == sorted(differing)
     assert [role.differs for role in found] == sorted((role.differs for role in found), reverse=True)
 
@@ -207,7 +207,7 @@ def test_a_gradient_times_the_scale_is_compared_with_fp16(
 ) -> None:
     """Only where fp16 holds it."""
     seen = ledger(types, types, types, largest_gradient=largest, loss_scale=scale, zero_denominators=0.03)
-    found = {role.name: role for role in compare_roles(None, seen)}
+    found = {role.name: role for role in role_comparisons(None, seen)}
     assert "largest gradient" in found or not text
     if text:
         assert (found["largest gradient"].observed, found["largest gradient"].remark) == (text, remark)
@@ -237,7 +237,7 @@ def test_products_that_are_not_those_of_autocast_are_named(
 ) -> None:
     """Another thread computes without the autocast of the first, and a function may compute again in another type."""
     seen = ledger(forward, by={"products": by} if by else {}).model_copy(update={"backward": {backward: 1.0}})
-    found = {one.name: one.remark for one in compare_roles(None, seen)}
+    found = {one.name: one.remark for one in role_comparisons(None, seen)}
     assert [found["forward products"], found["backward products"].partition(",")[0]] == remarks
 
 

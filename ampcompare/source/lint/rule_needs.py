@@ -16,7 +16,7 @@ PATTERNS = {
 }
 
 
-class Words:
+class WordsInText:
     """The words of one text; each is looked for once.
 
     Args:
@@ -29,13 +29,14 @@ class Words:
 
     def has_all_needed(self, needs: tuple[str, ...]) -> bool:
         """Return whether the text has one word of each group of `needs`, whose words are joined by `|`."""
-        return all(self._has_any_of(group) for group in needs)
+        return all(self._has_word_of_group(group) for group in needs)
 
-    def _has_any_of(self, group: str) -> bool:
+    def _has_word_of_group(self, group: str) -> bool:
+        """Return whether the text has one word of a group."""
         known = self._known.get(group)
         if known is None:
-            words = _words_of(group)
-            known = any(map(self._has_any_of, words)) if len(words) > 1 else self._is_in_text(group)
+            words = _words_of_group(group)
+            known = any(map(self._has_word_of_group, words)) if len(words) > 1 else self._is_in_text(group)
             self._known[group] = known
         return known
 
@@ -45,7 +46,8 @@ class Words:
 
 
 @functools.cache
-def _words_of(group: str) -> list[str]:
+def _words_of_group(group: str) -> list[str]:
+    """Return the words of a group, which `|` joins."""
     return group.split("|")
 
 
