@@ -1,5 +1,6 @@
 """Steps of optimizers as they begin and end: one pair of torch's hooks for all who follow them."""
 
+import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
@@ -21,10 +22,16 @@ class OptimizerSteps:
     def __init__(self, events: Subscriptions) -> None:
         self.num_ended = 0
         self._running: dict[int, list[Any]] = {}  # by thread: the optimizers that step, the outer one first
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have begun a step
+        self._before_first: list[Follower] = []
         self._before: list[Follower] = []
         self._after: list[Follower] = []
         events.call_at_end(register_optimizer_step_pre_hook(self._begin).remove)
         events.call_at_end(register_optimizer_step_post_hook(self._end).remove)
+
+    def before_first(self, follower: Follower) -> None:
+        """Call a function with each optimizer before the first of its steps from now on."""
+        self._before_first.append(follower)
 
     def before(self, follower: Follower) -> None:
         """Call a function with the optimizer before each step from now on."""
@@ -39,15 +46,25 @@ class OptimizerSteps:
         return bool(self._running) and get_ident() in self._running
 
     def _begin(self, optimizer: Any, *_: Any) -> None:
-        running = self._running.setdefault(get_ident(), [])
-        _cut_at(running, optimizer)  # its last step has ended with an exception
-        running.append(optimizer)
+        running = self._running.get(get_ident())
+        if running is None:
+            self._running[get_ident()] = [optimizer]
+        else:
+            _cut_at(running, optimizer)  # its last step has ended with an exception
+            running.append(optimizer)
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            for follower in self._before_first:
+                follower(optimizer)
         for follower in self._before:
             follower(optimizer)
 
     def _end(self, optimizer: Any, *_: Any) -> None:
         running = self._running.get(get_ident(), [])
-        _cut_at(running, optimizer)
+        if running and running[-1] is optimizer:
+            running.pop()
+        else:
+            _cut_at(running, optimizer)
         if not running:
             self._running.pop(get_ident(), None)
             self.num_ended += 1

@@ -41,15 +41,15 @@ class AverageWatch:
         """Begin at the first step of an optimizer with 16-bit weights, or of any where others are there."""
 
         def before_step(optimizer: Any) -> None:
-            if self._is_installed or optimizer in self._seen:
-                return
             self._seen.add(optimizer)
+            if self._is_installed:
+                return
             if has_16_bits() or any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._is_installed = True
                 for owner, name in WRITES:
                     calls.watch(owner, name, functools.partial(self._look_behind_write, name))
 
-        steps.before(before_step)
+        steps.before_first(before_step)
 
     def _look_behind_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)

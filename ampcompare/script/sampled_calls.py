@@ -10,7 +10,10 @@ from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.patches import Layer, Subscriptions
 
 FIRST_STEPS = 40  # all of which are watched
-PERIOD = 17  # behind them one of so many; a prime number, so that what a script does every 2 or 10 steps meets it
+PERIOD, WINDOW = (
+    101,
+    2,
+)  # behind them two of so many; a prime number, so that what a script does every 10 steps meets it
 
 Around = Callable[..., Any]
 
@@ -23,17 +26,14 @@ class SampledCalls:
         self._events = events
         self._sampled: list[tuple[Any, str, Around]] = []
         self._window: Subscriptions | None = None  # of the steps that are watched
-        steps.before(self._begin)
+        steps.before_first(self._begin)
         steps.after(self._end_step)
         events.call_at_end(self._close)
 
     def watch(self, owner: Any, name: str, around: Around) -> None:
         """Let calls of `owner.name` in watched steps go to `around(inner, *args, **kwargs)`."""
 
-        def around_outside(inner: Any, *args: Any, **kwargs: Any) -> Any:
-            return inner(*args, **kwargs) if self._steps.is_inside() else around(inner, *args, **kwargs)
-
-        self._sampled.append((owner, name, around_outside))
+        self._sampled.append((owner, name, self._outside_of_steps(around)))
         if self._window is not None:
             self._window.wrap(*self._sampled[-1])
 
@@ -44,14 +44,20 @@ class SampledCalls:
         self._close()
         if was_open:
             self._open()
-        self._events.wrap(owner, name, around)
+        self._events.wrap(owner, name, self._outside_of_steps(around))
+
+    def _outside_of_steps(self, around: Around) -> Around:
+        def around_outside(inner: Any, *args: Any, **kwargs: Any) -> Any:
+            return inner(*args, **kwargs) if self._steps.is_inside() else around(inner, *args, **kwargs)
+
+        return around_outside
 
     def _begin(self, _optimizer: Any) -> None:
         if not self._steps.num_ended and self._window is None:
             self._open()
 
     def _end_step(self, _optimizer: Any) -> None:
-        is_wanted = self._steps.num_ended < FIRST_STEPS or self._steps.num_ended % PERIOD == 0
+        is_wanted = self._steps.num_ended < FIRST_STEPS or self._steps.num_ended % PERIOD < WINDOW
         if is_wanted and self._window is None:
             self._open()
         elif not is_wanted:

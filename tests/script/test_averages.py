@@ -34,8 +34,10 @@ def _by_lists(average: nn.Module, model: nn.Module, decay: float) -> None:
     swa_utils.get_ema_multi_avg_fn(decay)(held, list(model.parameters()), None)
 
 
-def _notes(behind: Any, arm: str, average: Average, decay: float, dtype: torch.dtype) -> list[str]:
-    """Return the notes on a training of 24 steps with an average that begins as a copy of its weights."""
+def _notes(
+    behind: Any, arm: str, average: Average, decay: float, dtype: torch.dtype, steps: range = range(24)
+) -> list[str]:
+    """Return the notes on a training with an average that begins as a copy of its weights in one of some steps."""
     torch.manual_seed(0)
     recorder = Recorder(None, {})
     recorded: list[dict[str, Any]] = []
@@ -43,14 +45,15 @@ def _notes(behind: Any, arm: str, average: Average, decay: float, dtype: torch.d
     behind(arm, Rows(recorder))
     model = nn.Linear(32, 8).to(dtype)
     optimizer, averaged = SGD(model.parameters(), 0.05), None
-    for _ in range(24):
+    for step in range(steps.stop):
         result: Tensor = model(torch.randn(16, 32).to(model.weight.dtype))
         (result.float() - 1).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        averaged = averaged or copy.deepcopy(model).requires_grad_(False)
-        with torch.no_grad():
-            average(averaged, model, decay)
+        if step in steps:
+            averaged = averaged or copy.deepcopy(model).requires_grad_(False)
+            with torch.no_grad():
+                average(averaged, model, decay)
     return [row["text"] for row in recorded if row["kind"] == "remark" and row["text"].startswith("an average")]
 
 
@@ -60,6 +63,12 @@ def test_an_average_that_stands_still_is_named(behind: Any, average: Average, ar
     (note,) = _notes(behind, arm, average, 0.9999, dtype)
     assert note.startswith("an average in bf16 stands still: 16 steps moved ")
     assert "test_averages.py:" in note
+
+
+def test_an_average_that_begins_late_is_named(behind: Any) -> None:
+    """Behind the steps in which all writes are looked at."""
+    (note,) = _notes(behind, "script", _by_lerp, 0.9999, torch.bfloat16, steps=range(60, 210))
+    assert note.startswith("an average in bf16 stands still: 1")
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ def test_a_sum_that_begins_late_is_seen(behind: Any) -> None:
 
     def add(model: nn.Module, loss: Tensor, step: int) -> None:
         nonlocal total
-        for _ in range(4 * (step >= 50)):
+        if step >= 50:
             total += ONE
 
-    (text,) = _remarks(behind, add, model=_linear(), steps=200)
+    (text,) = _remarks(behind, add, model=_linear(), steps=400)
     assert text.startswith("a sum in bf16 loses by rounding ")
 
 

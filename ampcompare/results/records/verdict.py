@@ -134,7 +134,8 @@ class Verdict(FrozenRecord):
 
     def among_survivors(self, survivors: tuple[int, int] | None) -> Verdict:
         """Return the verdict as conditional on the seeds that survived; itself where it does not rest on them."""
-        if not self or survivors is None or self.kind in ("diverged", *UNJUDGED):
+        rests_on_none = survivors is not None and not survivors[0]  # such as that an arm learned nothing
+        if not self or survivors is None or rests_on_none or self.kind in ("diverged", *UNJUDGED):
             return self
         return self.model_copy(update={"kind": "conditional", "among": self.kind, "survivors": survivors})
 

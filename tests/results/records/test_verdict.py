@@ -64,6 +64,7 @@ def test_what_rests_on_no_seed_is_not_conditional() -> None:
     for verdict in (Verdict(), Verdict(kind="diverged", share=(1, 8)), Verdict(kind="not comparable", why="lr")):
         assert verdict.among_survivors((3, 8)) is verdict
     assert Verdict(kind="better").among_survivors(None) == Verdict(kind="better")
+    assert Verdict(kind="learned nothing").among_survivors((0, 1)) == Verdict(kind="learned nothing")
 
 
 def test_the_fields_of_older_rows_are_read() -> None:
