@@ -346,8 +346,9 @@ def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
     if not how:
         choice = choose_rewrite_or_adapter(paths, within=paths)
         is_adapter, reasons = bool(choice.plans), choice.reason_lines()
-    if is_adapter:
+    elif is_adapter:
         choice = choose_adapter_for_all(paths)
+    if is_adapter:
         results, adapters = choice.files, [each.path for each in choice.adapters if each.is_new]
     else:
         results = [migrate_file(path, within=paths) for path in paths]

@@ -108,7 +108,7 @@ def _choose_with_neighbors(
         if reasons
         else []
     )
-    plans, faults = plan_adapters([*reasons, *others])
+    plans, faults = plan_adapters([*reasons, *others], [each.path for each in results])
     plans = [plan for plan in plans if any(each.path in reasons for each in plan.files)]
     for plan in plans:
         first = next(each.path for each in plan.files if each.path in reasons)

@@ -69,3 +69,13 @@ def test_a_file_that_shares_its_import_of_apex_says_nothing_of_rewrites_elsewher
         "it runs with train.py, which takes the adapter",
     )
     assert "migrate it" not in "".join(reasons.values())
+
+
+def test_a_file_without_apex_says_where_the_adapter_is_found(tmp_path: Path) -> None:
+    """The script imports the training from a folder without `__init__.py`: the adapter lies next to the script."""
+    (tmp_path / "engine").mkdir()
+    script, trainer = tmp_path / "main.py", tmp_path / "engine" / "trainer.py"
+    script.write_text("from engine.trainer import fit\n\nfit()\n", encoding="utf-8")
+    trainer.write_text(OWN, encoding="utf-8")
+    choice = choose_rewrite_or_adapter([script, trainer])
+    assert [each.path for each in choice.adapters] == [tmp_path / "torch_amp_adapter.py"]

@@ -70,13 +70,18 @@ class AdapterPlan:
     files: list[FileMigration] = field(default_factory=list)
 
 
-def plan_adapters(paths: Iterable[Path]) -> tuple[list[AdapterPlan], list[FileMigration]]:
-    """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed."""
+def plan_adapters(paths: Iterable[Path], others: Iterable[Path] = ()) -> tuple[list[AdapterPlan], list[FileMigration]]:
+    """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed.
+
+    Args:
+        paths: files that take the adapter.
+        others: further files of the project, whose imports of these say where the adapter is found.
+    """
     faults: list[FileMigration] = []
     groups: dict[Path, list[Path]] = {}
     early: list[Path] = []
     paths = list(paths)
-    places = Places(paths)
+    places = Places(dict.fromkeys([*paths, *others]))
     for path in paths:
         try:
             content = read_source_bytes(path)
