@@ -285,7 +285,7 @@ elif kind in ("state", "adam state"):  # what an optimizer has before amp.initia
 
     def types():
         tensors = (one for state in optimizer.state.values() for one in state.values() if torch.is_tensor(one))
-        return [(str(each.dtype), each.double().sum().item()) for each in tensors]
+        return [(str(each.dtype), each.float().sum().item()) for each in tensors]
 
     for _ in range(2):
         functional.cross_entropy(net(x), y).mul(1e-3).backward()
