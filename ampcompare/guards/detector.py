@@ -107,6 +107,5 @@ class Detector:
         """The guards are removed."""
 
 
-EVENTS = tuple(
-    name for name, value in vars(Detector).items() if callable(value) and not name.startswith("_") and name != "report"
-)
+_METHODS = [name for name, value in vars(Detector).items() if callable(value) and not name.startswith("_")]
+EVENTS = tuple(name for name in _METHODS if name != "report")

@@ -38,7 +38,9 @@ class _AdapterFinder(MetaPathFinder):
             spec = next((one for one in specs if one is not None), None)
         finally:
             self._searching.discard(fullname)
-        if spec is not None and spec.loader is not None and spec.has_location and has_adapter_mark(str(spec.origin)):
+        if spec is None or spec.loader is None or not spec.has_location:
+            return spec
+        if has_adapter_mark(str(spec.origin)):
             self._announce_behind(spec.loader)
         return spec
 

@@ -63,7 +63,9 @@ class AverageWatch:
     def _look_at_average(self, name: str, target: Tensor, given: Any) -> None:
         """Follow what is written to one tensor by others of its shape, such as weights."""
         is_weights = isinstance(given, Tensor) and given.shape == target.shape and given.is_floating_point()
-        if not is_weights or target.requires_grad or (name == "copy_" and not isinstance(target, nn.Parameter)):
+        if not is_weights or target.requires_grad:
+            return
+        if name == "copy_" and not isinstance(target, nn.Parameter):
             return
         storage = target.untyped_storage()
         known = self._watched.get(storage._cdata)

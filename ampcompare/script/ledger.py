@@ -207,7 +207,8 @@ class ScriptLedger:
             return original(module, *args, **kwargs)
         if not torch.is_grad_enabled() and not self._is_frozen_model(module):
             return original(module, *args, **kwargs)
-        if all(module is not reference() for reference in self._models) and next(module.parameters(), None) is not None:
+        is_new = all(module is not reference() for reference in self._models)
+        if is_new and next(module.parameters(), None) is not None:
             self._models.append(weakref.ref(module))
         if self._is_stepped:
             self._finish_look()

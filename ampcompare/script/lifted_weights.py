@@ -88,7 +88,9 @@ class LiftedWeights:
             others = HALF_DTYPES
         elif held in HALF_DTYPES:
             narrows = narrows or isinstance(module, NORMS)
-            others = (*(one for one in HALF_DTYPES if one is not held), *((torch.float32,) if narrows else ()))
+            others = tuple(one for one in HALF_DTYPES if one is not held)
+            if narrows:
+                others += (torch.float32,)
         if not any(tensor.dtype in others for tensor in tensors_in_value(values)):
             return values
         return map_tensors_in_tree(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)

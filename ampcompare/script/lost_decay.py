@@ -74,8 +74,11 @@ class LostDecay:
             is_decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))  # since 2.7
             if not is_decoupled or group.get("fused") or not isinstance(rate, float):
                 continue
-            held = [param.dtype for param in group["params"] if param.dtype in HALF_DTYPES and param.grad is not None]
-            if held and decay and 0 < rate * decay < min(map(least_relative_change, held)) and kind not in self._noted:
+            stepped = [param.dtype for param in group["params"] if param.grad is not None]
+            held = [dtype for dtype in stepped if dtype in HALF_DTYPES]
+            if not held or not decay or kind in self._noted:
+                continue
+            if 0 < rate * decay < min(map(least_relative_change, held)):
                 self._noted.add(kind)
                 self._rows.add_remark(
                     f"the weight decay of {kind} does nothing at its present rate: it multiplies {dtype_name(held[0])} "

@@ -37,9 +37,11 @@ def python_words(words: Sequence[str]) -> list[str]:
         ConfigError: the command is started by what cannot run in a cell; it says what does the same.
     """
     rest = list(words)
-    if not rest or (Path(rest[0]).is_file() and not PYTHON.fullmatch(Path(rest[0]).name)) or Path(rest[0]).is_dir():
+    if not rest or Path(rest[0]).is_dir():
         return rest
     first = Path(rest[0]).name
+    if Path(rest[0]).is_file() and not PYTHON.fullmatch(first):
+        return rest
     if ASSIGNMENT.fullmatch(rest[0]):
         raise ConfigError(f"{rest[0]} sets a variable; set it before the command: {rest[0]} ampcompare ...")
     if PYTHON.fullmatch(first):

@@ -344,7 +344,8 @@ class RunConfig(FrozenSettings):
     @classmethod
     def _require_known_device(cls, text: str) -> str:
         kind, _, index = text.partition(":")
-        if kind not in ("auto", "cpu", "cuda", *ACCELERATORS) or (index and not re.fullmatch("[0-9]{1,4}", index)):
+        is_index = not index or re.fullmatch("[0-9]{1,4}", index)
+        if not is_index or kind not in ("auto", "cpu", "cuda", *ACCELERATORS):
             raise ValueError(
                 f"device {text!r} is unknown; use auto, cpu, cuda, {', '.join(ACCELERATORS)}, or one "
                 f"with an index such as cuda:1"

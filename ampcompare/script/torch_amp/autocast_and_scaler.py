@@ -214,7 +214,8 @@ class TorchAmp(TorchAmpStandIn):
 
     def _is_without_scaler_and_record(self) -> bool:
         """Return whether the script trains without a GradScaler, and nobody records that."""
-        return not self.script.steps_on_behalf and self.script.acts and not self._scales and self._rows is not None
+        is_without_scaler = self.script.acts and not self._scales and not self.script.steps_on_behalf
+        return is_without_scaler and self._rows is not None
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_without_scaler_and_record() and self._rows is not None:

@@ -126,7 +126,8 @@ def _why_nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequenc
         return f"Nothing to compare: {reference} {idle}."
     if not any(row.completed for row in comparison.arms):
         return "Nothing to compare: no run was completed."
-    if len(comparison.arms) > 1 and comparison.records and not any(run.status == "completed" for run in records):
+    has_others = len(comparison.arms) > 1 and comparison.records
+    if has_others and not any(run.status == "completed" for run in records):
         return f"Nothing to compare: {reference}, the reference, completed no run."
     return ""
 

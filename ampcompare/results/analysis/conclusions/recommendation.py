@@ -29,9 +29,8 @@ def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) ->
 
 
 def _rows_that_keep_quality(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
-    return [
-        row for row in rows if row.quality.kind in KEPT and (row.quality.kind != "identical" or row.pairs >= MIN_PAIRS)
-    ]
+    kept = [row for row in rows if row.quality.kind in KEPT]
+    return [row for row in kept if row.quality.kind != "identical" or row.pairs >= MIN_PAIRS]
 
 
 def why_none_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:

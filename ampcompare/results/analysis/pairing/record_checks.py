@@ -73,7 +73,8 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Unu
         marks: dict[tuple[object, ...], str] = {}
         if record.status == "completed" and (digest := record.summary.losses_sha256) is not None:
             marks["losses", record.arm, digest] = "its losses are those of seed {} to the last bit"
-        if record.status in ("completed", "diverged") and script is not None and script.weights and script.batches:
+        has_run = record.status in ("completed", "diverged")
+        if has_run and script is not None and script.weights and script.batches:
             marks["start", record.arm, *key_of_run_start(script)] = "its first weights and batches are those of seed {}"
         is_second = (record.arm, seed) in cells
         seen = (words.format(first[mark]) for mark, words in marks.items() if first.setdefault(mark, seed) != seed)

@@ -222,9 +222,9 @@ def _number_text(value: float | None, form: str, factor: float = 1) -> str:
 
 def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
-    points = {
-        arm.index: sorted(point for record in arm.records_that_ran for point in _timing_points(record)) for arm in arms
-    }
+    points = {}
+    for arm in arms:
+        points[arm.index] = sorted(point for record in arm.records_that_ran for point in _timing_points(record))
     first = min((moment for timed in points.values() for moment, _ in timed), default=None)
     series: list[Series] = []
     rows = []
