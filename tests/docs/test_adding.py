@@ -163,8 +163,8 @@ def dummy(fails):
 CHECK = """
     for name, fails in (("dummy", False), ("dummy that crashes", True)):
         answer = ask("dummy", seconds=seconds, options={"fails": fails})
-        value = answer.value["answer"] if answer.done else answer.failure
-        findings.append(Check("dummies", name, value, "ok" if answer.done else "problem"))
+        value = answer.value["answer"] if answer.has_returned else answer.failure
+        findings.append(Check("dummies", name, value, "ok" if answer.has_returned else "problem"))
 """
 NARROW = """
     def __init__(self, num_classes, sample_shape):
