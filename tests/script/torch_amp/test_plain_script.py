@@ -196,7 +196,7 @@ def test_first_weights_of_a_step_with_a_closure(arm: str, behind: Any) -> None:
     noted: list[list[Tensor]] = []
     stand_in = behind(arm)
     stand_in._watch = SimpleNamespace(
-        weights=lambda _models, optimizers: noted.append(
+        record_first_weights=lambda _models, optimizers: noted.append(
             [param for one in optimizers for param in map(torch.clone, owned_params(one))]
         )
     )
