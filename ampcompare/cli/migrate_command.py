@@ -208,6 +208,7 @@ class _MigrationOutput:
         self.write = write
         self.faults = 0
         self.changed: list[FileMigration] = []
+        self._added: set[Path] = set()  # adapters, of which two groups of files may have one by two names
 
     def report_fault(self, line: str) -> None:
         """Say what is wrong with a file."""
@@ -219,11 +220,14 @@ class _MigrationOutput:
         from ampcompare.source.migrate.adapter.project import KEPT_FILE
 
         count = sum(each.changed for each in plan.files)
+        is_new = plan.adapter.is_new and plan.adapter.path not in self._added
         try:
-            if count and self.write and plan.adapter.is_new:
-                plan.adapter.write()
-            elif count and not self.write:
-                click.echo(plan.adapter.diff(), nl=False)
+            if count and is_new:
+                self._added.add(plan.adapter.path)
+                if self.write:
+                    plan.adapter.write()
+                else:
+                    click.echo(plan.adapter.diff(), nl=False)
         except OSError as fault:
             self.report_fault(f"{plan.adapter.path.parent}: not written: {fault}")
             return
@@ -231,7 +235,7 @@ class _MigrationOutput:
         if count and plan.adapter.is_edited:
             _say_on_stderr(KEPT_FILE.format(plan.adapter.path))
         if count:
-            done = f"added {plan.adapter.path}" if self.write and plan.adapter.is_new else str(plan.adapter.path)
+            done = f"added {plan.adapter.path}" if self.write and is_new else str(plan.adapter.path)
             whose = f"{count} file{'s' * (count != 1)}"
             _say_on_stderr(f"{done}: Apex's functions on torch.autocast, for {whose}; keep it with them")
 

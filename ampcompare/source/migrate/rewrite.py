@@ -612,7 +612,7 @@ def _rewrite_imports(
                 gone.add(statement)
     for node in module.nodes:
         if isinstance(node, ast.Try):
-            _remove_try_of_imports(edits, node, gone)
+            remove_try_of_imports(edits, node, gone)
 
 
 def _rewrite_import(
@@ -644,21 +644,29 @@ def _rewrite_import(
     return lines, complete
 
 
-def _remove_try_of_imports(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> None:
-    """Remove a `try` that guarded only imports of Apex; what else its body does stays."""
+def remove_try_of_imports(edits: Edits, node: ast.Try, gone: set[ast.stmt]) -> bool:
+    """Remove a `try` that guarded only imports of Apex; what else its body does stays.
+
+    Args:
+        gone: imports that are replaced or removed.
+
+    Returns:
+        Whether it guarded nothing else.
+    """
     if not any(each in gone for each in node.body) or node.finalbody or node.orelse:
-        return
+        return False
     if not all(catches_import_error(handler) for handler in node.handlers):
-        return
+        return False
     if not all(each in gone or _is_flag_or_pass(each) for each in node.body):
         if all(edits.is_removed(each) for each in node.body):
             edits.remove(node)
-        return
+        return False
     body: Block = [each for each in node.body if not edits.is_removed(each)]
     if body:
         edits.unwrap_statement(node, node.body)
     else:
         edits.remove(node)
+    return True
 
 
 def _is_flag_or_pass(statement: ast.stmt) -> bool:

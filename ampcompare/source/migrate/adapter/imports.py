@@ -19,9 +19,9 @@ from ampcompare.source.migrate.replacements import (
     ddp_may_lack_gradients,
     is_used_as_type,
 )
-from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name_and_place
+from ampcompare.source.migrate.rewrite import Migration, may_use_apex, remove_try_of_imports, torch_name_and_place
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import argument, is_literal, last_name, root_name
+from ampcompare.source.syntax import argument, catches_import_error, is_literal, last_name, root_name
 
 TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
 # What the adapter lacks and torch has, by calls alone.
@@ -194,18 +194,34 @@ def _change_imports(
         if adapter_name_of(full) is not None and isinstance(node, ast.Attribute)
     }
     roots = {root_name(node) for node, full in missing if isinstance(node, ast.Attribute)}
+    in_try: dict[ast.Try, dict[ast.stmt, list[str]]] = {}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
         lines = _adapt_import(statement, adapter, used, roots, offered)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_import_of_kept_names(statement, lines.kept)]
+        hiding = _try_hiding_failure(names.module, statement) if lines.new and not lines.kept else None
+        if hiding is not None:
+            in_try.setdefault(hiding, {})[statement] = list(dict.fromkeys(new))
         if new:
             edits.replace_statement(statement, list(dict.fromkeys(new)))
         else:
             edits.remove(statement)
+    for hiding, changed in in_try.items():  # an adapter that is not found must be an error
+        gone = {each for each in hiding.body if each in changed or edits.is_removed(each)}
+        if not remove_try_of_imports(edits, hiding, gone):
+            edits.insert_above(hiding, dict.fromkeys(line for new in changed.values() for line in new))
     for node, full in names.uses:
         if adapter_name_of(full) is not None and root_name(node) in roots and isinstance(node, ast.Attribute):
             edits.replace(_root_node(node), ADAPTER)
+
+
+def _try_hiding_failure(module: Module, statement: ast.stmt) -> ast.Try | None:
+    """Return the `try` in whose body an import stands if it catches that a module is not there."""
+    parent = module.parent(statement)
+    if not isinstance(parent, ast.Try) or statement not in parent.body:
+        return None
+    return parent if any(map(catches_import_error, parent.handlers)) else None
 
 
 def _replace_with_torch(

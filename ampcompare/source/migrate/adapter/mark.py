@@ -33,6 +33,6 @@ def has_adapter_mark(path: str) -> bool:
 
 
 def loaded_adapters() -> list[ModuleType]:
-    """Return the modules of this process that are the adapter."""
-    modules = [each for each in list(sys.modules.values()) if type(each) is ModuleType]
+    """Return the modules of this process that are the adapter; one that several names lead to stands once."""
+    modules = dict.fromkeys(each for each in list(sys.modules.values()) if type(each) is ModuleType)
     return [each for each in modules if str(each.__doc__).startswith(MARK)]

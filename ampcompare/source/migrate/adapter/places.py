@@ -37,9 +37,9 @@ class Places:
     def root_of(self, path: Path, text: str) -> Path:
         """Return the folder from which a file imports the modules of its project, as `sys.path` must have it.
 
-        It is that from which another file imports it, or from which one that lies with it is imported; then the
-        nearest folder that has a module which the file imports; without one the folder of the script, or the one that
-        holds its package.
+        It is that from which another file imports it; then the nearest folder that has a module which the file
+        imports; without one the folder of a script, which is always found; then that from which a file that lies with
+        it is imported, or the one that holds its package.
         """
         folders = _folders(path)
         dots = [len(found[1]) for found in RELATIVE.finditer(read_source_bytes(path))] if path.suffix == ".py" else []
@@ -55,8 +55,8 @@ class Places:
                 for folder in folders:
                     if any(_has_module(folder, name, path) for name in names):
                         return folder
-        if path.name != "__init__.py" and is_script(path):
-            return folders[0]
+                if path.name != "__init__.py" and is_script(path):
+                    return folders[0]
         return next((each for each in folders if not _is_package(each)), folders[0])
 
     def leads_to(self, path: Path, root: Path) -> bool:

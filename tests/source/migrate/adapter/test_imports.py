@@ -34,13 +34,29 @@ from ampcompare.source.migrate.rewrite import migrate_text
         ),
         (
             "try:\n    from apex import amp\nexcept ImportError:\n    amp = None\n",
-            "try:\n    import torch_amp_adapter as amp\nexcept ImportError:\n    amp = None\n",
+            "import torch_amp_adapter as amp\n",
+        ),
+        (
+            "try:\n    from apex import amp\n    has_apex = True\nexcept ImportError:\n    has_apex = False\n",
+            "import torch_amp_adapter as amp\nhas_apex = True\n",
+        ),
+        # An adapter that is not found must be an error, and not what a script does without Apex.
+        (
+            "try:\n    from apex import amp\n    tune()\nexcept ImportError:\n    amp = None\n",
+            "import torch_amp_adapter as amp\n"
+            "try:\n    import torch_amp_adapter as amp\n    tune()\nexcept ImportError:\n    amp = None\n",
+        ),
+        (
+            "def train():\n    try:\n        from apex import amp\n    except Exception:\n        amp = None\n"
+            "    else:\n        print(amp)\n",
+            "def train():\n    import torch_amp_adapter as amp\n    try:\n        import torch_amp_adapter as amp\n"
+            "    except Exception:\n        amp = None\n    else:\n        print(amp)\n",
         ),
         # What is not used is not needed.
         (
             "try:\n    from apex import amp\n    from apex.multi_tensor_apply import multi_tensor_applier\n"
             "    from apex.fp16_utils import *\nexcept ImportError:\n    raise\n",
-            "try:\n    import torch_amp_adapter as amp\nexcept ImportError:\n    raise\n",
+            "import torch_amp_adapter as amp\n",
         ),
         (
             "from apex import amp\nif 'state_dict' in amp.__dict__:\n    amp.state_dict()\n",

@@ -1,9 +1,13 @@
 """Where the adapter lies, and which files share it."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from ampcompare.source.migrate.adapter.imports import adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.adapter.project import files_needing_apex, plan_adapters
 
@@ -210,3 +214,42 @@ def test_files_that_need_apex_even_so_are_told_apart(tmp_path: Path) -> None:
     for name, text in {"a": USE, "b": "from apex.optimizers import FusedLAMB\nFusedLAMB([])\n"}.items():
         (tmp_path / f"{name}.py").write_text(text)
     assert files_needing_apex(tmp_path.glob("*.py")) == [tmp_path / "b.py"]
+
+
+def test_copies_in_two_folders_act_as_one(tmp_path: Path) -> None:
+    """A script and the package that trains for it may reach the adapter by two names."""
+    main = f"from lib.bot import step\n{USE}{MAIN}"
+    files = {"lib/__init__.py": "", "lib/bot.py": USE, "one/main.py": main}
+    plans = _plans(tmp_path, {**files, "one/evaluate.py": f"from main import step\n{USE}{MAIN}"})
+    assert plans == {
+        "lib/torch_amp_adapter.py": ("lib.torch_amp_adapter", ["lib/bot.py"]),
+        "one/torch_amp_adapter.py": ("torch_amp_adapter", ["one/evaluate.py", "one/main.py"]),
+    }
+    for name in plans:
+        (tmp_path / name).write_text(adapter_text())
+    code = (
+        "import torch_amp_adapter as amp, lib.torch_amp_adapter as other\n"
+        "from lib.torch_amp_adapter import state_dict\n"
+        "amp.initialize([], opt_level='O2', verbosity=0)\n"
+        "print(amp is other, len(state_dict()))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(tmp_path / "one")])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True 1\n"
+
+
+def test_a_script_whose_imports_say_nothing_has_the_adapter_next_to_itself(tmp_path: Path) -> None:
+    """Its neighbors reach the folder above by `sys.path`, and it does not."""
+    script = f"{USE}if __name__ == '__main__':\n    pass\n"
+    neighbor = f"import sys\nsys.path.append('..')\nfrom vlm.data import X\n{script}"
+    files = {"vlm/__init__.py": "", "vlm/data.py": "X = 1\n", "vlm/glue.py": script, "vlm/lm.py": neighbor}
+    (tmp_path / ".git").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    plans, _ = plan_adapters(sorted(tmp_path.rglob("*.py")))
+    found = {each.path.name: plan.adapter.name for plan in plans for each in plan.files}
+    assert found["glue.py"] == "torch_amp_adapter"
+    assert {plan.adapter.path for plan in plans} == {tmp_path / "vlm/torch_amp_adapter.py"}
