@@ -100,19 +100,31 @@ def run_script_in_child(
             code, text = run_command(command, environment)
         which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
         which += f" in the stack {stack.name}" if stack is not None else ""
-        last = [line for line in text.splitlines() if line.strip()]
-        errors = [line for line in last if not line.startswith("ampcompare:")] or last
-        if code is None:
-            raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
-        if code:
-            why = read_run_error(folder) or (errors[-1] if errors else "")
-            raise LaunchError(f"{which} ended with exit code {code}: {why}")
+        _refuse_failed_run(code, text, which, folder)
         if stack is not None and first_weights is not None and made.exists():
             shutil.move(made, first_weights)
         run = read_script_run(folder, steps=steps)
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
         written = [one.path for one in sandbox.written]
         return dataclasses.replace(run, written=written, limits=limits, place=place)
+
+
+def _refuse_failed_run(code: int | None, text: str, which: str, folder: Path) -> None:
+    """Raise a LaunchError for a run that failed.
+
+    Args:
+        code: its exit code; None for a run that was ended after `TIME_LIMIT`.
+        text: what it wrote to stderr.
+        which: the words for it.
+        folder: where it writes its own error.
+    """
+    if code is None:
+        raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
+    if code:
+        last = [line for line in text.splitlines() if line.strip()]
+        errors = [line for line in last if not line.startswith("ampcompare:")] or last
+        why = read_run_error(folder) or (errors[-1] if errors else "")
+        raise LaunchError(f"{which} ended with exit code {code}: {why}")
 
 
 def run_command(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
