@@ -39,6 +39,7 @@ def test_other_arms_are_refused_with_the_reason(arm: str, why: str) -> None:
         replay_sides_of_changes([f"arm={arm}"], {}, None, ["train.py"])
 
 
+@pytest.mark.integration
 def test_a_side_in_a_stack_has_the_threads_and_hashes_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
