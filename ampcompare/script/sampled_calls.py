@@ -10,10 +10,8 @@ from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.patches import Layer, Subscriptions
 
 FIRST_STEPS = 40  # all of which are watched
-PERIOD, WINDOW = (
-    101,
-    2,
-)  # behind them two of so many; a prime number, so that what a script does every 10 steps meets it
+PERIOD = 101  # behind them two of so many; a prime number, so that what a script does every 10 steps meets it
+WINDOW = 2
 
 Around = Callable[..., Any]
 
@@ -32,7 +30,6 @@ class SampledCalls:
 
     def watch(self, owner: Any, name: str, around: Around) -> None:
         """Let calls of `owner.name` in watched steps go to `around(inner, *args, **kwargs)`."""
-
         self._sampled.append((owner, name, self._outside_of_steps(around)))
         if self._window is not None:
             self._window.wrap(*self._sampled[-1])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ampcompare.source.migrate.adapter.places import absolute_path
 from ampcompare.source.migrate.adapter.project import AdapterFile, AdapterPlan, files_needing_apex, plan_adapters
 from ampcompare.source.migrate.finding import Finding
 from ampcompare.source.migrate.ordinary.training import find_reason_not_ordinary
@@ -75,7 +76,7 @@ def choose_rewrite_or_adapter(
     ]
     if not only_ordinary:
         return MigrationChoice(results)
-    known = {_absolute_path(each.path): each for each in results}
+    known = {absolute_path(each.path): each for each in results}
     exceptions: dict[Path, str] = {}
 
     def why(path: Path) -> str:
@@ -87,7 +88,7 @@ def choose_rewrite_or_adapter(
     reasons: dict[Path, str] = {}
     for result in results:
         if result.fault is None and result.migration is not None:
-            reason = why(_absolute_path(result.path)) or _why_follows_others(result, within, why)
+            reason = why(absolute_path(result.path)) or _why_follows_others(result, within, why)
             if reason:
                 reasons[result.path] = reason
     return _choose_with_neighbors(results, reasons, within)
@@ -150,7 +151,7 @@ def _why_follows_others(result: FileMigration, within: tuple[str | Path, ...], w
     """Return why a file takes the adapter as a training does that runs with it; "" if none does."""
     for path in _trainings_around(result, within):
         if why(path):
-            return FOLLOWS.format(os.path.relpath(path, _absolute_path(result.path).parent))
+            return FOLLOWS.format(os.path.relpath(path, absolute_path(result.path).parent))
     return ""
 
 
@@ -170,7 +171,3 @@ def _is_apart_from_trainings(result: FileMigration, within: tuple[str | Path, ..
     if migration is None or result.fault is not None or not result.changed:
         return False
     return migration.core is None and not _trainings_around(result, within)
-
-
-def _absolute_path(path: Path) -> Path:
-    return Path(os.path.abspath(path))

@@ -31,7 +31,7 @@ class Places:
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._given = [_absolute(path) for path in paths]
+        self._given = [absolute_path(path) for path in paths]
         self._known: dict[tuple[Path, str], Path | None] = {}
 
     def root_of(self, path: Path, text: str) -> Path:
@@ -45,7 +45,7 @@ class Places:
         dots = [len(found[1]) for found in RELATIVE.finditer(read_source_bytes(path))] if path.suffix == ".py" else []
         folders = folders[max(dots, default=0) :] or folders[-1:]  # so many are packages, with `__init__.py` or without
         exact, near = self._roots_by_imports(path)
-        shown = {_absolute(folder): folder for folder in folders}
+        shown = {absolute_path(folder): folder for folder in folders}
         for roots in (exact, near):
             found = [(count, -list(shown).index(root), root) for root, count in roots.items() if root in shown]
             if found:
@@ -63,14 +63,14 @@ class Places:
         """Return whether a file imports a module that lies below a folder, and in no folder above the file itself."""
         base = self._base_of(path)
         return any(
-            self._root_above(_absolute(path).parent, name, base) is None
+            self._root_above(absolute_path(path).parent, name, base) is None
             for name in _imported_names(_read(path))
             if _file_of(root, name.split("."))
         )
 
     def _roots_by_imports(self, path: Path) -> tuple[Counter[Path], Counter[Path]]:
         """Return the folders from which a file is imported, and those from which modules that lie with it are."""
-        own, base = _absolute(path), self._base_of(path)
+        own, base = absolute_path(path), self._base_of(path)
         exact, near = Counter[Path](), Counter[Path]()
         above = [each for each in own.parents if each.is_relative_to(base) and each != base]
         names = {own.stem, *(each.name for each in above)}
@@ -104,12 +104,15 @@ class Places:
         tops = [each for each in bases if not any(each != one and each.is_relative_to(one) for one in bases)]
         files = islice(find_sources(sorted(map(str, tops))), MAX_FILES)
         return [
-            (_absolute(file), name) for file in files if file.suffix == ".py" for name in _imported_names(_read(file))
+            (absolute_path(file), name)
+            for file in files
+            if file.suffix == ".py"
+            for name in _imported_names(_read(file))
         ]
 
     def _base_of(self, path: Path) -> Path:
         """Return the folder that holds all of the project: of a repository, or the working directory."""
-        own, here = _absolute(path), Path.cwd()
+        own, here = absolute_path(path), Path.cwd()
         for folder in own.parents:
             if (folder / ".git").exists() or folder == here:
                 return folder
@@ -153,7 +156,8 @@ def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
     return not statement.level and (statement.module or "").split(".")[0] in APEX
 
 
-def _absolute(path: Path) -> Path:
+def absolute_path(path: Path) -> Path:
+    """Return a path from the root, with links as they are."""
     return Path(os.path.abspath(path))
 
 
@@ -201,13 +205,13 @@ def _scales_at_top(path: Path, content: bytes) -> bool:
 
 
 def _is_package(folder: Path) -> bool:
-    return (folder / "__init__.py").is_file() and _absolute(folder).name.isidentifier()
+    return (folder / "__init__.py").is_file() and absolute_path(folder).name.isidentifier()
 
 
 def _folders(path: Path) -> list[Path]:
     """Return the folder of a file and those above it, up to that of a repository or the working directory."""
     folders = []
-    here = _absolute(path.parent)
+    here = absolute_path(path.parent)
     for shown, folder in zip([path.parent, *path.parent.parents], [here, *here.parents], strict=False):
         folders.append(shown)
         if (folder / ".git").exists() or folder == Path.cwd():

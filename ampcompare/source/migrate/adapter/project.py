@@ -1,7 +1,7 @@
 """Plan the move of a project's files to the adapter: which files change, and where the adapter lies."""
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from pathlib import Path
@@ -79,7 +79,7 @@ def plan_adapters(paths: Iterable[Path], others: Iterable[Path] = ()) -> tuple[l
     """
     faults: list[FileMigration] = []
     groups: dict[Path, list[Path]] = {}
-    early: list[Path] = []
+    early: dict[Path, ast.stmt] = {}  # scripts that import Apex before `sys.path` leads elsewhere, with the import
     paths = list(paths)
     places = Places(dict.fromkeys([*paths, *others]))
     for path in paths:
@@ -89,14 +89,14 @@ def plan_adapters(paths: Iterable[Path], others: Iterable[Path] = ()) -> tuple[l
             migration = adapt_text(text)
             if migration.text != text or migration.findings:
                 groups.setdefault(places.root_of(path, text), []).append(path)
-                if early_import(path, text) is not None:
-                    early.append(path)
+                if (statement := early_import(path, text)) is not None:
+                    early[path] = statement
         except (FileFault, SourceInvalid, RecursionError) as fault:
             faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
     _join_importers(groups, places)
     _part_scripts(groups, early)
     _join_roots(groups)
-    return [_plan_project(root, files) for root, files in sorted(groups.items())], faults
+    return [_plan_project(root, files, early) for root, files in sorted(groups.items())], faults
 
 
 def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
@@ -112,7 +112,7 @@ def movable_files(paths: Iterable[Path]) -> list[Path]:
     return [each.path for plan in plans for each in plan.files if each.changed and not each.by_hand]
 
 
-def _plan_project(root: Path, paths: list[Path]) -> AdapterPlan:
+def _plan_project(root: Path, paths: list[Path], early: Mapping[Path, ast.stmt]) -> AdapterPlan:
     below = [path.relative_to(root).parts for path in paths if path.is_relative_to(root)]
     packages = [parts[0] for parts in below if len(parts) > 1]
     packages = [each for each in packages if (root / each / "__init__.py").is_file() and each.isidentifier()]
@@ -124,9 +124,8 @@ def _plan_project(root: Path, paths: list[Path]) -> AdapterPlan:
     for path in sorted(paths):
         document = parse_document(path, read_source_bytes(path))
         migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
-        statement = early_import(path, document.text) if path.parent != root else None
-        if statement is not None and path.parent != place.parent:
-            late = Finding.at_node(statement, BY_HAND, LATE.format(root.as_posix()))
+        if path in early and path.parent not in (root, place.parent):
+            late = Finding.at_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = replace(migration, findings=sorted({*migration.findings, late}))
         files.append(FileMigration(path, document, migration))
     left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
@@ -180,7 +179,7 @@ def _join_importers(groups: dict[Path, list[Path]], places: Places) -> None:
                 del groups[other]
 
 
-def _part_scripts(groups: dict[Path, list[Path]], early: list[Path]) -> None:
+def _part_scripts(groups: dict[Path, list[Path]], early: Collection[Path]) -> None:
     """Give scripts that import Apex before `sys.path` leads elsewhere an adapter next to them, if no other file does.
 
     Args:
