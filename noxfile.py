@@ -44,8 +44,12 @@ def make_session(name: str) -> None:
     @nox.session(name=name, python=interpreter(python))
     def test(session: nox.Session) -> None:
         free = shutil.disk_usage(".").free / 1e9
-        if free < GIGABYTES and not glob.glob(f"{session.virtualenv.location}/lib/python*/site-packages/torch"):
-            session.error(f"{free:.1f} GB are free here, and an environment takes {GIGABYTES} GB: free some space")
+        if free < GIGABYTES and not glob.glob(
+            f"{session.virtualenv.location}/lib/python*/site-packages/torch"
+        ):
+            session.error(
+                f"{free:.1f} GB are free here, and an environment takes {GIGABYTES} GB: free some space"
+            )
         session.install("-e", ".[torch,html,test]", *pins)
         session.env.update(OMP_NUM_THREADS="1")
         pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]
@@ -57,7 +61,8 @@ def make_stack_session(name: str) -> None:
     """Register the session of a stack: install its torch alone, then test the recorder there from the Python of nox."""
     python, torch = STACKS[name]
 
-    @nox.session(name=name, python=interpreter(python), venv_backend="venv")  # virtualenv knows no Python that old
+    # virtualenv knows no Python that old
+    @nox.session(name=name, python=interpreter(python), venv_backend="venv")
     def test(session: nox.Session) -> None:
         session.install(f"torch=={torch}", "numpy<2")
         there = f"{session.virtualenv.bin}/python"

@@ -38,7 +38,9 @@ def with_absolute_links(text: str, address: str, version: str) -> str:
 def project_urls(address: str) -> dict[str, str]:
     """Return the links of the project's page; none without an address."""
     pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
-    return {"Source": address, **{name: f"{address}/{page}" for name, page in pages.items()}} if address else {}
+    return (
+        {"Source": address, **{name: f"{address}/{page}" for name, page in pages.items()}} if address else {}
+    )
 
 
 def long_description() -> str:
@@ -51,7 +53,14 @@ EXTRAS = {
     # What computes verdicts: `judge` and `report`.
     "stats": STATS,
     # What trains. Where a torch is installed that will do, none is installed.
-    "torch": [*STATS, f"torch>={TORCH}", "torchvision>=0.21", "scikit-learn>=1.3", "safetensors>=0.4", "xxhash>=3"],
+    "torch": [
+        *STATS,
+        f"torch>={TORCH}",
+        "torchvision>=0.21",
+        "scikit-learn>=1.3",
+        "safetensors>=0.4",
+        "xxhash>=3",
+    ],
     "html": ["ampcompare[stats]", "jinja2"],
     "lsp": ["pygls>=2", "lsprotocol>=2025"],  # a language server for editors
     "gpu": ["nvidia-ml-py"],
@@ -113,12 +122,24 @@ setup(
     author="ampcompare contributors",
     project_urls=project_urls(ADDRESS),
     license="BSD-3-Clause",  # an SPDX expression, in place of a classifier
-    keywords=["pytorch", "apex", "amp", "mixed precision", "fp16", "bf16", "float16", "loss scale", "benchmark"],
+    keywords=[
+        "pytorch",
+        "apex",
+        "amp",
+        "mixed precision",
+        "fp16",
+        "bf16",
+        "float16",
+        "loss scale",
+        "benchmark",
+    ],
     license_files=["LICENSE"],
     python_requires=f">={PYTHON}",
     # Namespace search, so that a folder of data or templates without __init__.py is packaged with its files.
     packages=find_namespace_packages(include=["ampcompare", "ampcompare.*"], exclude=["*.__pycache__"]),
-    package_data={"": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js", "*.py.txt"]},
+    package_data={
+        "": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js", "*.py.txt"]
+    },
     # For what reads sources and machines: small, and without torch. Lower bounds only.
     # `apex` must never be listed: that name on PyPI is another project.
     install_requires=[

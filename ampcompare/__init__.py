@@ -14,7 +14,8 @@ import importlib  # noqa: E402
 
 from ampcompare.base.version import __version__  # noqa: E402
 
-TYPE_CHECKING = False  # the name that type checkers know; importing `typing` would take most of the time of this file
+# the name that type checkers know; importing `typing` would take most of the time of this file
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -47,7 +47,10 @@ def stack() -> tuple[nn.Module, Tensor]:
     return model, torch.randn(16, 3, 32, 32)
 
 
-NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"convnet, digits": convnet, "stack, 32x32": stack}
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "convnet, digits": convnet,
+    "stack, 32x32": stack,
+}
 
 
 class Trainee:
@@ -141,7 +144,9 @@ def train(epochs: int, seeds: int) -> dict[str, dict[str, float]]:
 @click.option("--rounds", default=12, show_default=True, help="turns of every arm")
 @click.option("--epochs", default=5, show_default=True, help="of the runs on the digits; 0 trains nothing")
 @click.option("--seeds", default=3, show_default=True, help="of the runs on the digits")
-@click.option("--out", type=click.Path(path_type=Path), help="path of the .json and .md to write, without suffix")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="path of the .json and .md to write, without suffix"
+)
 def main(rounds: int, epochs: int, seeds: int, out: Path | None) -> None:
     torch.set_num_threads(1)
     rows = [row for network in NETWORKS for row in measure(network, rounds)]
@@ -158,11 +163,18 @@ def main(rounds: int, epochs: int, seeds: int, out: Path | None) -> None:
         for row in rows
     ]
     headers = ["network", "arm", "saved MB", "times less", "ms a step", "time / fp32 (quartiles)"]
-    machine = f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {rounds} rounds"
+    machine = (
+        f"torch {torch.__version__}, one thread, {torch.backends.cpu.get_cpu_capability()}, {rounds} rounds"
+    )
     text = f"{make_table(table, headers)}"
     if reached:
         lines = [
-            [arm, f"{100 * its['top1']:.2f}", f"{100 * (its['sd'] or 0):.2f}", its["verdict"] or "the reference"]
+            [
+                arm,
+                f"{100 * its['top1']:.2f}",
+                f"{100 * (its['sd'] or 0):.2f}",
+                its["verdict"] or "the reference",
+            ]
             for arm, its in reached.items()
         ]
         text += f"\n\nTop-1 on the digits after {epochs} epochs, {seeds} seeds:\n\n"

@@ -87,7 +87,9 @@ class Student(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)
@@ -226,7 +228,10 @@ def main() -> None:
     rows = [row | words(tuple(row["training"])) for row in rows]
     OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     for arms, calm in itertools.product((HALF, OTHERS), (True, False)):
-        print("16-bit weights, state or unscaled fp16" if arms is HALF else "other arms", "calm" if calm else "chaotic")
+        print(
+            "16-bit weights, state or unscaled fp16" if arms is HALF else "other arms",
+            "calm" if calm else "chaotic",
+        )
         for word in ("will not hold", "no fault in sight", "cannot know"):
             gaps = [
                 row["arms"][arm]

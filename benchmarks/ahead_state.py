@@ -99,7 +99,9 @@ def main() -> None:
                     train(task, name, steps, steps // 10, watch=watch)
                 error = watch.prefix_seen().state_errors["bf16"]
                 gap = train(task, name, steps, steps, rounds=True) / train(task, name, steps, steps) - 1
-                rows.append({"task": task, "optimizer": name, "steps": steps, "error": error.largest, "gap": gap})
+                rows.append(
+                    {"task": task, "optimizer": name, "steps": steps, "error": error.largest, "gap": gap}
+                )
                 OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
                 print(f"{task}, {name}, {steps} steps: error {error.largest:.3f}, gap {100 * gap:+.1f} %")
 

@@ -44,7 +44,9 @@ class Residual(nn.Module):
         self.norm_one, self.norm_two = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
         self.short: nn.Module = nn.Identity()
         if stride != 1 or width_in != width:
-            self.short = nn.Sequential(nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.short = nn.Sequential(
+                nn.Conv2d(width_in, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.norm_two(self.two(F.relu(self.norm_one(self.one(x)))))
@@ -90,7 +92,8 @@ def make_block(arm: str, model_name: str, lists: str) -> Callable[[], None]:
 def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     """Time the three loops in this process; return the medians of the paired ratios, and exact counts."""
     blocks = {
-        name: make_block(arm, model_name, lists) for name, lists in (("cpu", "cpu"), ("a/a", "cpu"), ("cuda", "cuda"))
+        name: make_block(arm, model_name, lists)
+        for name, lists in (("cpu", "cpu"), ("a/a", "cpu"), ("cuda", "cuda"))
     }
     for block in blocks.values():
         for _ in range(2):
@@ -107,7 +110,9 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
 
 def table(data: list[dict[str, Any]]) -> str:
     """Return the table of the page."""
-    return make_table([_row(row) for row in data], ["model", "arm", "us, cpu lists", "a/a", "cuda", "ATen ops"])
+    return make_table(
+        [_row(row) for row in data], ["model", "arm", "us, cpu lists", "a/a", "cuda", "ATen ops"]
+    )
 
 
 def _row(row: dict[str, Any]) -> list[str]:

@@ -55,7 +55,9 @@ def faults() -> list[dict[str, Any]]:
                 "planted": network.place,
                 "proposed": ", ".join(proposed(found)),
                 "named": is_named(network, found) if network.place else None,
-                "right": is_found(network, found) if network.place else found.cure is None and not found.faults,
+                "right": is_found(network, found)
+                if network.place
+                else found.cure is None and not found.faults,
                 "trials": len(found.trials),
                 "seconds": time.perf_counter() - begin,
             }
@@ -112,7 +114,13 @@ def cost(rounds: int, steps: int) -> Iterator[dict[str, Any]]:
         _amp_state.close()
         for way, goal in WAYS.items():
             ratio = median_ratio(seconds, way, "bare")
-            row = {"arm": arm, "way": way, "ms": 1e3 * statistics.median(seconds[way]), "ratio": ratio, "goal": goal}
+            row = {
+                "arm": arm,
+                "way": way,
+                "ms": 1e3 * statistics.median(seconds[way]),
+                "ratio": ratio,
+                "goal": goal,
+            }
             click.echo(f"{row}", err=True)
             yield row
 
@@ -127,7 +135,9 @@ def tables(found: list[dict[str, Any]], costs: list[dict[str, Any]]) -> str:
             [kind, len(rows), sum(row["right"] for row in rows), _sum([row["named"] for row in rows])]
             for kind, rows in groups.items()
         ]
-        parts.append("Right is the planted place as the only proposal, or no fault and no cure for a healthy network.")
+        parts.append(
+            "Right is the planted place as the only proposal, or no fault and no cure for a healthy network."
+        )
         parts.append(make_table(shown, ["kind", "networks", "right", "in the first line"]))
         columns = ("kind", "network", "arm", "planted", "proposed")
         wrong = [[row[name] for name in columns] for row in found if not row["right"]]

@@ -186,7 +186,9 @@ def measure(model_name: str, device: str, apex_source: str | None, share: float,
     pipes, processes, facts = {}, [], {}
     for name in ROWS:
         pipes[name], theirs = context.Pipe()
-        process = context.Process(target=serve, args=(theirs, name, model_name, device, apex_source), daemon=True)
+        process = context.Process(
+            target=serve, args=(theirs, name, model_name, device, apex_source), daemon=True
+        )
         process.start()
         theirs.close()
         processes.append(process)
@@ -221,7 +223,13 @@ def _goals(model: str, runs: list[dict[str, Any]], device: str) -> list[list[str
     pooled = sorted(ratio for run in runs for ratio in _ratios(run, AA, "bare fp32"))
     spread = pooled[int(len(pooled) * 0.95)]
     shown = [
-        [model, AA, "bare fp32", f"{statistics.median(pooled):.3f}", f"{pooled[len(pooled) // 20]:.3f}-{spread:.3f}"]
+        [
+            model,
+            AA,
+            "bare fp32",
+            f"{statistics.median(pooled):.3f}",
+            f"{pooled[len(pooled) // 20]:.3f}-{spread:.3f}",
+        ]
     ]
     shown[0] += ["", ""]
     for goal in GOALS:
@@ -252,7 +260,13 @@ TITLE = "Host time of the engine"
 @click.option("--out", default=None, help="write OUT.json and OUT.md")
 @click.option("--page", is_flag=True, help="only write OUT.md again, from OUT.json")
 def main(
-    repetitions: int, share: float, models: str, device: str, apex_src: str | None, out: str | None, page: bool
+    repetitions: int,
+    share: float,
+    models: str,
+    device: str,
+    apex_src: str | None,
+    out: str | None,
+    page: bool,
 ) -> None:
     """Measure the engine against hand-written loops and the real Apex."""
     if page and out is not None:
@@ -281,7 +295,8 @@ def text(data: list[dict[str, Any]], device: str) -> str:
     """Return the table of the page, with columns for each model; times and counts are in the JSON."""
     goals = [row for each in data for row in _goals(each["model"], each["runs"], device)]
     ratios = {
-        (model, row, base): (f"{ratio} ({spread})" if spread else ratio) + (f", goal {goal}: {met}" if goal else "")
+        (model, row, base): (f"{ratio} ({spread})" if spread else ratio)
+        + (f", goal {goal}: {met}" if goal else "")
         for model, row, base, ratio, spread, goal, met in goals
     }
     missing = {row: why for each in data for row, why in each["runs"][0]["missing"].items()}

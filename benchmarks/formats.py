@@ -32,8 +32,20 @@ ARMS = {
     **{
         arm: arm
         for arm in (
-            *("gemm:bf16,keep=none", "gemm:fp8_tensorwise", "gemm:fp8_rowwise", "gemm:fp8_blockwise", "gemm:mxfp8"),
-            *("gemm:mxfp4", "gemm:nvfp4", f"gemm:mxfp8,{SWITCHES}", f"gemm:mxfp4,{SWITCHES}", f"gemm:nvfp4,{SWITCHES}"),
+            *(
+                "gemm:bf16,keep=none",
+                "gemm:fp8_tensorwise",
+                "gemm:fp8_rowwise",
+                "gemm:fp8_blockwise",
+                "gemm:mxfp8",
+            ),
+            *(
+                "gemm:mxfp4",
+                "gemm:nvfp4",
+                f"gemm:mxfp8,{SWITCHES}",
+                f"gemm:mxfp4,{SWITCHES}",
+                f"gemm:nvfp4,{SWITCHES}",
+            ),
         )
     },
     "own kernels": BASE,
@@ -88,7 +100,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows:
             found = row["ratios"].get(name)
             line.append(f"{row['milliseconds'][name]:.0f}")
-            line.append(f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})" if found else "1")
+            line.append(
+                f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})" if found else "1"
+            )
         shown.append(line)
     headers = ["arm"]
     for row in rows:

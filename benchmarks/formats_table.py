@@ -29,8 +29,20 @@ ARMS = (
     *(BASE, "gemm:mxfp8", "gemm:nvfp4", "gemm:mxfp4", TWIN, "gemm:nvfp4,keep=none"),
     *("gemm:bf16,fprop=nvfp4", "gemm:bf16,dgrad=nvfp4", "gemm:bf16,wgrad=nvfp4"),
     *("gemm:fp8_tensorwise", "gemm:fp8_tensorwise,grads_as=e4m3", "gemm:nvfp4,sr,rht,tiles"),
-    *("gemm:mxfp4,scale=rceil", "gemm:mxfp4,scale=even", "gemm:mxfp8,scale=floor", "gemm:mxfp8,grads_as=e5m2"),
-    *("gemm:nvfp4,tiles", "gemm:nvfp4,rht", "gemm:nvfp4,sr", "gemm:fp8_rowwise", "gemm:fp8_blockwise", "native:bf16"),
+    *(
+        "gemm:mxfp4,scale=rceil",
+        "gemm:mxfp4,scale=even",
+        "gemm:mxfp8,scale=floor",
+        "gemm:mxfp8,grads_as=e5m2",
+    ),
+    *(
+        "gemm:nvfp4,tiles",
+        "gemm:nvfp4,rht",
+        "gemm:nvfp4,sr",
+        "gemm:fp8_rowwise",
+        "gemm:fp8_blockwise",
+        "native:bf16",
+    ),
 )
 TAIL = 5
 RATE = 3e-3
@@ -49,7 +61,8 @@ def train(arm: str, seed: int, steps: int, text: Text) -> float:
     plan = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, steps, pct_start=0.1)
     generator = torch.Generator().manual_seed(1000 + seed)
     losses = []
-    how = "auto" if arm == "native:bf16" else "native"  # `gemm` multiplies in fp32 itself: nothing is left to emulate
+    # `gemm` multiplies in fp32 itself: nothing is left to emulate
+    how = "auto" if arm == "native:bf16" else "native"
     with choose_cpu_half(how, torch.bfloat16, torch.device("cpu"))[1]:
         for _ in range(steps):
             x, y = text.draw(generator, BATCH)
@@ -70,11 +83,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     shown = []
     for arm in ARMS[1:]:
         gaps = [
-            1e4 * (tail - base[seed]) for (name, seed), tail in sorted(tails.items()) if name == arm and seed in base
+            1e4 * (tail - base[seed])
+            for (name, seed), tail in sorted(tails.items())
+            if name == arm and seed in base
         ]
         if gaps:
             error = f"{statistics.stdev(gaps) / len(gaps) ** 0.5:.1f}" if len(gaps) > 1 else "unknown"
-            shown.append([arm, len(gaps), f"{statistics.mean(gaps):+.1f}", error, sum(gap > 0 for gap in gaps)])
+            shown.append(
+                [arm, len(gaps), f"{statistics.mean(gaps):+.1f}", error, sum(gap > 0 for gap in gaps)]
+            )
     between = statistics.stdev(base.values()) if len(base) > 1 else float("nan")
     headers = ["arm", "seeds", "tail loss less that of bf16, 1e-4 nats", "standard error", "seeds above bf16"]
     return (
@@ -86,13 +103,17 @@ def table(rows: list[dict[str, Any]]) -> str:
 @click.command(help=(__doc__ or "").partition("\n")[0])
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--steps", default=200, show_default=True)
-@click.option("--rows", default="formats_table.jsonl", show_default=True, help="finished trainings, continued")
+@click.option(
+    "--rows", default="formats_table.jsonl", show_default=True, help="finished trainings, continued"
+)
 @click.option("--out", default=None, help="write OUT.json and OUT.md")
 def main(seeds: int, steps: int, rows: str, out: str | None) -> None:
     """Train what is missing, seed by seed, and print the table."""
     torch.set_num_threads(1)
     path, text = Path(rows), Text()
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    found = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
     found = [row for row in found if row["steps"] == steps]
     done = {(row["arm"], row["seed"]) for row in found}
     for seed, arm in ((seed, arm) for seed in range(seeds) for arm in ARMS):

@@ -37,7 +37,9 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
             installed.enter_context(ampcompare.guards.install())
 
     with installed:
-        seconds = take_turns(dict.fromkeys(ROWS, block), ROUNDS[model_name], seed, steps=BLOCK, before=switch_guards)
+        seconds = take_turns(
+            dict.fromkeys(ROWS, block), ROUNDS[model_name], seed, steps=BLOCK, before=switch_guards
+        )
     return {
         "without_microseconds": statistics.median(seconds["without"]) * 1e6,
         "ratios": {row: median_ratio(seconds, row, "without") for row in ROWS},

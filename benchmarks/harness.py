@@ -18,7 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import click
 from tabulate import tabulate
 
-__all__ = ["ROOT", "environment", "load", "make_table", "median_ratio", "ratios", "take_turns", "turns_command"]
+__all__ = [
+    "ROOT",
+    "environment",
+    "load",
+    "make_table",
+    "median_ratio",
+    "ratios",
+    "take_turns",
+    "turns_command",
+]
 __all__ += ["write_results"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -81,7 +90,12 @@ def load() -> str:
 
 
 def write_results(
-    out: str | Path, title: str, about: str | None, facts: str, text: str, data: Mapping[str, Any] | None = None
+    out: str | Path,
+    title: str,
+    about: str | None,
+    facts: str,
+    text: str,
+    data: Mapping[str, Any] | None = None,
 ) -> None:
     """Write OUT.md, and OUT.json where there is data.
 
@@ -123,7 +137,9 @@ def turns_command(
     @click.option("--page", is_flag=True, help="only write OUT.md again, from OUT.json")
     @click.option("--child", default=None, hidden=True)
     @click.option("--seed", default=0, hidden=True)
-    def main(processes: int, models: str, arms: str, out: str | None, page: bool, child: str | None, seed: int) -> None:
+    def main(
+        processes: int, models: str, arms: str, out: str | None, page: bool, child: str | None, seed: int
+    ) -> None:
         import torch
 
         torch.set_num_threads(1)

@@ -57,7 +57,13 @@ def _config(arm: str, **saving: Any) -> RunConfig:
         "clip_grad": 1.0,
         "ema_decay": 0.9,
     }
-    values = {"recipe": recipe, "arm": arm, "drain_every": 1, "device": "cpu", "saving": {"every_steps": 2, **saving}}
+    values = {
+        "recipe": recipe,
+        "arm": arm,
+        "drain_every": 1,
+        "device": "cpu",
+        "saving": {"every_steps": 2, **saving},
+    }
     return RunConfig.model_validate(values)
 
 
@@ -179,7 +185,10 @@ def main(runs: int, seed: int, out: str | None) -> None:
     rows: list[dict[str, Any]] = []
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
-        whole = {arm: Undisturbed(arm, Path(name) / f"undisturbed{index}", shared) for index, arm in enumerate(ARMS)}
+        whole = {
+            arm: Undisturbed(arm, Path(name) / f"undisturbed{index}", shared)
+            for index, arm in enumerate(ARMS)
+        }
         for number in range(runs):
             arm = ARMS[number % len(ARMS)]
             folder = Path(name) / str(number)
@@ -197,7 +206,9 @@ def main(runs: int, seed: int, out: str | None) -> None:
                     "found": found,
                     "resumed_at": record.resumed[-1].step if record.resumed else 0,
                     "status": record.status,
-                    "difference": whole[arm].difference(folder) if record.status == "completed" else record.error,
+                    "difference": whole[arm].difference(folder)
+                    if record.status == "completed"
+                    else record.error,
                 }
             )
             if (number + 1) % 10 == 0:
@@ -206,7 +217,9 @@ def main(runs: int, seed: int, out: str | None) -> None:
     lost = [row for row in rows if row["found"] < row["complete_save"] or row["resumed_at"] != row["found"]]
     different = [row for row in rows if row["difference"]]
     by_phase, by_arm = Counter(row["phase"] for row in rows), Counter(row["arm"] for row in rows)
-    table = [[arm, by_arm[arm], *(_count(rows, arm, phase) for phase in PHASES), _wrong(rows, arm)] for arm in ARMS]
+    table = [
+        [arm, by_arm[arm], *(_count(rows, arm, phase) for phase in PHASES), _wrong(rows, arm)] for arm in ARMS
+    ]
     left = [row["half_a_file_left"] for row in rows]
     headers = ["arm", "killed", *(f"while {phase}" for phase in PHASES), "lost or different"]
     text = (

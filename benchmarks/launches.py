@@ -35,7 +35,9 @@ from ampcompare.training.precision.base import Precision, make_precision
 ARMS = ("fp32", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "half", "half:masters=fp32,dynamic")
 IMPLEMENTATIONS = ("foreach", "foreach, skip on device", "fused", "fused, skip on device")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda params, **options: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4, **options),
+    "sgd": lambda params, **options: torch.optim.SGD(
+        params, lr=0.1, momentum=0.9, weight_decay=1e-4, **options
+    ),
     "adamw": lambda params, **options: torch.optim.AdamW(params, lr=1e-3, weight_decay=1e-2, **options),
 }
 
@@ -54,7 +56,19 @@ class Limits:
 LIMITS = {4096: Limits((110, 64, 48, 36, 30), 320), 32768: Limits((770, 448, 336, 252, 210), 2240)}
 
 _CAT_INPUTS = 64  # of one launch of `cat`, with strides
-_FREE = ("empty", "detach", "alias", "view", "expand", "permute", "transpose", "t", "select", "slice", "as_strided")
+_FREE = (
+    "empty",
+    "detach",
+    "alias",
+    "view",
+    "expand",
+    "permute",
+    "transpose",
+    "t",
+    "select",
+    "slice",
+    "as_strided",
+)
 _FREE_NAMES = frozenset(
     [
         *_FREE,
@@ -231,12 +245,16 @@ def _count(step: Callable[[], None], limits: Limits, optimizer: torch.optim.Opti
 @click.command(help=__doc__)
 @click.option("--arch", default="resnet50", show_default=True, help="A model of ampcompare.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="sgd", show_default=True)
-@click.option("--limits", type=click.Choice(["4096", "32768"]), default="4096", help="Bytes of kernel arguments.")
+@click.option(
+    "--limits", type=click.Choice(["4096", "32768"]), default="4096", help="Bytes of kernel arguments."
+)
 @click.option("--detail", is_flag=True, help="Print the kernels of each arm by operation, too.")
 def main(arch: str, limits: str, optimizer: str, detail: bool) -> None:
     held = LIMITS[int(limits)]
     own = count_step(None, arch=arch, limits=held)
-    click.echo(f"| arm | {optimizer} | launches in addition to the model's {own.total} | waits | late reads |")
+    click.echo(
+        f"| arm | {optimizer} | launches in addition to the model's {own.total} | waits | late reads |"
+    )
     click.echo("|---|---|---:|---:|---:|")
     for arm in ARMS:
         for implementation in IMPLEMENTATIONS:

@@ -71,8 +71,12 @@ def main(folders: tuple[str, ...], rows: bool) -> None:
         except SyntaxError:
             counts["results that do not parse"] += 1
             continue
-        counts["second runs that change something"] += migrate_text(result.migration.text).text != result.migration.text
-        counts["functions that clip scaled gradients"] += result.changed and clips_scaled(result.migration.text)
+        counts["second runs that change something"] += (
+            migrate_text(result.migration.text).text != result.migration.text
+        )
+        counts["functions that clip scaled gradients"] += result.changed and clips_scaled(
+            result.migration.text
+        )
         by_hand = [each for each in result.migration.findings if each.kind == BY_HAND]
         counts["files with a line left by hand"] += bool(by_hand)
         counts["files that still use Apex"] += bool(result.migration.left)

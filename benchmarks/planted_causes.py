@@ -367,7 +367,9 @@ class Residual(nn.Module):
     def __init__(self, width: int = 256, depth: int = 4) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            nn.Sequential(
+                nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+            )
             for _ in range(depth)
         )
         self.head = nn.Linear(width, 8)
@@ -497,5 +499,7 @@ HELD_OUT_HEALTHY = (
     Training("convolutions with group norm, bf16", "native:bf16", loop=training(groups_net, images())),
     Training("convolutions up and down, fp32", "fp32", loop=training(autoencoder, images())),
     Training("an embedding and a GRU, fp32", "fp32", loop=training(Words, tokens, optimizer=fused_adamw)),
-    Training("torch's transformer, bf16", "native:bf16", loop=training(Encoder, sequences, optimizer=fused_adamw)),
+    Training(
+        "torch's transformer, bf16", "native:bf16", loop=training(Encoder, sequences, optimizer=fused_adamw)
+    ),
 )

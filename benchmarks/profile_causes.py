@@ -60,7 +60,9 @@ def row_of(training: Training) -> dict[str, Any]:
         "others": ", ".join(kinds[1:]),
         "step off %": round(100 * abs(found.accounted_seconds / found.seconds - 1), 2),
         "workspace %": None if memory is None else round(100 * workspace(memory) / memory.measured_bytes, 1),
-        "right": kinds[0] in training.expected if training.expected and kinds else kinds == list(training.expected),
+        "right": kinds[0] in training.expected
+        if training.expected and kinds
+        else kinds == list(training.expected),
         "text": reasons[0].text if reasons else "",
     }
 
@@ -75,7 +77,10 @@ def table(found: list[dict[str, Any]]) -> str:
         return f"Step off by at most {off} %, workspace at most {inside} %; each training is in the JSON."
     rows = [{name: row[name] for name in HEADERS} for row in found]
     if all(row["right"] for row in rows):
-        rows = [{name: value for name, value in row.items() if name not in ("first reason", "right")} for row in rows]
+        rows = [
+            {name: value for name, value in row.items() if name not in ("first reason", "right")}
+            for row in rows
+        ]
     shown = [name for name in rows[0] if any(row[name] not in ("", None) for row in rows)]
     text: str = tabulate([[row[name] for name in shown] for row in rows], headers=shown, tablefmt="github")
     return text

@@ -75,7 +75,15 @@ def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT, encoding="utf-8")
-        words = ["--record", f"{folder}/script.jsonl", "--seed", str(seed), str(script), model_name, str(seed)]
+        words = [
+            "--record",
+            f"{folder}/script.jsonl",
+            "--seed",
+            str(seed),
+            str(script),
+            model_name,
+            str(seed),
+        ]
         sys.stdout.flush()
         code = _recorder[0].main(words)
         assert code == 0, code
@@ -93,7 +101,12 @@ def table(data: list[dict[str, Any]]) -> str:
         for kind in KINDS[1:]:
             values = sorted(ratio for process in row["processes"] for ratio in process["ratios"][kind])
             middle, (low, high) = statistics.median(values), interval_of_median(values)
-            shown = [f"{base:.0f}", f"{middle:.3f}", f"{low:.3f}-{high:.3f}", f"{GOAL}" * (kind == "recorded")]
+            shown = [
+                f"{base:.0f}",
+                f"{middle:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                f"{GOAL}" * (kind == "recorded"),
+            ]
             rows.append([row["model"], kind, *shown, f"{(middle - 1) * base:+.0f}"])
     return make_table(rows, ["model", "row", "us without", "x without", "95 %", "goal", "us more"])
 

@@ -52,7 +52,10 @@ def _write_by_sum(average: Tensor, weight: Tensor) -> None:
     average.mul_(0.99).add_(weight, alpha=0.01)
 
 
-WRITES: dict[str, Callable[[Tensor, Tensor], None]] = {"lerp_": _write_by_lerp, "mul_ and add_": _write_by_sum}
+WRITES: dict[str, Callable[[Tensor, Tensor], None]] = {
+    "lerp_": _write_by_lerp,
+    "mul_ and add_": _write_by_sum,
+}
 
 
 def seconds_per_step(write: Callable[[Tensor, Tensor], None]) -> float:
@@ -85,7 +88,9 @@ def measure(arm: str, way: str, seed: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(ROUNDS):
         for kind in shuffler.sample(KINDS, len(KINDS)):
-            stand_in = (StandIn if kind == "with remarks" else _Silent)(Arm.parse(arm), Rows(Recorder(None, {})))
+            stand_in = (StandIn if kind == "with remarks" else _Silent)(
+                Arm.parse(arm), Rows(Recorder(None, {}))
+            )
             with redirect_stderr(io.StringIO()):
                 seconds[kind].append(seconds_per_step(WRITES[way]))
             stand_in.end()
@@ -104,7 +109,13 @@ def table(data: list[dict[str, Any]]) -> str:
             values = sorted(ratio for process in row["processes"] for ratio in process["ratios"][kind])
             middle, (low, high) = statistics.median(values), interval_of_median(values)
             goal = f"{GOAL}" if kind == "with remarks" else ""
-            shown = [f"{base:.0f}", f"{middle:.3f}", f"{low:.3f}-{high:.3f}", goal, f"{(middle - 1) * base:+.0f}"]
+            shown = [
+                f"{base:.0f}",
+                f"{middle:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                goal,
+                f"{(middle - 1) * base:+.0f}",
+            ]
             rows.append([row["model"], kind, *shown])
     return make_table(rows, ["averages by", "row", "us without", "x without", "95 %", "goal", "us more"])
 

@@ -138,7 +138,13 @@ def table(data: list[dict[str, Any]]) -> str:
             values = sorted(ratio for process in row["processes"] for ratio in process["ratios"][kind])
             middle, (low, high) = statistics.median(values), interval_of_median(values)
             goal = f"{GOAL}" if (row["model"], kind) == ("medium", "recorded") else ""
-            shown = [f"{base:.0f}", f"{middle:.3f}", f"{low:.3f}-{high:.3f}", goal, f"{(middle - 1) * base:+.0f}"]
+            shown = [
+                f"{base:.0f}",
+                f"{middle:.3f}",
+                f"{low:.3f}-{high:.3f}",
+                goal,
+                f"{(middle - 1) * base:+.0f}",
+            ]
             rows.append([row["model"], row["arm"], kind, *shown])
     return make_table(rows, ["model", "arm", "row", "us without", "x without", "95 %", "goal", "us more"])
 

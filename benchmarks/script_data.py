@@ -27,7 +27,9 @@ WORDS = ("the", "loss", "of", "a", "step", "is", "scaled", "weights", "move", "a
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--size", default=64, show_default=True, help="Pixels of a side.")
 @click.option("--classes", default=8, show_default=True, help="Of the images in classes/.")
-@click.option("--each", default=16, show_default=True, help="Training images of a class; a quarter of it to validate.")
+@click.option(
+    "--each", default=16, show_default=True, help="Training images of a class; a quarter of it to validate."
+)
 def main(folder: Path, size: int, classes: int, each: int) -> None:
     """Write all data below FOLDER."""
     draws = np.random.default_rng(0)
@@ -44,7 +46,9 @@ def write_classes(folder: Path, classes: int, each: int, size: int, draws: np.ra
             target = folder / split / f"class{label:03d}"
             target.mkdir(parents=True, exist_ok=True)
             for number in range(count):
-                Image.fromarray(stripes(label / classes, size, draws)).save(target / f"{number}.jpg", quality=95)
+                Image.fromarray(stripes(label / classes, size, draws)).save(
+                    target / f"{number}.jpg", quality=95
+                )
 
 
 def write_pairs(folder: Path, count: int, size: int, draws: np.random.Generator) -> None:

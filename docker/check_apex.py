@@ -47,11 +47,16 @@ def find_package() -> Path:
     if spec is None:
         fail("apex is not installed")
     if spec.origin is None:
-        fail(f"apex is a folder without __init__.py ({next(iter(spec.submodule_search_locations or []), 'unknown')})")
+        fail(
+            f"apex is a folder without __init__.py ({next(iter(spec.submodule_search_locations or []), 'unknown')})"
+        )
     package = Path(spec.origin).parent
     if (package / "amp" / "__init__.py").is_file():
         return package
-    if any((package / folder).is_dir() for folder in ("contrib", "multi_tensor_apply", "normalization", "optimizers")):
+    if any(
+        (package / folder).is_dir()
+        for folder in ("contrib", "multi_tensor_apply", "normalization", "optimizers")
+    ):
         fail(f"NVIDIA Apex in {package} has no apex.amp, which upstream removed in May 2025")
     fail(f"apex in {package} is not NVIDIA's but an unrelated package of that name")
 
@@ -102,7 +107,10 @@ def check() -> str:
     if child.returncode == 0:
         missing, proof = json.loads(child.stdout.splitlines()[-1]), "imported"
     elif any(sign in child.stderr for sign in NO_DRIVER):
-        missing, proof = written_names(package), "read from its sources, as importing it needs the NVIDIA driver"
+        missing, proof = (
+            written_names(package),
+            "read from its sources, as importing it needs the NVIDIA driver",
+        )
     else:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
         fail(f"importing apex from {package} failed with exit code {child.returncode}: {last}")

@@ -23,7 +23,8 @@ TOLERANCE = 1e-3
 SECONDS = 600
 # What Apex does in these three updates: the second overflows, is skipped, and halves the scale.
 EXPECTED = {"applied": [True, False, True], "loss_scales": [65536.0, 32768.0, 32768.0]}
-LOSSES = [1.52978, math.nan, 1.44522]  # of both levels on a CPU, with torch 2.13; the second batch holds an infinity
+# of both levels on a CPU, with torch 2.13; the second batch holds an infinity
+LOSSES = [1.52978, math.nan, 1.44522]
 WEIGHTS = {"O1": {"torch.float32"}, "O2": {"torch.float16", "torch.float32"}}
 CLOSE = ("losses", "weights")
 
@@ -121,10 +122,14 @@ def gap(left: list[float], right: list[float]) -> float:
 def surprises(level: str, measured: dict[str, Any]) -> list[str]:
     """Say where a measurement is not what Apex is known to do."""
     found = [
-        f"{name}: {measured[name]}, expected {value}" for name, value in EXPECTED.items() if measured[name] != value
+        f"{name}: {measured[name]}, expected {value}"
+        for name, value in EXPECTED.items()
+        if measured[name] != value
     ]
     if (worst := gap(LOSSES, measured["losses"])) > TOLERANCE:
-        found.append(f"losses: {measured['losses']}, expected {LOSSES} within {TOLERANCE:g}; {worst:.3g} apart")
+        found.append(
+            f"losses: {measured['losses']}, expected {LOSSES} within {TOLERANCE:g}; {worst:.3g} apart"
+        )
     kinds = {dtype for name, dtype in measured["dtypes"].items() if name.endswith(("weight", "bias"))}
     if kinds != WEIGHTS[level]:
         found.append(f"dtypes of the weights: {sorted(kinds)}, expected {sorted(WEIGHTS[level])}")

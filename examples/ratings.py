@@ -18,14 +18,18 @@ class Factors(nn.Module):
 
 
 class Ratings(Task):
-    metrics = (Metric(name="MAE", better="lower", unit="stars", decimals=3, margin=0.05, over_samples="mean"),)
+    metrics = (
+        Metric(name="MAE", better="lower", unit="stars", decimals=3, margin=0.05, over_samples="mean"),
+    )
 
     def __init__(self, recipe):
         draws = torch.Generator().manual_seed(0)  # the data are the same for every seed of the recipe
         user, item = torch.randint(50, (2, 4000), generator=draws)
         stars = 3 + torch.sin(user * 0.7) + torch.cos(item * 0.9)
         samples = {"user": user, "item": item, "stars": stars}
-        train, val = ({name: part[cut] for name, part in samples.items()} for cut in (slice(3000), slice(3000, None)))
+        train, val = (
+            {name: part[cut] for name, part in samples.items()} for cut in (slice(3000), slice(3000, None))
+        )
         self.data = TensorData.of("ratings", train, val, seed=recipe.seed)
 
     def make_models(self):
@@ -38,4 +42,5 @@ class Ratings(Task):
         return models[0](batch["user"], batch["item"])
 
     def measure(self, outputs, batch):
-        return {"MAE": (outputs - batch["stars"]).abs()}  # of each sample; sums over the validation set are exact
+        # of each sample; sums over the validation set are exact
+        return {"MAE": (outputs - batch["stars"]).abs()}

@@ -79,7 +79,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         # A property of hypothesis is looked at a hundred times.
-        if not marks.isdisjoint(left_out) or (unit and hasattr(getattr(item, "obj", None), "is_hypothesis_test")):
+        if not marks.isdisjoint(left_out) or (
+            unit and hasattr(getattr(item, "obj", None), "is_hypothesis_test")
+        ):
             deselected.append(item)
             continue
         kept.append(item)
@@ -131,7 +133,9 @@ LONG = {
     "training": "cuda_graph divergence ema meters optimizers other_precisions session without_float64",
     "training/precision": "actnn apex_steps contract fabric fp8 gemm keep_fp32",
 }
-STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b|\bfork(ed_\w+|ing)\b")
+STARTS_PROCESSES = re.compile(
+    r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b|\bfork(ed_\w+|ing)\b"
+)
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")
 _unit_test: list[str] = []  # the test that runs
 
@@ -151,8 +155,12 @@ def _starts_processes(path: Path) -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--unit`, which `scripts/test unit` gives, and `--extended`."""
-    parser.addoption("--unit", action="store_true", help="only tests that start no process, nor train for long")
-    parser.addoption("--extended", action="store_true", help="also tests that repeat at length what others cover")
+    parser.addoption(
+        "--unit", action="store_true", help="only tests that start no process, nor train for long"
+    )
+    parser.addoption(
+        "--extended", action="store_true", help="also tests that repeat at length what others cover"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -163,7 +171,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _refuse_processes(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in STARTS and _unit_test and "lscpu" not in arguments[:1]:  # which the import of NumPy 1's tests starts
+    # which the import of NumPy 1's tests starts
+    if event in STARTS and _unit_test and "lscpu" not in arguments[:1]:
         pytest.fail("this is not a unit test, it starts a process: mark it `integration`", pytrace=False)
 
 
@@ -175,7 +184,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("--unit"):
         return None
     left_out = collection_path in _unit_left_out()
-    return True if left_out or (collection_path.suffix == ".py" and _starts_processes(collection_path)) else None
+    return (
+        True if left_out or (collection_path.suffix == ".py" and _starts_processes(collection_path)) else None
+    )
 
 
 _has_gpu = functools.cache(has_nvidia_gpu)

@@ -43,7 +43,8 @@ def covering(parameters: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:
         for names, values in parameters.items()
     ]
     return pytest.mark.parametrize(
-        ",".join(parameters), [_joined([each[at] for each, at in zip(sets, row, strict=True)]) for row in rows]
+        ",".join(parameters),
+        [_joined([each[at] for each, at in zip(sets, row, strict=True)]) for row in rows],
     )
 
 

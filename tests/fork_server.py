@@ -190,6 +190,7 @@ if __name__ == "__main__":
     os.fsync = lambda descriptor: None  # type: ignore[assignment]  # as in the process of the tests
     atexit.register(end_quickly)  # before any other handler, as they run from the last to the first
     hide_torch()
-    del __file__, hide_torch, sys.modules["hidden_modules"], sys.modules["forked_process"]  # no code of a request
+    # no code of a request
+    del __file__, hide_torch, sys.modules["hidden_modules"], sys.modules["forked_process"]
     module_asked, asked = enter(wait_for_request(serve(socket.socket(fileno=int(sys.argv[1])))))
     run(asked, is_module=module_asked)

@@ -78,7 +78,9 @@ class ForkedProcess:
         with contextlib.ExitStack() as stack:
             stack.callback(theirs.close)
             files: list[int] = []
-            for number, (name, stream) in enumerate((("stdin", stdin), ("stdout", stdout), ("stderr", stderr))):
+            for number, (name, stream) in enumerate(
+                (("stdin", stdin), ("stdout", stdout), ("stderr", stderr))
+            ):
                 if stream == subprocess.PIPE:
                     ends = os.pipe()
                     file = ends[number > 0]
@@ -180,7 +182,9 @@ class ForkedPython:
             file = listening.fileno()
             command = [sys.executable, str(SERVER), str(file)]
             null = subprocess.DEVNULL
-            self._loader = subprocess.Popen(command, stdin=null, stdout=null, pass_fds=[file], start_new_session=True)
+            self._loader = subprocess.Popen(
+                command, stdin=null, stdout=null, pass_fds=[file], start_new_session=True
+            )
 
     def descendants(self) -> set[psutil.Process]:
         """Return the processes that this one has started, by its server too; no server is one of them."""

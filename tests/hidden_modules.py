@@ -15,7 +15,17 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-LEADERS = ("numpy", "torch", "torch._dynamo", "pydantic", "click", "rich.live", "yaml", "psutil", "scipy.stats")
+LEADERS = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "pydantic",
+    "click",
+    "rich.live",
+    "yaml",
+    "psutil",
+    "scipy.stats",
+)
 OWN = (
     "ampcompare.experiment.run_plan",
     "ampcompare.script.arm_process",
@@ -104,7 +114,9 @@ def own_groups() -> list[Group]:
     needs: dict[str, list[str]] = {}
     plain_import, by_name = builtins.__import__, importlib.import_module
 
-    def noted(name: str, globals: Any = None, locals: Any = None, parts: Any = (), level: int = 0) -> ModuleType:
+    def noted(
+        name: str, globals: Any = None, locals: Any = None, parts: Any = (), level: int = 0
+    ) -> ModuleType:
         module: ModuleType = plain_import(name, globals, locals, parts, level)
         full = importlib.util.resolve_name("." * level + name, globals["__package__"]) if level else name
         found = needs.setdefault((globals or {}).get("__name__", ""), [])
@@ -124,7 +136,9 @@ def own_groups() -> list[Group]:
             importlib.import_module(name)
     finally:
         builtins.__import__, importlib.import_module = plain_import, by_name
-    loaded = {name: module for name, module in _others().items() if name not in before and name not in EXECUTED}
+    loaded = {
+        name: module for name, module in _others().items() if name not in before and name not in EXECUTED
+    }
     own = [name for name in loaded if name.partition(".")[0] == "ampcompare"]
     # A request may wait for the import of a module of the engine, so what uses it is executed there.
     apart = {name for name in own if name.startswith("ampcompare.apex")}
@@ -142,7 +156,10 @@ def own_groups() -> list[Group]:
 def by_package(modules: dict[str, ModuleType]) -> list[Group]:
     """Return a group for each package."""
     packages = {name.partition(".")[0] for name in modules}
-    return [Group({n: m for n, m in modules.items() if n.partition(".")[0] == one}, []) for one in sorted(packages)]
+    return [
+        Group({n: m for n, m in modules.items() if n.partition(".")[0] == one}, [])
+        for one in sorted(packages)
+    ]
 
 
 def hide_torch() -> None:

@@ -53,6 +53,8 @@ def with_example(folder: Path) -> list[str]:
     points: Any = re.search(r'\[project\.entry-points\."([^"]+)"\]\n((?:[\w-]+ = "[^"]+"\n)+)', settings)
     metadata = folder / "ampcompare_bf16_params-0.1.0.dist-info"
     metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ampcompare-bf16-params\nVersion: 0.1.0\n")
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: ampcompare-bf16-params\nVersion: 0.1.0\n"
+    )
     (metadata / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2].replace(chr(34), '')}")
     return [str(EXAMPLE), str(folder)]

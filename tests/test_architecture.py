@@ -163,7 +163,12 @@ def test_leaves_stand_on_little(graph: grimp.ImportGraph, room: str) -> None:
 
 def test_contracts_of_imports() -> None:
     """Every contract of pyproject.toml is kept."""
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as run; run()",
+        "--no-cache",
+    ]
     done = subprocess.run([*command, "--no-logo"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
@@ -227,7 +232,9 @@ def _subscribed_names() -> set[str]:
                 and node.func.attr in ("wrap", "put_innermost")
             ):
                 names |= {one.value for one in node.args[1:2] if isinstance(one, ast.Constant)}
-    points = next(node for node in _tree("ampcompare.base.patches").body if getattr(node, "name", "") == "Points")
+    points = next(
+        node for node in _tree("ampcompare.base.patches").body if getattr(node, "name", "") == "Points"
+    )
     names |= {ast.literal_eval(node.elts[1]) for node in ast.walk(points) if isinstance(node, ast.Tuple)}
     return {name for name in names if isinstance(name, str)}
 
@@ -235,7 +242,9 @@ def _subscribed_names() -> set[str]:
 def _replaced(tree: ast.Module, names: set[str]) -> list[str]:
     """Return where a tree sets an attribute of one of these names, but of an object that is its own or the script's."""
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)} | OBJECTS
-    places = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    places = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
     return [
         f"line {node.lineno}: {ast.unparse(node)}"
         for node in sorted(places, key=lambda node: node.lineno)
@@ -261,7 +270,9 @@ def test_no_file_is_called_utils() -> None:
 
 def test_modules_say_what_they_are() -> None:
     """Every module begins with a docstring."""
-    assert not [name for name, path in MODULES.items() if not path.read_text(encoding="utf-8").startswith('"""')]
+    assert not [
+        name for name, path in MODULES.items() if not path.read_text(encoding="utf-8").startswith('"""')
+    ]
 
 
 def _part_of(path: Path) -> str:
@@ -277,7 +288,9 @@ def _parts() -> set[str]:
     for contract in contracts():
         parts.update(contract.get("source_modules", []), contract.get("forbidden_modules", []))
         layers = " | ".join(contract.get("layers", [])).split(" | ")
-        parts.update(f"{container}.{layer}" for container in contract.get("containers", []) for layer in layers)
+        parts.update(
+            f"{container}.{layer}" for container in contract.get("containers", []) for layer in layers
+        )
     return parts - {"ampcompare"}
 
 
@@ -334,7 +347,8 @@ def _compared(module: str) -> Iterator[str]:
 def test_the_process_of_a_script_asks_for_no_option_of_an_arm() -> None:
     """What a backend does in a script, its `InScript`, its `Roles` and the file in `script/behind` say."""
     asking = _with(
-        r"\.options\b", [f"ampcompare.script.{name}" for name in ("stand_in", "arm_process", "behind.own_arm")]
+        r"\.options\b",
+        [f"ampcompare.script.{name}" for name in ("stand_in", "arm_process", "behind.own_arm")],
     )
     assert asking == ["ampcompare.script.behind.own_arm"]
 
@@ -343,7 +357,10 @@ def test_what_a_backend_is_stands_in_backends() -> None:
     """No file outside of `backends` asks for the name of an arm's backend: `BackendSpec` and `Roles` answer."""
     outside = [name for name in MODULES if not _is_in(name, ("backends",))]
     found = [
-        line for name in _with(r"\.backend\b", outside) if name not in MAY_COMPARE_BACKENDS for line in _compared(name)
+        line
+        for name in _with(r"\.backend\b", outside)
+        if name not in MAY_COMPARE_BACKENDS
+        for line in _compared(name)
     ]
     assert found == []
     assert list(_compared("ampcompare.backends.arm")), "the test sees what it looks for"

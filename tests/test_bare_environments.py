@@ -10,7 +10,17 @@ import pytest
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parent.parent
 # torch and what it requires; under the name of a distribution where it is not that of a module.
-TORCH = ["torch", "torchgen", "functorch", "typing_extensions", "filelock", "sympy", "mpmath", "networkx", "jinja2"]
+TORCH = [
+    "torch",
+    "torchgen",
+    "functorch",
+    "typing_extensions",
+    "filelock",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "jinja2",
+]
 TORCH += ["markupsafe", "fsspec", "triton", "nvidia", "cuda"]
 IMPORT_ALL = """
 import importlib, importlib.abc, importlib.metadata, pkgutil, sys, warnings

@@ -162,8 +162,15 @@ def test_commands_run(
     has runs there alone, pasted into the root of a clone, its `cd` lines too.
     """
     if page == README:
-        shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "__pycache__"))
-    known = {line for block in blocks(README) for line in block.commands if page not in (README, ROOT / AS_PROCESSES)}
+        shutil.copytree(
+            ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("runs", "__pycache__")
+        )
+    known = {
+        line
+        for block in blocks(README)
+        for line in block.commands
+        if page not in (README, ROOT / AS_PROCESSES)
+    }
     plugin = with_example(tmp_path_factory.mktemp("plugin"))
     for block in blocks(page):
         kind, _, file = block.marker.partition(" in a folder with ")
@@ -186,7 +193,9 @@ def test_commands_run(
             assert words[0] == "ampcompare", line
             if name(page) == AS_PROCESSES or "backend" in kind:
                 path = os.pathsep.join([*(plugin if "backend" in kind else ()), os.environ["PYTHONPATH"]])
-                done = forked_python.run(["-m", *words], tmp_path, {**os.environ, "PYTHONPATH": path}, timeout=300)
+                done = forked_python.run(
+                    ["-m", *words], tmp_path, {**os.environ, "PYTHONPATH": path}, timeout=300
+                )
                 code, out, err = done.returncode, done.stdout, done.stderr
             else:
                 code, out, err = command(words[1:])
@@ -213,7 +222,9 @@ def test_python_runs(code: str, tmp_path: Path, forked_python: Any) -> None:
 
 def test_every_block_runs_or_says_why_not() -> None:
     """No block of code escapes the tests without a reason."""
-    known = r"run( as python| with the example backend| in a folder with [\w./]+)?|file [\w./]+|not run: .{10,}"
+    known = (
+        r"run( as python| with the example backend| in a folder with [\w./]+)?|file [\w./]+|not run: .{10,}"
+    )
     wrong = []
     for page in PAGES:
         for block in blocks(page):
@@ -270,7 +281,8 @@ def test_links_lead_somewhere() -> None:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for path, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)]*)\)", text):
             target = (page.parent / path) if path else page
-            if target.parent == ROOT / "docs" / "notebooks":  # a page that docs/hooks/notebooks.py makes of a notebook
+            # a page that docs/hooks/notebooks.py makes of a notebook
+            if target.parent == ROOT / "docs" / "notebooks":
                 target = ROOT / "examples" / "notebooks" / f"{target.stem}.ipynb"
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 wrong.append(f"{name(page)}: {path}#{anchor}")
@@ -279,7 +291,10 @@ def test_links_lead_somewhere() -> None:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)}
+    return {
+        slug(heading)
+        for heading in re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }
 
 
 def slug(heading: str) -> str:

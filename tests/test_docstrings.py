@@ -76,7 +76,9 @@ def _unsaid_errors(node: Definition) -> set[str]:
 
 @cache
 def _package() -> dict[str, Definition]:
-    return dict(definitions({name: path.read_text(encoding="utf-8") for name, path in modules_of_package().items()}))
+    return dict(
+        definitions({name: path.read_text(encoding="utf-8") for name, path in modules_of_package().items()})
+    )
 
 
 def test_arguments_of_what_other_rooms_call_are_explained() -> None:
@@ -90,9 +92,9 @@ def test_errors_of_what_other_rooms_call_are_named() -> None:
 def test_what_is_looked_for_is_found() -> None:
     """A function of another room without a reference fails both tests; one of the same room, or with one, does not."""
     bare = "def f(a, b):\n    raise ConfigError('no')\n"
-    whole = (
-        'def g(a, b):\n    """Do it.\n\n    Args:\n        a: one.\n\n    Raises:\n        ConfigError: no.\n    """\n'
-    )
+    args = "    Args:\n        a: one.\n\n"
+    raises = "    Raises:\n        ConfigError: no.\n"
+    whole = f'def g(a, b):\n    """Do it.\n\n{args}{raises}    """\n'
     texts = {
         "p.low.file": f"{bare}\n{whole}    raise ConfigError('no')\n",
         "p.low.neighbor": "from p.low.file import f",

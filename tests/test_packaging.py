@@ -60,15 +60,28 @@ def test_version_has_one_source(metadata: Path) -> None:
     """The metadata carry the version of version.py, and reading it imports nothing."""
     assert f"Version: {ampcompare.__version__}\n" in (metadata / "PKG-INFO").read_text(encoding="utf-8")
     assert re.fullmatch(r"\d+\.\d+\.\d+", ampcompare.__version__)
-    assert "import" not in (ROOT / "ampcompare" / "base" / "version.py").read_text(encoding="utf-8").split('"""')[2]
+    assert (
+        "import"
+        not in (ROOT / "ampcompare" / "base" / "version.py").read_text(encoding="utf-8").split('"""')[2]
+    )
 
 
 def test_requirements_are_lower_bounds(metadata: Path) -> None:
     """Requirements of users have lower bounds only and lack `apex`; pytest, for developers, has an upper bound."""
     text = (metadata / "requires.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line and line[0] != "["]  # a marker is a part of its heading
+    # a marker is a part of its heading
+    lines = [line for line in text.splitlines() if line and line[0] != "["]
     names = {re.match(r"[\w-]+", line).group().lower() for line in lines}  # type: ignore[union-attr]
-    assert {"torch", "torchvision", "numpy", "scipy", "scikit-learn", "click", "pydantic", "safetensors"} <= names
+    assert {
+        "torch",
+        "torchvision",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "click",
+        "pydantic",
+        "safetensors",
+    } <= names
     assert "apex" not in names
     assert [line for line in lines if re.search(r"==|<|~=|!=", line)] == ["pytest<9.2,>=8"]
 
@@ -77,10 +90,17 @@ def test_what_is_imported_is_required(metadata: Path) -> None:
     """Each package that a file imports, wherever in it, is a requirement or of an extra, or one of those brings it."""
     text = (metadata / "requires.txt").read_text(encoding="utf-8")
     required = set(re.findall(r"^[\w-]+", text, flags=re.MULTILINE))
-    modules = {"scikit-learn": "sklearn", "PyYAML": "yaml", "nvidia-ml-py": "pynvml", "mlflow-skinny": "mlflow"}
+    modules = {
+        "scikit-learn": "sklearn",
+        "PyYAML": "yaml",
+        "nvidia-ml-py": "pynvml",
+        "mlflow-skinny": "mlflow",
+    }
     known = {modules.get(name, name).replace("-", "_") for name in required} | {"PIL", "pydantic_core"}
     graph = grimp.build_graph("ampcompare", include_external_packages=True, cache_dir=None)
-    others = {name for name in graph.modules if name.partition(".")[0] != "ampcompare"} - sys.stdlib_module_names
+    others = {
+        name for name in graph.modules if name.partition(".")[0] != "ampcompare"
+    } - sys.stdlib_module_names
     assert {"torch", "click", "wandb"} <= others
     assert not {name: graph.find_modules_that_directly_import(name) for name in others - known}
 
@@ -89,7 +109,9 @@ def test_sources_are_packaged(metadata: Path) -> None:
     """Every source file and recipe of the package and the mark of typed packages are in the list of sources."""
     listed = set((metadata / "SOURCES.txt").read_text(encoding="utf-8").split("\n"))
     package = ROOT / "ampcompare"
-    wanted = {path.relative_to(ROOT).as_posix() for kind in ("*.py", "*.yaml") for path in package.rglob(kind)}
+    wanted = {
+        path.relative_to(ROOT).as_posix() for kind in ("*.py", "*.yaml") for path in package.rglob(kind)
+    }
     assert wanted | {"ampcompare/py.typed", "LICENSE", "constraints/cpu.txt", "scripts/test"} <= listed
 
 
@@ -118,7 +140,11 @@ def test_pins_name_a_pair_that_matches() -> None:
 def test_module_runs_as_a_command() -> None:
     """`python -m ampcompare` is the command line, from a checkout too."""
     done = subprocess.run(
-        [sys.executable, "-m", "ampcompare", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-m", "ampcompare", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
     )
     assert ampcompare.__version__ in done.stdout
 
@@ -139,9 +165,12 @@ def test_links_of_the_page_of_a_release_are_absolute(monkeypatch: pytest.MonkeyP
     assert re.findall(r"^```.*?^```$", page, flags=re.MULTILINE | re.DOTALL) == re.findall(
         r"^```.*?^```$", readme, flags=re.MULTILINE | re.DOTALL
     )
-    nested = made["with_absolute_links"]("[![a](docs/a.svg)](docs/a.md) and [text](#here)", "https://f.example", "1")
+    nested = made["with_absolute_links"](
+        "[![a](docs/a.svg)](docs/a.md) and [text](#here)", "https://f.example", "1"
+    )
     assert (
-        nested == "[![a](https://f.example/raw/v1/docs/a.svg)](https://f.example/blob/v1/docs/a.md) and [text](#here)"
+        nested
+        == "[![a](https://f.example/raw/v1/docs/a.svg)](https://f.example/blob/v1/docs/a.md) and [text](#here)"
     )
 
 

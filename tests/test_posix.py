@@ -81,7 +81,9 @@ def test_training_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_group_ends_without_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where os.killpg is missing, a process and what it has started are killed one by one; a gone one is no error."""
     monkeypatch.delattr(os, "killpg")
-    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+    code = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:

@@ -49,7 +49,9 @@ def changes_of_process(text: str) -> Iterator[str]:
                 name = f"{around}.{child.name}" if is_method else around or child.name
             if isinstance(child, ast.Assign | ast.Delete):
                 targets = [
-                    one for each in child.targets for one in (each.elts if isinstance(each, ast.Tuple) else [each])
+                    one
+                    for each in child.targets
+                    for one in (each.elts if isinstance(each, ast.Tuple) else [each])
                 ]
                 if any(TARGETS.fullmatch(ast.unparse(one)) for one in targets):
                     yield name
@@ -72,11 +74,21 @@ def _is_change(function: ast.expr) -> bool:
 def test_each_change_of_a_process_is_in_the_table() -> None:
     """A reader who asks how a process is set up finds all of it in one place."""
     section = (ROOT / "docs/design.md").read_text(encoding="utf-8").partition("## Words")[0]
-    said = {(path, name) for names, path in NAMES.findall(section) for name in re.findall(r"`([\w.]+)`", names)}
+    said = {
+        (path, name) for names, path in NAMES.findall(section) for name in re.findall(r"`([\w.]+)`", names)
+    }
     said |= {(path, "") for path in re.findall(r"^\| `([\w/.]+\.py)` \|", section, re.MULTILINE)}
     package = ROOT / "ampcompare"
-    texts = {path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in package.rglob("*.py")}
-    found = {(path, name) for path, text in texts.items() if WORDS.search(text) for name in changes_of_process(text)}
+    texts = {
+        path.relative_to(package).as_posix(): path.read_text(encoding="utf-8")
+        for path in package.rglob("*.py")
+    }
+    found = {
+        (path, name)
+        for path, text in texts.items()
+        if WORDS.search(text)
+        for name in changes_of_process(text)
+    }
     assert ("training/process.py", "configure_process") in found, "the test sees what it looks for"
     assert not found - said, "neither of the tables of docs/design.md has these"
 

@@ -32,7 +32,9 @@ def _commit(folder: Path) -> None:
 
 
 def _release(folder: Path, *words: str) -> tuple[int, str]:
-    done = subprocess.run([folder / "scripts/release", *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [folder / "scripts/release", *words], capture_output=True, text=True, timeout=60, check=False
+    )
     return done.returncode, done.stderr
 
 
@@ -42,7 +44,9 @@ def test_it_refuses_without_an_address_or_a_section_and_with_changes(checkout: P
     assert (status, len(said.splitlines())) == (4, 1)
     assert "ADDRESS in setup.py is empty" in said
     setup = checkout / "setup.py"
-    setup.write_text(setup.read_text().replace('ADDRESS = ""', 'ADDRESS = "https://forge.example/owner/project"'))
+    setup.write_text(
+        setup.read_text().replace('ADDRESS = ""', 'ADDRESS = "https://forge.example/owner/project"')
+    )
     assert "changes that are not committed" in _release(checkout)[1]
     version = checkout / "ampcompare/base/version.py"
     version.write_text(version.read_text().replace('__version__ = "', '__version__ = "9'))
@@ -58,7 +62,11 @@ def test_a_cut_gives_all_places_one_version(checkout: Path) -> None:
     status, said = _release(checkout, "cut", "7.8.9")
     assert (status, "v7.8.9" in said) == (0, True)
     log = (checkout / "CHANGELOG.md").read_text()
-    assert log.index("## [Unreleased]") < log.index("## [7.8.9] - 20") < log.index("### Read this before you upgrade")
+    assert (
+        log.index("## [Unreleased]")
+        < log.index("## [7.8.9] - 20")
+        < log.index("### Read this before you upgrade")
+    )
     assert '__version__ = "7.8.9"' in (checkout / "ampcompare/base/version.py").read_text()
     assert "  version: 7.8.9\n" in (checkout / "conda/recipe.yaml").read_text()
     assert _release(checkout, "cut", "7.8.9")[0] == 4
@@ -74,9 +82,14 @@ def test_publishing_needs_no_secret() -> None:
     assert "permissions" not in build
     assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
     assert publish["steps"][-1]["with"] == {"attestations": True}
-    for name, given in (("image", {"contents": "read", "packages": "write"}), ("site", {"contents": "write"})):
+    for name, given in (
+        ("image", {"contents": "read", "packages": "write"}),
+        ("site", {"contents": "write"}),
+    ):
         assert (workflow["jobs"][name]["needs"], workflow["jobs"][name]["permissions"]) == ("build", given)
-    lines = "".join(step.get("run", "") for name in ("image", "site") for step in workflow["jobs"][name]["steps"])
+    lines = "".join(
+        step.get("run", "") for name in ("image", "site") for step in workflow["jobs"][name]["steps"]
+    )
     assert "scripts/docker-build cpu" in lines
     assert "scripts/docs publish" in lines
     assert "ghcr.io/${GITHUB_REPOSITORY,,}" in lines  # the forge's own address, and none that is written here
@@ -95,5 +108,7 @@ def test_publishing_needs_no_secret() -> None:
 )
 def test_no_site_is_published_without_an_address(checkout: Path, words: list[str], reason: str) -> None:
     shutil.copy(ROOT / "scripts/docs", checkout / "scripts/docs")
-    done = subprocess.run([checkout / "scripts/docs", *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [checkout / "scripts/docs", *words], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, reason in done.stderr) == (4, True)

@@ -42,7 +42,8 @@ esac
 LARGE = 20 * 1024 * 1024
 NO_WHEEL = "ERROR: No matching distribution found for torch"
 NO_NETWORK = (
-    "WARNING: Retrying after connection broken by NewConnectionError\\nERROR: No matching distribution found for torch"
+    "WARNING: Retrying after connection broken by NewConnectionError\\nERROR: No matching "
+    "distribution found for torch"
 )
 
 
@@ -63,7 +64,12 @@ class Frame:
 
     def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a script of the copy from another folder, as a user may."""
-        environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.root), **self.environment, **variables}
+        environment = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOME": str(self.root),
+            **self.environment,
+            **variables,
+        }
         environment.setdefault("STACK_PYTHON", "none")  # whatever torch the machine has
         return subprocess.run(
             [str(self.root / script), *arguments],
@@ -167,12 +173,18 @@ def test_little_space_is_one_line(frame: Frame) -> None:
 @pytest.mark.parametrize(
     ("output", "parts", "environments"),
     [
-        (NO_NETWORK, ["the package registry cannot be reached", "No matching distribution found for torch"], 1),
+        (
+            NO_NETWORK,
+            ["the package registry cannot be reached", "No matching distribution found for torch"],
+            1,
+        ),
         ("ERROR: Could not install: [Errno 28] No space left on device", ["the disk is full"], 2),
         ("ERROR: pip broke", ["pip broke"], 2),
     ],
 )
-def test_a_failed_installation_is_one_line(frame: Frame, output: str, parts: list[str], environments: int) -> None:
+def test_a_failed_installation_is_one_line(
+    frame: Frame, output: str, parts: list[str], environments: int
+) -> None:
     """After it the next call installs; into the same environment only where pip had surely changed nothing."""
     line = frame.fails(STUB_PIP=output)
     assert [part for part in parts if part not in line] == []
@@ -182,7 +194,9 @@ def test_a_failed_installation_is_one_line(frame: Frame, output: str, parts: lis
     assert sum(call.startswith("venv") for call in frame.calls()) == environments
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the plain torch has no CUDA, and there is one source")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="elsewhere the plain torch has no CUDA, and there is one source"
+)
 def test_no_wheel_is_one_line(frame: Frame) -> None:
     """No wheel of torch: PyTorch's own CPU index is asked too, for torch alone, then one line names the Python."""
     line = frame.fails(STUB_PIP=NO_WHEEL)
@@ -232,7 +246,9 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
 def test_demo_runs_the_comparison(frame: Frame) -> None:
     """The demo passes its arguments on and its exit code back, and says how to reach the command."""
     done = frame.run("scripts/demo", "--epochs", "1", STUB_COMMAND="3")
-    assert frame.calls()[-1] == "ampcompare compare --seeds 0-4 --margin 0.5 --output-dir runs/demo --epochs 1"
+    assert (
+        frame.calls()[-1] == "ampcompare compare --seeds 0-4 --margin 0.5 --output-dir runs/demo --epochs 1"
+    )
     assert done.returncode == 3
     assert "activate" in done.stderr.splitlines()[-1]
 
@@ -247,7 +263,9 @@ def test_several_versions_are_asked_for_at_once(frame: Frame) -> None:
 def test_ci_runs_check_and_tests(frame: Frame) -> None:
     assert frame.run(".ci/run").returncode == 0
     calls = frame.calls()
-    needs_packages = [calls.index(call) for call in calls if call == ".ci/containers" or " -m pytest " in call]
+    needs_packages = [
+        calls.index(call) for call in calls if call == ".ci/containers" or " -m pytest " in call
+    ]
     assert (
         len(needs_packages) == 4
     )  # images, the collection, the tests, and those that depend on the processor once more
@@ -282,7 +300,9 @@ def test_wheels_for_a_gpu_check_come_from_a_folder(frame: Frame) -> None:
     (frame.root.parent / "carried").mkdir()
     (frame.root.parent / "carried" / "one.whl").touch()
     assert frame.run("scripts/gpu-check", "--wheels", "carried").returncode == 0
-    pip = next(line for line in (frame.root.parent / "calls").read_text().splitlines() if line.startswith("pip"))
+    pip = next(
+        line for line in (frame.root.parent / "calls").read_text().splitlines() if line.startswith("pip")
+    )
     assert "--no-index" in pip
     assert pip.endswith("carried/one.whl")
     assert not Path(pip.split("--target ")[1].split()[0]).exists()
@@ -297,4 +317,7 @@ def test_a_gpu_check_without_torch_sets_up(frame: Frame) -> None:
     done = frame.run("scripts/gpu-check", "--rehearse", "--out", "here")
     assert done.returncode == 0, done
     assert frame.installations() == 1
-    assert "python -m benchmarks.gpu --rehearse --out here threads=1" in (frame.root.parent / "calls").read_text()
+    assert (
+        "python -m benchmarks.gpu --rehearse --out here threads=1"
+        in (frame.root.parent / "calls").read_text()
+    )

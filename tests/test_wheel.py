@@ -13,7 +13,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ["--data", "synthetic", "--train-size", "32", "--val-size", "16", "--image-size", "8", "--max-steps", "2"]
+TINY = [
+    "--data",
+    "synthetic",
+    "--train-size",
+    "32",
+    "--val-size",
+    "16",
+    "--image-size",
+    "8",
+    "--max-steps",
+    "2",
+]
 TINY += ["--batch-size", "16", "--arch", "mlp", "--device", "cpu", "--no-progress"]
 
 pytestmark = pytest.mark.slow

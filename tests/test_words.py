@@ -12,15 +12,24 @@ PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 SOURCES = [path for room in ("ampcompare", "benchmarks") for path in sorted((ROOT / room).rglob("*.py"))]
 SCRIPTS = [
-    path for folder in ("scripts", ".ci", "docker") for path in sorted((ROOT / folder).iterdir()) if path.is_file()
+    path
+    for folder in ("scripts", ".ci", "docker")
+    for path in sorted((ROOT / folder).iterdir())
+    if path.is_file()
 ]
 TABLE = re.compile(r"^\| (.+?) \| (.+?) \|$", flags=re.MULTILINE)
-BETWEEN = str.maketrans("\"'#", "   ")  # what stands between the words of a text that is cut into strings or comments
+# what stands between the words of a text that is cut into strings or comments
+BETWEEN = str.maketrans("\"'#", "   ")
 
 
 def house_words() -> dict[str, str]:
     """Return the phrases to avoid with what to write: the table of CONTRIBUTING.md."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## House words")[2].partition("\n## ")[0]
+    text = (
+        (ROOT / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .partition("## House words")[2]
+        .partition("\n## ")[0]
+    )
     rows = TABLE.findall(text)[1:]  # the head of the table holds no words
     return {phrase.strip('"'): plain for cell, plain in rows for phrase in cell.split(", ")}
 
@@ -28,7 +37,9 @@ def house_words() -> dict[str, str]:
 WORDS = house_words()
 # A phrase that begins with a capital letter is the start of a sentence; others are found in either case.
 PATTERNS = {
-    phrase: re.compile(rf"(?<![\w-]){re.escape(phrase)}(?![\w-])", 0 if phrase[0].isupper() else re.IGNORECASE)
+    phrase: re.compile(
+        rf"(?<![\w-]){re.escape(phrase)}(?![\w-])", 0 if phrase[0].isupper() else re.IGNORECASE
+    )
     for phrase in WORDS
 }
 
@@ -114,7 +125,9 @@ def participles(source: str) -> list[str]:
     """Return the functions of a module whose name is a participle or adverb alone."""
     names = re.findall(r"^ *(?:async )?def (\w+)\(", source, flags=re.MULTILINE)
     return [
-        name for name in names if PARTICIPLE.fullmatch(name) and not {name.strip("_"), name} & (VERBS | OTHERS | PUBLIC)
+        name
+        for name in names
+        if PARTICIPLE.fullmatch(name) and not {name.strip("_"), name} & (VERBS | OTHERS | PUBLIC)
     ]
 
 

@@ -30,6 +30,10 @@ def _cast_if_autocast_enabled(*args: Any) -> Any:
 
 def _cast_to_autocast_type(tensor: Tensor) -> Tensor:
     device = tensor.device.type
-    if not tensor.is_floating_point() or tensor.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+    if (
+        not tensor.is_floating_point()
+        or tensor.dtype is torch.float64
+        or not torch.is_autocast_enabled(device)
+    ):
         return tensor
     return tensor.to(torch.get_autocast_dtype(device))

@@ -34,7 +34,9 @@ def multi_tensor_axpby(
     """[x, y, out]: write `a * x + b * y`; the flag reports inf or NaN in both (`arg_to_check` -1), x (0) or y (1)."""
     xs, ys, outputs = _checked_tensor_lists(tensor_lists, noop_flag, 3)
     if arg_to_check not in (-1, 0, 1):
-        raise RuntimeError(f"arg_to_check is {arg_to_check}; it must be -1 (check both), 0 (check x) or 1 (check y)")
+        raise RuntimeError(
+            f"arg_to_check is {arg_to_check}; it must be -1 (check both), 0 (check x) or 1 (check y)"
+        )
     watched = {-1: [*xs, *ys], 0: xs, 1: ys}[arg_to_check]
     _set_flag_where(noop_flag, arithmetic.any_non_finite(watched))
     arithmetic.add_scaled_into(xs, ys, outputs, a, b)
@@ -62,7 +64,11 @@ def multi_tensor_l2norm_mp(
 
 @torch.no_grad()
 def multi_tensor_l2norm_scale(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, scale: float, per_tensor: bool | None = None
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    scale: float,
+    per_tensor: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[in, out]: write `in * scale`, and return the norms of `in` as `multi_tensor_l2norm` does."""
     inputs, outputs = _checked_tensor_lists(tensor_lists, noop_flag, 2)
@@ -73,7 +79,11 @@ def multi_tensor_l2norm_scale(
 
 @torch.no_grad()
 def multi_tensor_unscale_l2norm(
-    chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLists, inv_scale: Tensor, per_tensor: bool | None = None
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: TensorLists,
+    inv_scale: Tensor,
+    per_tensor: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[x]: return the norms of `x * inv_scale` as `multi_tensor_l2norm` does; `x` is not changed."""
     (tensors,) = _checked_tensor_lists(tensor_lists, noop_flag, 1)
@@ -82,7 +92,9 @@ def multi_tensor_unscale_l2norm(
     return total * factor, each * factor
 
 
-def _norms_with_flag(noop_flag: Tensor, tensors: Sequence[Tensor], per_tensor: bool | None) -> tuple[Tensor, Tensor]:
+def _norms_with_flag(
+    noop_flag: Tensor, tensors: Sequence[Tensor], per_tensor: bool | None
+) -> tuple[Tensor, Tensor]:
     each = arithmetic.per_tensor_norms(tensors)
     total = torch.linalg.vector_norm(each).reshape(1)
     _set_flag_where(noop_flag, ~torch.isfinite(total))
@@ -97,7 +109,9 @@ def _checked_tensor_lists(lists: TensorLists, noop_flag: Tensor, *counts: int) -
             a tensor that is not on the device of the flag.
     """
     if len(lists) not in counts:
-        raise RuntimeError(f"got {len(lists)} tensor lists; this operation takes {' or '.join(map(str, counts))}")
+        raise RuntimeError(
+            f"got {len(lists)} tensor lists; this operation takes {' or '.join(map(str, counts))}"
+        )
     lengths = [len(tensors) for tensors in lists]
     if not lengths[0] or len(set(lengths)) != 1:
         raise RuntimeError(f"tensor lists have lengths {lengths}; they must be equal and not zero")
@@ -108,7 +122,9 @@ def _checked_tensor_lists(lists: TensorLists, noop_flag: Tensor, *counts: int) -
             )
         for tensor in row:
             if not tensor.is_floating_point():
-                raise RuntimeError(f"tensor at index {index} has dtype {tensor.dtype}; a floating dtype is needed")
+                raise RuntimeError(
+                    f"tensor at index {index} has dtype {tensor.dtype}; a floating dtype is needed"
+                )
             if tensor.device != noop_flag.device:
                 raise RuntimeError(
                     f"tensor at index {index} is on {tensor.device}, the flag on {noop_flag.device}; use one device"
@@ -156,7 +172,9 @@ def multi_tensor_sgd(chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLis
     if (beyond_kernel or not noop_flag.is_cuda) and noop_flag.item():
         return
     found_inf = _flag_as_found_inf(noop_flag) if noop_flag.is_cuda else None
-    optimizer_math.make_sgd_step(grads, params, buffers, *numbers, found_inf=found_inf, copies=rest[0] if rest else ())
+    optimizer_math.make_sgd_step(
+        grads, params, buffers, *numbers, found_inf=found_inf, copies=rest[0] if rest else ()
+    )
 
 
 def _flag_as_found_inf(noop_flag: Tensor) -> Tensor:
@@ -198,7 +216,11 @@ def multi_tensor_lamb(chunk_size: int, noop_flag: Tensor, tensor_lists: TensorLi
         numbers: lr, beta1, beta2, epsilon, step, bias_correction, weight_decay, grad_averaging, mode (0: L2, 1:
             decoupled decay), global_grad_norm, max_grad_norm, use_nvlamb (None by default).
     """
-    numbers_of_lamb = (*numbers[:9], optimizer_math.divisor_for_norm_clip(numbers[9], numbers[10]), any(numbers[11:]))
+    numbers_of_lamb = (
+        *numbers[:9],
+        optimizer_math.divisor_for_norm_clip(numbers[9], numbers[10]),
+        any(numbers[11:]),
+    )
     grads, params, exp_avgs, exp_avg_sqs = _checked_tensor_lists(tensor_lists, noop_flag, 4)
     optimizer_math.make_lamb_step(grads, params, exp_avgs, exp_avg_sqs, *numbers_of_lamb)
 

@@ -45,7 +45,9 @@ def backward(
 ) -> Tensor:
     """Return the gradient of the input of `forward`, in the dtype of `input_or_output`."""
     params = (None, None, eps, memory_efficient)
-    return _gradients_of_norm(grad_output, mean, invvar, input_or_output, normalized_shape, *params, centered=True)[0]
+    return _gradients_of_norm(
+        grad_output, mean, invvar, input_or_output, normalized_shape, *params, centered=True
+    )[0]
 
 
 def backward_affine(
@@ -61,7 +63,9 @@ def backward_affine(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of input (in the dtype of `input_or_output`), weight and bias (in theirs)."""
     params = (weight, bias, eps, memory_efficient)
-    return _gradients_of_norm(grad_output, mean, invvar, input_or_output, normalized_shape, *params, centered=True)
+    return _gradients_of_norm(
+        grad_output, mean, invvar, input_or_output, normalized_shape, *params, centered=True
+    )
 
 
 def rms_forward(input: Tensor, normalized_shape: Sequence[int], eps: float) -> tuple[Tensor, Tensor]:
@@ -93,7 +97,9 @@ def rms_backward(
 ) -> Tensor:
     """Return the gradient of the input of `rms_forward`, in the dtype of `input_or_output`."""
     params = (None, None, eps, memory_efficient)
-    return _gradients_of_norm(grad_output, None, invvar, input_or_output, normalized_shape, *params, centered=False)[0]
+    return _gradients_of_norm(
+        grad_output, None, invvar, input_or_output, normalized_shape, *params, centered=False
+    )[0]
 
 
 def rms_backward_affine(
@@ -107,7 +113,9 @@ def rms_backward_affine(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of input (in the dtype of `input_or_output`) and weight (in its own)."""
     params = (weight, None, eps, memory_efficient)
-    return _gradients_of_norm(grad_output, None, invvar, input_or_output, normalized_shape, *params, centered=False)
+    return _gradients_of_norm(
+        grad_output, None, invvar, input_or_output, normalized_shape, *params, centered=False
+    )
 
 
 def _layer_norm_and_statistics(
@@ -179,13 +187,17 @@ def _gradients_of_norm(
     centered: bool,
 ) -> tuple[Tensor, ...]:
     """Return the gradients of the input and of the parameters that there are."""
-    x_hat = _normalized_input(input_or_output, mean, invvar, weight, bias, normalized_shape, eps, memory_efficient)
+    x_hat = _normalized_input(
+        input_or_output, mean, invvar, weight, bias, normalized_shape, eps, memory_efficient
+    )
     grad, dims = grad_output.to(x_hat.dtype), _normalized_dims(normalized_shape)
     inner = grad if weight is None else grad * weight.to(x_hat.dtype)
     along = x_hat * (inner * x_hat).mean(dims, keepdim=True)
     if centered:
         inner = inner - inner.mean(dims, keepdim=True)
-    gradients = [((inner - along) * _statistic_per_row(invvar, x_hat, normalized_shape)).to(input_or_output.dtype)]
+    gradients = [
+        ((inner - along) * _statistic_per_row(invvar, x_hat, normalized_shape)).to(input_or_output.dtype)
+    ]
     if weight is not None:
         gradients.append(_sum_over_rows(grad * x_hat, normalized_shape).to(weight.dtype))
     if bias is not None:

@@ -16,7 +16,9 @@ Result = TypeVar("Result")
 SECTION = re.compile(r"^(Args|Attributes):\n((?:[ ].*\n?|\n(?=[ ]))*)", flags=re.MULTILINE)
 
 
-def takes_parameters_of(options: Callable[P, Options]) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
+def takes_parameters_of(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Options], Result]], Callable[P, Result]]:
     """Return a decorator: a function of options becomes one of their parameters, with signature and docstring.
 
     Args:

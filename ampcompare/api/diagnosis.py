@@ -211,10 +211,16 @@ def find_batch(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: a try failed for another reason than memory or too few samples.
     """
-    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of_arms, find_largest_batches_on_free_gpu
+    from ampcompare.experiment.find_batch import (
+        BatchSearchTerms,
+        configs_of_arms,
+        find_largest_batches_on_free_gpu,
+    )
     from ampcompare.experiment.run_options import settings_request
 
-    config = collect_settings(settings_request(recipe, size, config_file, settings), FIND_BATCH, one_run=True).config
+    config = collect_settings(
+        settings_request(recipe, size, config_file, settings), FIND_BATCH, one_run=True
+    ).config
     configs = configs_of_arms(config, _distinct_arm_texts(arms))
     return find_largest_batches_on_free_gpu(
         BatchSearchTerms(configs, memory_limit, margin / 100, note, preflight), gpus
@@ -225,7 +231,9 @@ def _distinct_arm_texts(arms: Sequence[Arm | str] | str) -> list[str]:
     """Return the texts of arms, each once; a text may name several, separated by commas."""
     listed = [arms] if isinstance(arms, str) else arms
     return list(
-        dict.fromkeys(str(one) for arm in listed for one in (parse_arms([arm]) if isinstance(arm, str) else [arm]))
+        dict.fromkeys(
+            str(one) for arm in listed for one in (parse_arms([arm]) if isinstance(arm, str) else [arm])
+        )
     )
 
 

@@ -57,7 +57,9 @@ def exec_script(
         ConfigError: there is no such arm, or no script was given.
     """
     if not script or isinstance(script, str):
-        raise ConfigError(f"script is {script!r}; give a list: the script and its arguments, as in ['train.py']")
+        raise ConfigError(
+            f"script is {script!r}; give a list: the script and its arguments, as in ['train.py']"
+        )
     flags = {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}
     require_one_of(flags, "guards", guards)
     values = {
@@ -72,7 +74,9 @@ def exec_script(
     words = [f"{name}={value}" for name, value in values.items() if value is not None]
     words += ["--compat-torch"] * compat_torch
     words += flags[guards]
-    return subprocess.run([sys.executable, "-m", "ampcompare", "exec", *words, *script], check=False).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "ampcompare", "exec", *words, *script], check=False
+    ).returncode
 
 
 def lint_paths(
@@ -113,7 +117,9 @@ def lint_paths(
         selection = replace(selection, ignore=tuple(ignore))
     missing: list[UnreadFile] = []
     patterns = (*selection.exclude, *exclude)
-    files = find_sources(places, exclude=patterns, unreadable=lambda path, why: missing.append(UnreadFile(path, why)))
+    files = find_sources(
+        places, exclude=patterns, unreadable=lambda path, why: missing.append(UnreadFile(path, why))
+    )
     report = lint_files(files, selection, fix=fix, named=set(places))
     report.unread[:0] = missing
     return report

@@ -16,8 +16,14 @@ SPEC = library_spec(
     option="mixed_precision",
     arms={"no": "fp32", "fp16": "native:fp16", "bf16": "native:bf16"},
     does=(
-        ("casts", "autocast around the model's own forward, which prepare() replaces; outputs come back in fp32"),
-        ("loss scale", "fp16: dynamic, by torch's GradScaler, updated after each optimizer's step; else none"),
+        (
+            "casts",
+            "autocast around the model's own forward, which prepare() replaces; outputs come back in fp32",
+        ),
+        (
+            "loss scale",
+            "fp16: dynamic, by torch's GradScaler, updated after each optimizer's step; else none",
+        ),
         ("many optimizers", "refused in fp16: each step would update the scale of the others"),
         ("one per process", "a second Accelerator of another precision is refused by accelerate"),
     ),

@@ -30,7 +30,9 @@ from ampcompare.backends.options import (
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, InScript, Options
 
-O4_DIFFERS = "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
+O4_DIFFERS = (
+    "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
+)
 NOT_COMPARED = (
     "the options of this level and the resulting types follow ROCm's Apex; its numbers were never recorded, and "
     "nothing here was compared with it"
@@ -148,7 +150,9 @@ def _half_equivalent(level: Level) -> tuple[str, str]:
     words += ["masters=fp32"] if level.master_weights else []
     words += ["dynamic"] if level.loss_scale == "dynamic" else []
     words += (
-        [f"loss_scale={level.loss_scale:g}"] if isinstance(level.loss_scale, float) and level.loss_scale != 1 else []
+        [f"loss_scale={level.loss_scale:g}"]
+        if isinstance(level.loss_scale, float) and level.loss_scale != 1
+        else []
     )
     return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
 
@@ -165,7 +169,9 @@ def _differences_from_equivalent(level: Level, twin: str) -> tuple[str, ...]:
             "amp.initialize casts inputs and outputs; manually, call .half() and one of .float()",
             "Apex divides the gradients by a static scale after each backward pass, .half() once per step",
             *(
-                ("Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",)
+                (
+                    "Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",
+                )
                 if level.loss_scale == "dynamic"
                 else ()
             ),
@@ -181,7 +187,9 @@ def _differences_from_equivalent(level: Level, twin: str) -> tuple[str, ...]:
     if level.patch_torch_functions:
         if level.half_name == "bf16":
             return (O4_DIFFERS, NOT_COMPARED)
-        lists = "; ".join(f"{name}: {o1} under O1, {other} there" for name, o1, other in OTHERWISE_IN_AUTOCAST)
+        lists = "; ".join(
+            f"{name}: {o1} under O1, {other} there" for name, o1, other in OTHERWISE_IN_AUTOCAST
+        )
         return (
             "O1 patches torch for the life of the process, evaluation included; autocast casts inside its `with`",
             f"the lists are not quite those of autocast on CUDA: {lists}",
@@ -226,7 +234,9 @@ def _why_options_invalid(options: Options) -> str:
 
 SPEC = BackendSpec(
     elsewhere=lambda options: "Apex, and the engine that reproduces it, support CPU and CUDA tensors only",
-    unsharded=lambda options: "Apex keeps masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
+    unsharded=lambda options: (
+        "Apex keeps masters and fp16 gradients in whole tensors; fsdp is the successor of O2"
+    ),
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.training.precision.apex:make_apex",
     explain=_explain_arm,

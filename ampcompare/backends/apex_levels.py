@@ -92,7 +92,9 @@ def require_real_apex(device: str) -> ApexInstall:
     if not installed.has_amp:
         raise BackendUnavailable(installed.reason)
     if not _is_cuda_device(device):
-        raise BackendUnavailable(f"the real Apex runs on CUDA only, and the device is {device}: use --engine compat")
+        raise BackendUnavailable(
+            f"the real Apex runs on CUDA only, and the device is {device}: use --engine compat"
+        )
     return installed
 
 

@@ -98,7 +98,9 @@ def _unknown_option_message(backend: str, spec: BackendSpec, name: str, given: M
     hint = f"did you mean {close[0]!r}? " if close else ""
     if any(read is INNER_ARM for read in parsers.values()):
         hint += "options of the arm underneath are joined by +, as in over=half:bf16+kahan; "
-    return f"backend {backend!r} has no option {name!r}: {hint}its options are: {', '.join(parsers) or 'none'}"
+    return (
+        f"backend {backend!r} has no option {name!r}: {hint}its options are: {', '.join(parsers) or 'none'}"
+    )
 
 
 def _is_positional_value(spec: BackendSpec, word: str) -> bool:
@@ -130,7 +132,9 @@ class Arm:
         """
         arms, _ = split_arms(text)
         if len(arms) > 1:
-            raise ConfigError(f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, but one arm is expected here")
+            raise ConfigError(
+                f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, but one arm is expected here"
+            )
         backend, rest = _split_backend(text)
         words = [word.strip() for word in rest.split(",") if word.strip()] if rest else []
         spec = find_spec(backend)
@@ -151,7 +155,9 @@ class Arm:
                 else:
                     value = "true"
             if name in texts:
-                raise ConfigError(f"arm {text!r} gives {name} twice, by {given[name]} and {written}; give it once")
+                raise ConfigError(
+                    f"arm {text!r} gives {name} twice, by {given[name]} and {written}; give it once"
+                )
             texts[name], given[name] = value, written
         return cls.make(backend, **texts)
 
@@ -164,10 +170,16 @@ class Arm:
         spec = find_spec(backend)
         if spec is None:
             known = ", ".join([*described_backends(), *third_party_backends()])
-            raise ConfigError(f"unknown backend {backend!r}: {_near_name_hint(backend)}known backends are {known}")
+            raise ConfigError(
+                f"unknown backend {backend!r}: {_near_name_hint(backend)}known backends are {known}"
+            )
         if spec.parsers is None:
             return cls(
-                backend, {k: _parse_third_party_value(v) if isinstance(v, str) else v for k, v in sorted(given.items())}
+                backend,
+                {
+                    k: _parse_third_party_value(v) if isinstance(v, str) else v
+                    for k, v in sorted(given.items())
+                },
             )
         if other := spec.stands_for({option: str(value) for option, value in given.items()}):
             return cls.parse(other)

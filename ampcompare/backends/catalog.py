@@ -49,7 +49,11 @@ BUILT_IN: dict[str, BackendSpec] = {
 
 def third_party_backends() -> dict[str, str]:
     """Return the name and `module:attribute` of each backend that another package registers."""
-    return {entry.name: entry.value for group in (PRECISION_GROUP, SPEC_GROUP) for entry in entry_points(group=group)}
+    return {
+        entry.name: entry.value
+        for group in (PRECISION_GROUP, SPEC_GROUP)
+        for entry in entry_points(group=group)
+    }
 
 
 def require_unique(name: str) -> None:
@@ -70,7 +74,9 @@ def require_unique(name: str) -> None:
 
 def described_backends() -> dict[str, BackendSpec]:
     """Return every backend that has a description, those of this package first."""
-    others = {entry.name: entry.value for entry in entry_points(group=SPEC_GROUP) if entry.name not in BUILT_IN}
+    others = {
+        entry.name: entry.value for entry in entry_points(group=SPEC_GROUP) if entry.name not in BUILT_IN
+    }
     return {**BUILT_IN, **{name: _load_spec(name, value) for name, value in others.items()}}
 
 

@@ -38,31 +38,45 @@ class ArmExplanation:
     twin_script: tuple[str, ...] = ()
 
 
-def role_rows(roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: str = "") -> tuple[tuple[str, str], ...]:
+def role_rows(
+    roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: str = ""
+) -> tuple[tuple[str, str], ...]:
     """Return what an explanation says of each role, as (what, how) pairs."""
     held, narrow = roles.weights, roles.weights != "fp32"
     keeps_norm = BATCH_NORM in roles.kept
     users = [pattern for pattern in roles.kept if pattern != BATCH_NORM]
     rows = [("weights", "fp32")]
     if narrow:
-        rows = [("weights", f"become {held}, all but those of batch norm" if keeps_norm else f"become {held}, all")]
+        rows = [
+            (
+                "weights",
+                f"become {held}, all but those of batch norm" if keeps_norm else f"become {held}, all",
+            )
+        ]
     rows += casts or [("casts", "none inside the model: an operation runs in the type of its inputs")]
     if users:
         outputs = f"outputs become {held} again, unless they are those of the model"
         if roles.lists or not narrow:
             outputs = "outputs stay in fp32"
         named = ", ".join(users)
-        rows.append(("kept in fp32", f"modules of name or type {named}: weights and arithmetic in fp32; {outputs}"))
+        rows.append(
+            ("kept in fp32", f"modules of name or type {named}: weights and arithmetic in fp32; {outputs}")
+        )
     if borders:
         rows.append(("inputs, outputs", borders))
     norm = f"{'fp32' if keeps_norm else held} weights and statistics"
     rows.append(("batch norm", norm + (f", {roles.half} in and out" if keeps_norm and narrow else "")))
     rows += [("master weights", _masters_text(roles)), ("optimizer", _optimizer_text(roles))]
     if roles.gradients != held:
-        rows.append(("gradients", f"of micro-batches are accumulated in {roles.gradients}, in those of the masters"))
+        rows.append(
+            ("gradients", f"of micro-batches are accumulated in {roles.gradients}, in those of the masters")
+        )
     if roles.reduction != held:
         rows.append(
-            ("reduction", f"gradients are averaged over ranks in {roles.reduction}; with one process there is none")
+            (
+                "reduction",
+                f"gradients are averaged over ranks in {roles.reduction}; with one process there is none",
+            )
         )
     if roles.state != roles.step:
         small = "; second moments below 2**-25 become 0 there" if roles.state == "fp16" else ""

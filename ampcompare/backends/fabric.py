@@ -33,7 +33,10 @@ SPEC = library_spec(
             "mixed: inputs cast, autocast around the module, outputs in fp32; true: weights and inputs cast, "
             "outputs in fp32",
         ),
-        ("loss scale", "16-mixed: dynamic, by torch's GradScaler, updated after each optimizer's step; else none"),
+        (
+            "loss scale",
+            "16-mixed: dynamic, by torch's GradScaler, updated after each optimizer's step; else none",
+        ),
         ("many optimizers", "refused in 16-mixed: each step would update the scale of the others"),
     ),
     script=lambda asked: (

@@ -26,7 +26,9 @@ def _explain_arm(options: Options) -> ArmExplanation:
         script: tuple[str, ...] = (*TF32_SCRIPT, *PLAIN_STEP)
     else:
         summary = "plain single precision: the reference"
-        tf32 = "on a GPU of capability 8.0 or later torch convolves in TF32 by default; see `ampcompare doctor`"
+        tf32 = (
+            "on a GPU of capability 8.0 or later torch convolves in TF32 by default; see `ampcompare doctor`"
+        )
         twin_is = "equal to the last bit, unless part of the model is fp64"
         script = PLAIN_STEP
     return ArmExplanation(

@@ -55,7 +55,9 @@ def _explain_arm(options: Options) -> ArmExplanation:
             ),
             (
                 "types",
-                "e4m3 for input and weight, e5m2 for the gradient" if scaling == "tensorwise" else "e4m3 for all",
+                "e4m3 for input and weight, e5m2 for the gradient"
+                if scaling == "tensorwise"
+                else "e4m3 for all",
             ),
             ("scaling", scales[scaling]),
             (
@@ -74,7 +76,10 @@ def _explain_arm(options: Options) -> ArmExplanation:
         ),
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
-        differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
+        differs=(
+            "the operands of products have 3 bits of fraction, or 2, instead of 7",
+            "time, on a GPU with fp8",
+        ),
         script=(*_conversion_lines(scaling, multiple), *inner_script_lines(inner)),
     )
 
@@ -83,7 +88,11 @@ SPEC = BackendSpec(
     summary="fp8 products of linear layers by torchao, tensorwise or rowwise, over a bf16 arm",
     implementation="ampcompare.training.precision.fp8:FP8",
     explain=_explain_arm,
-    parsers={"scaling": make_choice_parser("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": parse_count},
+    parsers={
+        "scaling": make_choice_parser("tensorwise", "rowwise", "mxfp8"),
+        "over": INNER_ARM,
+        "align": parse_count,
+    },
     stands_for=_arm_of_format_name,
     positional="scaling",
     default="tensorwise",

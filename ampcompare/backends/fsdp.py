@@ -55,14 +55,19 @@ def _explain_arm(options: Options) -> ArmExplanation:
                 f"state (16/N with Adam, where O2 holds 20), and 2 in {param} for a unit while it is gathered",
             ),
             ("loss scale", _loss_scale_text(options)),
-            ("checkpoint", "whole weights and state, gathered by rank 0: another number of ranks can resume from it"),
+            (
+                "checkpoint",
+                "whole weights and state, gathered by rank 0: another number of ranks can resume from it",
+            ),
         ),
         twin="apex:O2" if _is_fp16(options) else "apex:O5",
         twin_is=f"the same idea with whole weights on each rank: {param} to compute, fp32 masters to step",
         differs=(
             "memory of weights, gradients and state falls with the number of ranks",
             "every forward and backward pass gathers the weights: more traffic between ranks",
-            "gradients are widened before they are added over ranks" if reduce == "fp32" else f"sums in {reduce}",
+            "gradients are widened before they are added over ranks"
+            if reduce == "fp32"
+            else f"sums in {reduce}",
         ),
         script=_script_lines(types, options),
     )

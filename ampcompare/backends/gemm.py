@@ -45,7 +45,9 @@ def formats_of_products(options: Options) -> dict[str, ProductFormat]:
     found = {}
     for role in PRODUCTS:
         name = str(options.get(role) or options["format"])
-        switches = [switch for switch, _, roles in _switches_of_format(name) if options.get(switch) and role in roles]
+        switches = [
+            switch for switch, _, roles in _switches_of_format(name) if options.get(switch) and role in roles
+        ]
         if name == "bf16":
             found[role] = ProductFormat("bf16")
             continue
@@ -127,7 +129,11 @@ SCALES = {
     "te": "e4m3 for each block, and one in fp32 for the tensor (TransformerEngine)",
     "torchao": "as te, without block scales below 2^-6 (torchao)",
 }
-SUMS = {"fprop": "y = x w', over input features", "dgrad": "dx = dy w, over output features", "wgrad": "dw = dy' x"}
+SUMS = {
+    "fprop": "y = x w', over input features",
+    "dgrad": "dx = dy w, over output features",
+    "wgrad": "dw = dy' x",
+}
 SWITCHES = {
     "sr": "gradients rounded at random, with the mean kept",
     "rht": "both operands times a 16 x 16 Hadamard matrix, rounded to bf16",
@@ -149,21 +155,38 @@ def _product_text(role: str, form: ProductFormat) -> str:
 def _explain_arm(options: Options) -> ArmExplanation:
     inner, keep = inner_arm_text(options), str(options.get("keep", LAST))
     kept = {LAST: "the linear layer of a model that runs last: the row names it", "none": "none"}
-    formats = [str(options["format"]), *(f"{role} in {options[role]}" for role in PRODUCTS if role in options)]
+    formats = [
+        str(options["format"]),
+        *(f"{role} in {options[role]}" for role in PRODUCTS if role in options),
+    ]
     engine: list[tuple[str, str]] = []
     if options.get("engine") == "torchao":
-        engine = [("engine", f"torchao, {TORCHAO.why_missing() or 'which is installed'}: its kernel, or its emulation")]
+        engine = [
+            (
+                "engine",
+                f"torchao, {TORCHAO.why_missing() or 'which is installed'}: its kernel, or its emulation",
+            )
+        ]
     return ArmExplanation(
         summary=f"{inner}, with the products of linear layers in {', '.join(formats)}; emulated",
         does=(
             ("weights", f"those of {inner}: a product rounds its operands, both from bf16, and keeps none"),
             *((role, _product_text(role, form)) for role, form in formats_of_products(options).items()),
             ("result", "summed in fp32, rounded once to bf16; the bias is added in bf16"),
-            ("in bf16", f"{kept.get(keep, keep)}; convolutions, embeddings, norms, and what attention multiplies"),
+            (
+                "in bf16",
+                f"{kept.get(keep, keep)}; convolutions, embeddings, norms, and what attention multiplies",
+            ),
             ("loss scale", "none: each tensor or block has its own scales"),
-            ("checkpoint", f"that of {inner}" + (", and how often was rounded at random" if options.get("sr") else "")),
+            (
+                "checkpoint",
+                f"that of {inner}" + (", and how often was rounded at random" if options.get("sr") else ""),
+            ),
             *engine,
-            ("time", "that of an emulation, which is no measure: on a CPU 1.3 to 1.9 times that of native:bf16"),
+            (
+                "time",
+                "that of an emulation, which is no measure: on a CPU 1.3 to 1.9 times that of native:bf16",
+            ),
         ),
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
@@ -179,7 +202,9 @@ SPEC = BackendSpec(
     parsers={
         "format": parse_format_name,
         **dict.fromkeys(PRODUCTS, parse_format_name),
-        "scale": make_choice_parser(*dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)),
+        "scale": make_choice_parser(
+            *dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)
+        ),
         "sr": parse_flag,
         "rht": parse_flag,
         "tiles": parse_flag,

@@ -69,7 +69,9 @@ def _explain_arm(options: Options) -> ArmExplanation:
             borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
-        twin_is=_equivalent_in_apex_text(has_twin=bool(twin), is_equal=not added and not types, masters=masters),
+        twin_is=_equivalent_in_apex_text(
+            has_twin=bool(twin), is_equal=not added and not types, masters=masters
+        ),
         differs=(),
         script=half_script_lines(dtype, bn_fp32, scale, master_weights=masters),
     )
@@ -137,7 +139,13 @@ SPEC = BackendSpec(
         "masters=none": "master_weights=false",
     },
     spellings={"dtype=bf16": "bf16", "master_weights": "masters=fp32", "loss_scale=dynamic": "dynamic"},
-    implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
+    implied={
+        "dtype": "float16",
+        "bn_fp32": False,
+        "master_weights": False,
+        "rounding": "nearest",
+        "kahan": False,
+    },
     check=_why_options_invalid,
     unsharded=_why_not_shardable,
     elsewhere=lambda options: "",

@@ -42,7 +42,9 @@ def _roles_for_options(options: Options) -> Roles:
     return roles_with_types(base, options)
 
 
-BF16_OF_ROCM = "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16"
+BF16_OF_ROCM = (
+    "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16"
+)
 
 
 def _explain_arm(options: Options) -> ArmExplanation:
@@ -85,13 +87,17 @@ def _why_options_invalid(options: Options) -> str:
         return "weights=bf16 is for autocast in bf16; write native:bf16,weights=bf16"
     for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
         if name in options and options.get("dtype") == "bfloat16":
-            return f"{name} belongs to a loss scale, which bf16 does not use; take native:fp16, or leave it out"
+            return (
+                f"{name} belongs to a loss scale, which bf16 does not use; take native:fp16, or leave it out"
+            )
     return why_types_conflict(_roles_for_options(options), options)
 
 
 def _why_not_shardable(options: Options) -> str:
     if "weights" in options:
-        return "its optimizer steps its own tensors, which are not sharded; use fsdp, whose masters are shards"
+        return (
+            "its optimizer steps its own tensors, which are not sharded; use fsdp, whose masters are shards"
+        )
     return ""
 
 

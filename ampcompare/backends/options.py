@@ -11,7 +11,13 @@ from dataclasses import replace
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import Options
 
-DTYPES = {"float16": "float16", "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
+DTYPES = {
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
 FULL = dict.fromkeys(("float32", "fp32", "float"), "float32")
 WHOLE = re.compile("[0-9]{1,99}")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+")
@@ -100,7 +106,9 @@ def parse_module_patterns(text: str) -> str:
     """Return patterns of module names or types, joined by `|`, each once and in order."""
     patterns = sorted({word.strip() for word in text.split("|")})
     if not all(PATTERN.fullmatch(pattern) for pattern in patterns):
-        raise ValueError("expected names or types of modules with *, ? and [], joined by |, such as *.norm|lm_head")
+        raise ValueError(
+            "expected names or types of modules with *, ? and [], joined by |, such as *.norm|lm_head"
+        )
     return "|".join(patterns)
 
 
@@ -114,7 +122,9 @@ def roles_with_types(base: Roles, options: Options) -> Roles:
 
     `state`, `grads`, `reduce`, `rounding`, `kahan` and `keep_fp32` mean the same in each backend.
     """
-    types = {name: DTYPE_NAMES[str(options[name])] for name in ("state", "grads", "reduce") if name in options}
+    types = {
+        name: DTYPE_NAMES[str(options[name])] for name in ("state", "grads", "reduce") if name in options
+    }
     update = "kahan" if options.get("kahan") else str(options.get("rounding", "nearest"))
     patterns = tuple(filter(None, str(options.get("keep_fp32", "")).split("|")))
     on_copies = base.masters or "state" in types or update != "nearest"
@@ -141,7 +151,9 @@ def why_types_conflict(roles: Roles, options: Options) -> str:
         return "grads=fp32 accumulates gradients in those of the masters; add masters=fp32"
     for name in ("rounding", "kahan"):
         if name in given and roles.masters:
-            return f"{name} keeps updates that 16-bit weights lose, but masters lose none; leave one of them out"
+            return (
+                f"{name} keeps updates that 16-bit weights lose, but masters lose none; leave one of them out"
+            )
     if "rounding" in given and "kahan" in given:
         return "rounding=stochastic and kahan both keep small updates; leave one of them out"
     if roles.update == "stochastic" and roles.weights != "bf16":

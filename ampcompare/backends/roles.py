@@ -46,7 +46,9 @@ class BytesPerParameter:
 
     def total(self, tensors: int) -> int:
         """Return the sum, for an optimizer that keeps this many tensors per parameter."""
-        held = self.weight + self.gradient + self.master + self.master_gradient + self.cast + self.compensation
+        held = (
+            self.weight + self.gradient + self.master + self.master_gradient + self.cast + self.compensation
+        )
         return held + tensors * self.state
 
 

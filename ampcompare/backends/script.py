@@ -26,6 +26,8 @@ SPEC = BackendSpec(
     explain=_explain_arm,
     unsharded=lambda options: "it trains a script",
     elsewhere=lambda options: "it trains a script",
-    in_script=InScript(behind="ampcompare.script.behind.script_arm:stand_behind", is_as_written=True, keeps_apex=True),
+    in_script=InScript(
+        behind="ampcompare.script.behind.script_arm:stand_behind", is_as_written=True, keeps_apex=True
+    ),
     # No contract arms: it replaces nothing, and runs with a script only.
 )

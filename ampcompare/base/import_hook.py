@@ -36,7 +36,9 @@ class ImportHook(MetaPathFinder):
             return None
         self._searching.add(fullname)  # another hook that awaits this name asks here again
         try:
-            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            found = (
+                finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self
+            )
             spec = next((one for one in found if one is not None), None)
         finally:
             self._searching.discard(fullname)

@@ -25,7 +25,8 @@ class Location:
 
     file: str
     line: int
-    caller: Location | None = None  # the user's own line that led there, where `file` belongs to an installed package
+    # the user's own line that led there, where `file` belongs to an installed package
+    caller: Location | None = None
 
     def __str__(self) -> str:
         text = f"{_shortened_path(self.file)}:{self.line}"

@@ -52,7 +52,9 @@ def rule_of_need(
     )
 
 
-def rule_of_exclusion(option: str, parameter: str, other: str, other_parameter: str, because: str = "") -> OptionRule:
+def rule_of_exclusion(
+    option: str, parameter: str, other: str, other_parameter: str, because: str = ""
+) -> OptionRule:
     """Return the rule that two options are not given together.
 
     Args:

@@ -76,7 +76,11 @@ class _ReplacedFunction:
             return
         if self.arounds or self.puts or self._is_own:
             self._value = (
-                self._replacement_with_subscribers() if self.arounds else self.puts[-1] if self.puts else self._before
+                self._replacement_with_subscribers()
+                if self.arounds
+                else self.puts[-1]
+                if self.puts
+                else self._before
             )
             setattr(self._owner, self._name, self._value)
         elif self._name in vars(self._owner):
@@ -179,7 +183,9 @@ def has_stand_in(owner: Any, name: str) -> bool:
         name: of its function.
     """
     place = _places.get((id(owner), name))
-    return place is not None and (bool(place.puts) or any(layer is Layer.STAND_IN for layer, _ in place.arounds))
+    return place is not None and (
+        bool(place.puts) or any(layer is Layer.STAND_IN for layer, _ in place.arounds)
+    )
 
 
 @contextmanager
@@ -233,7 +239,9 @@ class GradientReads:
             for before in tuple(self._wanted_by):
                 before(tensor)
 
-    def redirect(self, get: Callable[[Tensor], Any] | None, put: Callable[[Tensor, Any], None] | None) -> None:
+    def redirect(
+        self, get: Callable[[Tensor], Any] | None, put: Callable[[Tensor, Any], None] | None
+    ) -> None:
         """Let reads and assignments go elsewhere, also while nobody wants to notice them; None ends that."""
         self._get, self._put = get or _GRAD.__get__, put or _GRAD.__set__
         self._is_redirected = get is not None

@@ -27,7 +27,11 @@ def mark_output_with_rank() -> None:
         stream, first = getattr(sys, name), getattr(sys, f"__{name}__")
         setattr(sys, name, _RankMarkedStream(stream, is_read))
         if first is not None:  # to which a script returns that has replaced the stream
-            setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _RankMarkedStream(first, is_read))
+            setattr(
+                sys,
+                f"__{name}__",
+                getattr(sys, name) if first is stream else _RankMarkedStream(first, is_read),
+            )
 
 
 def _make_descriptor_check(fd: int) -> Callable[[], bool]:
@@ -86,6 +90,10 @@ class _RankMarkedStream:
 def _rank_in_group() -> int | None:
     """Return the rank of this process; None where it is the only one, or none of a group."""
     torch_distributed: Any = sys.modules.get("torch.distributed")
-    if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():
+    if (
+        torch_distributed is not None
+        and torch_distributed.is_available()
+        and torch_distributed.is_initialized()
+    ):
         return int(torch_distributed.get_rank()) if torch_distributed.get_world_size() > 1 else None
     return rank_of_process() if is_one_of_several_ranks() and os.environ.get("WORLD_SIZE") != "1" else None

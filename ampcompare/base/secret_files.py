@@ -37,7 +37,9 @@ def _files_with_settings(script: str | Path | None, arguments: Sequence[str]) ->
         folder = Path(script).parent
         found += [Path(script), folder / ".env"]
         for name in FOLDERS:
-            found += sorted(path for path in (folder / name).rglob("*") if path.suffix in SETTINGS)[:MAX_FILES]
+            found += sorted(path for path in (folder / name).rglob("*") if path.suffix in SETTINGS)[
+                :MAX_FILES
+            ]
     yield from dict.fromkeys([*found, Path(".env")])
 
 

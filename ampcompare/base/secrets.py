@@ -20,25 +20,127 @@ MIN_WORD = 4  # characters of a value that is looked for as a word in the output
 MIN_LITERAL = 8  # anywhere, and in all other files; a shorter one may be an ordinary word
 MAX_HELD = 2**16  # bytes of a line that has not ended
 ALWAYS = (
-    *("password", "passwd", "passphrase", "secret", "secrets", "apikey", "credential", "credentials", "bearer"),
+    *(
+        "password",
+        "passwd",
+        "passphrase",
+        "secret",
+        "secrets",
+        "apikey",
+        "credential",
+        "credentials",
+        "bearer",
+    ),
     *("webhook", "authorization"),
 )
 KEYS = (
-    *("api", "access", "secret", "private", "auth", "account", "license", "encryption", "signing", "ssh", "wandb"),
-    *("openai", "hf", "huggingface", "comet", "neptune", "aws", "azure", "gcp", "google", "anthropic", "github"),
-    *("gitlab", "deploy", "storage", "service", "master", "session", "subscription", "admin", "root", "clearml"),
+    *(
+        "api",
+        "access",
+        "secret",
+        "private",
+        "auth",
+        "account",
+        "license",
+        "encryption",
+        "signing",
+        "ssh",
+        "wandb",
+    ),
+    *(
+        "openai",
+        "hf",
+        "huggingface",
+        "comet",
+        "neptune",
+        "aws",
+        "azure",
+        "gcp",
+        "google",
+        "anthropic",
+        "github",
+    ),
+    *(
+        "gitlab",
+        "deploy",
+        "storage",
+        "service",
+        "master",
+        "session",
+        "subscription",
+        "admin",
+        "root",
+        "clearml",
+    ),
     *("mlflow", "kaggle"),
 )
 # A token of text gives no access.
 TEXT = (
-    *("pad", "mask", "unk", "cls", "sep", "bos", "eos", "special", "start", "end", "image", "class", "prefix", "stop"),
-    *("blank", "space", "per", "num", "max", "min", "n", "first", "last", "new", "next", "text", "input", "output"),
-    *("word", "sub", "virtual", "prompt", "learnable", "register", "mean", "pos", "position", "drop", "query", "patch"),
+    *(
+        "pad",
+        "mask",
+        "unk",
+        "cls",
+        "sep",
+        "bos",
+        "eos",
+        "special",
+        "start",
+        "end",
+        "image",
+        "class",
+        "prefix",
+        "stop",
+    ),
+    *(
+        "blank",
+        "space",
+        "per",
+        "num",
+        "max",
+        "min",
+        "n",
+        "first",
+        "last",
+        "new",
+        "next",
+        "text",
+        "input",
+        "output",
+    ),
+    *(
+        "word",
+        "sub",
+        "virtual",
+        "prompt",
+        "learnable",
+        "register",
+        "mean",
+        "pos",
+        "position",
+        "drop",
+        "query",
+        "patch",
+    ),
     *("empty", "forced", "decoder", "encoder", "begin", "separator"),
 )
 # `password_file` is no password.
 NOT_THE_SECRET = (
-    *("file", "path", "dir", "folder", "env", "name", "var", "length", "len", "policy", "type", "dim", "size"),
+    *(
+        "file",
+        "path",
+        "dir",
+        "folder",
+        "env",
+        "name",
+        "var",
+        "length",
+        "len",
+        "policy",
+        "type",
+        "dim",
+        "size",
+    ),
     *("prompt", "required"),
 )
 ORDINARY = re.compile(r"(?i)[-+]?\d{1,4}(\.\d*)?|true|false|none|null|yes|no|on|off|\[\w+\]|<[/|]?\w+[|]?>")
@@ -96,7 +198,9 @@ def _is_secret(name: str, value: str) -> bool:
     if not value or PLACEHOLDER.fullmatch(value):
         return False
     if is_secret_name(name):
-        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _matches_users_secret_patterns(name)
+        return (
+            not ORDINARY.fullmatch(value) or "passw" in name.lower() or _matches_users_secret_patterns(name)
+        )
     is_key = _name_in_lower_case(name).rpartition("_")[2] == "key"
     return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None
 
@@ -105,7 +209,8 @@ def note_value_if_secret(name: str, value: str) -> None:
     """Take a value for a secret, from now on, if its name or its form says that it is one."""
     if _is_secret(name, value) or TOKENS.fullmatch(value):
         _values.setdefault(
-            value, "$" + (re.sub(r"[^A-Z0-9]+", "_", _name_in_lower_case(name).upper()).strip("_") or "SECRET")
+            value,
+            "$" + (re.sub(r"[^A-Z0-9]+", "_", _name_in_lower_case(name).upper()).strip("_") or "SECRET"),
         )
 
 
@@ -131,7 +236,11 @@ def _hide_secret_inside_word(word: str, flag: str, used: dict[str, str]) -> str:
 
     def hide_value_of_pair(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]
-        return f"{name}{match['is']}{_placeholder_for(name, value, used)}" if _is_secret(name, value) else match[0]
+        return (
+            f"{name}{match['is']}{_placeholder_for(name, value, used)}"
+            if _is_secret(name, value)
+            else match[0]
+        )
 
     word = PAIRS.sub(hide_value_of_pair, word)
     word = CREDENTIALS.sub(lambda match: _placeholder_for("credentials", match[0], used), word)
@@ -219,7 +328,9 @@ def mask_secrets(text: str, *, of_script: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _secrets_in_environment(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ...]) -> dict[str, str]:
+def _secrets_in_environment(
+    environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ...]
+) -> dict[str, str]:
     known: dict[str, str] = {}
     for name, value in environment:
         is_one = is_secret_name(name) and len(value) >= MIN_LITERAL and _is_secret(name, value)

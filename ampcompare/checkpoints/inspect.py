@@ -133,7 +133,9 @@ def _inspection_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     where = parts.places_of_masters or "masters"
     for index, masters in enumerate(parts.masters):
         if masters:
-            yield _inspection_row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
+            yield _inspection_row(
+                "fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters
+            )
 
 
 def _is_input_normalization(entry: Mapping[str, Any]) -> bool:
@@ -209,7 +211,9 @@ def guess_opt_level(parts: CheckpointContents) -> tuple[str | None, str]:
     if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
     weights = list(_iter_weights(parts, of_norms=False))
-    half = next((kind for model in parts.models.values() if (kind := half_type_of_weights(model)) is not None), None)
+    half = next(
+        (kind for model in parts.models.values() if (kind := half_type_of_weights(model)) is not None), None
+    )
     if not parts.apex:
         if any(parts.masters):
             return None, "weights are 16-bit values with fp32 masters, as O2 trains them"
@@ -243,7 +247,9 @@ def _iter_moments(parts: CheckpointContents) -> Iterator[Tensor]:
     for optimizer in parts.optimizers.values():
         for state in optimizer["state"].values():
             if isinstance(state, Mapping):
-                yield from (value for key, value in state.items() if isinstance(value, Tensor) and key != "step")
+                yield from (
+                    value for key, value in state.items() if isinstance(value, Tensor) and key != "step"
+                )
 
 
 def _has_half_state(parts: CheckpointContents) -> bool:
@@ -334,10 +340,14 @@ def inspection_lines(inspection: CheckpointInspection) -> list[str]:
         for row in inspection.rows[:MAX_LINES]:
             dtypes = ", ".join(f"{count} {name}" for name, count in row["dtypes"].items())
             rows.append([row["place"], row["kind"], row["entries"], format_bytes(row["bytes"]), dtypes])
-        lines += tabulate(rows, headers=["key", "what", "entries", "size", "dtypes"], tablefmt="simple").splitlines()
+        lines += tabulate(
+            rows, headers=["key", "what", "entries", "size", "dtypes"], tablefmt="simple"
+        ).splitlines()
     for scale in inspection.scales[:MAX_LINES]:
         interval = f", grows after {scale['growth_interval']}" if "growth_interval" in scale else ""
-        lines.append(f"{scale['place']}: loss scale {scale['scale']}, {scale['clean_steps']} clean steps{interval}")
+        lines.append(
+            f"{scale['place']}: loss scale {scale['scale']}, {scale['clean_steps']} clean steps{interval}"
+        )
     if inspection.keys:
         lines.append(f"also: {', '.join(inspection.keys)}")
     lines += inspection.notes
@@ -347,7 +357,11 @@ def inspection_lines(inspection: CheckpointInspection) -> list[str]:
         lines += [f"  {place}" for place in inspection.objects[:MAX_LINES]]
         if len(inspection.objects) > MAX_LINES:
             lines.append(f"  and {len(inspection.objects) - MAX_LINES} more")
-    hidden = [name for name in inspection.calls if not any(place.endswith(f": {name}") for place in inspection.objects)]
+    hidden = [
+        name
+        for name in inspection.calls
+        if not any(place.endswith(f": {name}") for place in inspection.objects)
+    ]
     if hidden:
         lines.append(f"unpickling would also call: {', '.join(hidden[:MAX_LINES])}")
     return [printable_line(line, MAX_LENGTH, keep_spaces=True) for line in lines]
@@ -358,7 +372,9 @@ def conversion_report_lines(document: dict[str, Any]) -> list[str]:
     level = f" {document['opt_level']}" if document["opt_level"] else ""
     names = {"apex": "Apex" + level, "native": "torch.amp"}
     was, becomes = names.get(document["from"], document["from"]), names[document["to"]]
-    lines = [f"{document['out']}: {was} to {becomes}" + (f", arm {document['arm']}" if document["arm"] else "")]
+    lines = [
+        f"{document['out']}: {was} to {becomes}" + (f", arm {document['arm']}" if document["arm"] else "")
+    ]
     lines += [f"  carried: {line}" for line in document["changed"]]
     lines += [f"  not carried: {line}" for line in document["lost"]] or ["  nothing was lost"]
     lines += [f"  note: {line}" for line in document["notes"]]

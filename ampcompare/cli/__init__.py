@@ -29,7 +29,18 @@ COMMANDS = {
 }
 SECTIONS = {
     "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec", "shim", "lsp"),
-    "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge", "floor", "replay"),
+    "Compare": (
+        "compare",
+        "run",
+        "find-batch",
+        "diagnose",
+        "profile",
+        "report",
+        "export",
+        "judge",
+        "floor",
+        "replay",
+    ),
     "Look up": ("doctor", "list", "config"),
 }
 SUMMARY = "Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."
@@ -56,7 +67,11 @@ def help_overview_text() -> str:
     lines = ["Usage: ampcompare COMMAND [OPTIONS]", "", SUMMARY]
     for title, names in SECTIONS.items():
         lines += ["", f"{title}:", *(f"  {name:<11}{COMMANDS[name]}" for name in names)]
-    lines += ["", "Options:", "  -h, --help     this page; COMMAND -h: its common options; COMMAND --help: all"]
+    lines += [
+        "",
+        "Options:",
+        "  -h, --help     this page; COMMAND -h: its common options; COMMAND --help: all",
+    ]
     lines += ["  -V, --version  the version", "", "Examples:", f"{EXAMPLES}", EPILOG]
     return "\n".join(lines)
 

@@ -82,7 +82,10 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
 
 def _split_variable_names(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the names after `--with`, and the other words."""
-    params = [click.Option(["--with"], multiple=True), click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)]
+    params = [
+        click.Option(["--with"], multiple=True),
+        click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED),
+    ]
     settings = {"ignore_unknown_options": True}
     reader = click.Command("%%ampcompare", params=params, add_help_option=False, context_settings=settings)
     try:
@@ -91,7 +94,9 @@ def _split_variable_names(words: list[str]) -> tuple[list[str], list[str]]:
         found = {"with": [""]}
     if "" in found["with"]:
         raise ConfigError(f"--with names no variable; write {USAGE}")
-    return [name.strip() for text in found["with"] for name in text.split(",") if name.strip()], list(found["rest"])
+    return [name.strip() for text in found["with"] for name in text.split(",") if name.strip()], list(
+        found["rest"]
+    )
 
 
 def _variable_as_code(name: str, variables: Mapping[str, Any]) -> str:

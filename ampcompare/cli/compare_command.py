@@ -38,7 +38,16 @@ from ampcompare.experiment.run_options import CompareOptions, parse_seconds
 from ampcompare.settings.reads import KEEP_STEP, TRAIN, VERIFY_RESUME
 from ampcompare.settings.script import SCRIPT_ARMS
 
-OF_RESUMPTION = ("arms", "reference", "backend", *ARM_FLAGS, "seeds", "compat_torch", "quiet", *SETTING_OPTIONS)
+OF_RESUMPTION = (
+    "arms",
+    "reference",
+    "backend",
+    *ARM_FLAGS,
+    "seeds",
+    "compat_torch",
+    "quiet",
+    *SETTING_OPTIONS,
+)
 OF_ONE_STEP = ("seeds", "seed_arg", "compat_torch", "quiet", *SETTING_OPTIONS)
 RESUME = form_asked_by(
     "--verify-resume STEP", "resume_step", (*OF_RESUMPTION, "resume_args"), ", which trains no comparison"
@@ -47,7 +56,9 @@ CAPSULE = form_asked_by(
     "--capsule STEP", "capsule", OF_ONE_STEP, ", which keeps a step of one process of the script as it is"
 )
 # What these print depends on every option of the comparison.
-LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllNamesBut(("resume_args", "dry_run", "emit_cells")))
+LIST_METRICS = form_asked_by(
+    "--list-metrics", "list_metrics", AllNamesBut(("resume_args", "dry_run", "emit_cells"))
+)
 DRY_RUN = form_asked_by("--dry-run", "dry_run", AllNamesBut(("resume_args", "emit_cells")))
 EMIT_CELLS = form_asked_by("--emit-cells", "emit_cells", AllNamesBut(("resume_args",)))
 FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllNamesBut(("resume_args",))))
@@ -79,7 +90,17 @@ compare_option = option_factory(CompareOptions)
     forms=FORMS,
     rules=RULES,
     common=[
-        *("--arm", "--reference", "--seeds", "--margin", "--arch", "--data", "--data-dir", "--epochs", "--batch-size"),
+        *(
+            "--arm",
+            "--reference",
+            "--seeds",
+            "--margin",
+            "--arch",
+            "--data",
+            "--data-dir",
+            "--epochs",
+            "--batch-size",
+        ),
         *("--lr", "--optimizer", "--recipe", "--device", "--fail-on", "--output-dir"),
     ],
     examples=[
@@ -130,7 +151,9 @@ compare_option = option_factory(CompareOptions)
 )
 @compare_option("--baseline", type=FILE, group=COMPARISON)
 @option("--strict", is_flag=True, group=COMPARISON, help="exit with 3 if any arm failed")
-@compare_option("--budget", metavar="TIME", group=COMPARISON, help="wall time limit of --seeds auto  [default: 30m]")
+@compare_option(
+    "--budget", metavar="TIME", group=COMPARISON, help="wall time limit of --seeds auto  [default: 30m]"
+)
 @compare_option(
     "--sweep",
     multiple=True,
@@ -142,7 +165,9 @@ compare_option = option_factory(CompareOptions)
 @recipe_options(TRAIN)
 @compare_option(
     "--jobs",
-    callback=lambda context, parameter, value: int(value) if value and value.isdecimal() else value and value.lower(),
+    callback=lambda context, parameter, value: (
+        int(value) if value and value.isdecimal() else value and value.lower()
+    ),
     metavar="N|auto",
     group=MACHINE,
     help="cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
@@ -186,7 +211,12 @@ compare_option = option_factory(CompareOptions)
 @details_option
 @compare_option("--tag", metavar="NAME", group=OUTPUT)
 @add_output_options
-@option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
+@option(
+    "--progress-interval",
+    metavar="TIME",
+    group=OUTPUT,
+    help="log progress every TIME  [default: 1m without bars]",
+)
 @compare_option("--tensorboard", type=FOLDER, group=OUTPUT)
 @compare_option("--junit", type=FILE, group=OUTPUT)
 def command(asked: Form, **parameters: Any) -> int:
@@ -203,7 +233,9 @@ def command(asked: Form, **parameters: Any) -> int:
     if (code := run_instead_of_comparison(asked, options, parameters)) is not None:
         return code
     notify_seconds = parse_seconds("--progress-interval", interval) if interval else None
-    with ProgressDisplay(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
+    with ProgressDisplay(
+        quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds
+    ) as display:
         outcome = run_comparison(options, observer=display, while_running=save_at_signals)
     show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
     outcome.write_junit()
@@ -226,13 +258,17 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     if script.torchrun or any(cell.stack is not None for cell in cells):
         raise ConfigError(
             refusal_sentence(
-                "--verify-resume", "is for one process in this environment", "leave out --nproc-per-node and @"
+                "--verify-resume",
+                "is for one process in this environment",
+                "leave out --nproc-per-node and @",
             )
         )
     if options.seeds is not None and len(seeds := {cell.recipe.seed for cell in cells}) > 1:
         raise ConfigError(
             refusal_sentence(
-                "--verify-resume", f"is for one seed of each arm, not {len(seeds)}", "name one, as in --seeds 3"
+                "--verify-resume",
+                f"is for one seed of each arm, not {len(seeds)}",
+                "name one, as in --seeds 3",
             )
         )
     arms = dict.fromkeys(str(cell.arm) for cell in cells)
@@ -294,7 +330,9 @@ def run_instead_of_comparison(asked: Form, options: CompareOptions, parameters: 
     if asked is EMIT_CELLS:
         file = parameters["emit_cells"]
         count = write_cell_commands(options, Path(file))
-        click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
+        click.echo(
+            f"{count} commands are in {file}; when they have ended, run this again without --emit-cells"
+        )
         return 0
     return None
 

@@ -46,9 +46,13 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
         say_on_stdout(terminal_text(outcome.comparison, details=details), nl=False)
     if failure is not None:
         what = (
-            "every cell" if len(outcome.comparison.records) == len(outcome.comparison.order) else "each cell that ran"
+            "every cell"
+            if len(outcome.comparison.records) == len(outcome.comparison.order)
+            else "each cell that ran"
         )
-        note_on_stderr(f"ampcompare: {what} failed: {printable_line(failure.error or '', 2000, keep_end=600)}")
+        note_on_stderr(
+            f"ampcompare: {what} failed: {printable_line(failure.error or '', 2000, keep_end=600)}"
+        )
     elif not quiet:
         if sys.stdout.isatty() and sys.stderr.isatty():
             click.echo(err=True)
@@ -66,7 +70,9 @@ def show_failed_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
         return
     for check in outcome.checks:
         if check.skipped and not quiet:
-            note_on_stderr(f"note: {printable_line(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}")
+            note_on_stderr(
+                f"note: {printable_line(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}"
+            )
     for check in outcome.checks:
         if check.failure:
             note_on_stderr(f"failed: {printable_line(f'{check.arm}: {check.failure}', 500)}")
@@ -81,7 +87,9 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
     remaining = estimate_remaining_cost(plan, folder, found)
     labeled_cells = list(zip(plan.labels, plan.cells, strict=True))
     if as_json:
-        cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells]
+        cells = [
+            {"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells
+        ]
         seen = None if found is None else found.model_dump(mode="json")
         parts = {"output_dir": str(folder), "cells": cells, "estimate": asdict(remaining), "preflight": seen}
         click.echo(dump_json(parts))
@@ -93,10 +101,18 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
     lines += [] if found is None or not found.arms else found.summary_lines(plan.labels)
     if not remaining.cells:
         refused = [label for label in plan.arms if found is not None and found.is_refused(label)]
-        why = f"the other cells, of {', '.join(refused)}, cannot train" if refused else "every cell has a record"
+        why = (
+            f"the other cells, of {', '.join(refused)}, cannot train"
+            if refused
+            else "every cell has a record"
+        )
         lines.append(f"time and memory: none, {why}")
     elif remaining.seconds is not None:
-        memory = "" if remaining.peak_bytes is None else f", at most {remaining.peak_bytes / 2**20:.1f} MiB for one"
+        memory = (
+            ""
+            if remaining.peak_bytes is None
+            else f", at most {remaining.peak_bytes / 2**20:.1f} MiB for one"
+        )
         source = "existing records" if not remaining.unknown else "a few steps of each arm"
         lines.append(
             f"time and memory: about {format_duration(remaining.seconds)} for "

@@ -77,7 +77,9 @@ def command(
     return 0
 
 
-def _settings_sources(context: click.Context, name: str, options: list[str]) -> tuple[SettingsSources, dict[str, Any]]:
+def _settings_sources(
+    context: click.Context, name: str, options: list[str]
+) -> tuple[SettingsSources, dict[str, Any]]:
     """Return what the options of a command come to, and what it would cross them with."""
     from ampcompare.cli.compare_command import compare_options_from_parameters
     from ampcompare.cli.run_command import settings_sources_from

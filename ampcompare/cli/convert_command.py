@@ -48,8 +48,12 @@ MAX_NAMED = 20
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("target", metavar="[OUT]", required=False, type=click.Path(path_type=Path))
 @convert_option("--to", help="target format of OUT: torch.amp or apex.amp")
-@convert_option("--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]")
-@convert_option("--save-apex-format", help="write exactly what an Apex script saves: model, optimizer, amp, epoch")
+@convert_option(
+    "--opt-level", type=LEVEL, help="level of the Apex side  [default: inferred from IN, else O1]"
+)
+@convert_option(
+    "--save-apex-format", help="write exactly what an Apex script saves: model, optimizer, amp, epoch"
+)
 @convert_option("--static-scale", help="with --to native: the loss scale of IN was a number, not dynamic")
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
 @json_option()
@@ -85,7 +89,12 @@ def command(
     from ampcompare.checkpoints.inspect import conversion_report_lines
 
     result = convert_file(
-        source, target, to, opt_level=opt_level, legacy_layout=save_apex_format, static_scale=static_scale or None
+        source,
+        target,
+        to,
+        opt_level=opt_level,
+        legacy_layout=save_apex_format,
+        static_scale=static_scale or None,
     )
     document = {
         "in": str(source),

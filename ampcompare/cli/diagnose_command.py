@@ -48,7 +48,10 @@ ahead_option = option_factory(api_look_ahead)
     examples=[
         ("What O2 does to the numbers of a small network:", "ampcompare diagnose --arm O2 --arch convnet"),
         ("Your own training script:", "ampcompare diagnose --arm O2 --device cpu -- train.py --epochs 1"),
-        ("What its first steps tell of the rest:", "ampcompare diagnose --ahead --arm half:bf16,O2 -- train.py"),
+        (
+            "What its first steps tell of the rest:",
+            "ampcompare diagnose --ahead --arm half:bf16,O2 -- train.py",
+        ),
     ],
 )
 @option(
@@ -59,9 +62,13 @@ ahead_option = option_factory(api_look_ahead)
     group=ARMS,
     help="what to diagnose; several with --ahead  [default: apex:O2]",
 )
-@option("--ahead", is_flag=True, group=OUTPUT, help="say from the first steps which arms will hold to the end")
+@option(
+    "--ahead", is_flag=True, group=OUTPUT, help="say from the first steps which arms will hold to the end"
+)
 @ahead_option("--prefix", metavar="N", group=OUTPUT, help="with --ahead: steps to run")
-@ahead_option("--twin/--no-twin", group=OUTPUT, help="with --ahead: run them again from weights changed by 1/512")
+@ahead_option(
+    "--twin/--no-twin", group=OUTPUT, help="with --ahead: run them again from weights changed by 1/512"
+)
 @option(
     "--steps",
     type=click.IntRange(1),

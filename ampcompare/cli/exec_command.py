@@ -79,7 +79,10 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     rules=RULES,
     examples=[
         ("A legacy script, unchanged:", "ampcompare exec train.py --epochs 1"),
-        ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
+        (
+            "On a laptop, with a record of each step:",
+            "ampcompare exec --device cpu --record r.jsonl train.py",
+        ),
         (
             "Does it resume exactly:",
             "ampcompare exec --verify-resume 20 --resume-args '-r {checkpoint}' train.py",
@@ -282,19 +285,32 @@ def _run_script_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: b
     if stack is None or len(known) != 1:
         name = next(iter(known), "old")
         advice = f"give --stack {name}=COMMAND and --arm script@{name}"
-        raise ConfigError(refusal_sentence("--stack", "needs one arm that trains there, and is given once", advice))
+        raise ConfigError(
+            refusal_sentence("--stack", "needs one arm that trains there, and is given once", advice)
+        )
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
     from ampcompare.experiment.launch.script.stacks import run_script_in_stack
     from ampcompare.script.recording.summary import read_exec_record, summary_text
 
-    names = ("seed", "max_steps", "shift_seeds", "twin", "first_weights", "device", "autocast_lists", "compat_torch")
+    names = (
+        "seed",
+        "max_steps",
+        "shift_seeds",
+        "twin",
+        "first_weights",
+        "device",
+        "autocast_lists",
+        "compat_torch",
+    )
     given = {name: options[name] for name in names if options[name] not in (None, False)}
     code = run_script_in_stack(stack, arm, words, options["record"], ledger=ledger, **given)
     if options["record"] is not None and os.path.exists(options["record"]):
         summary = read_exec_record(Path(options["record"]))
-        click.echo(f"ampcompare: {summary_text(summary)}; for more: ampcompare report {options['record']}", err=True)
+        click.echo(
+            f"ampcompare: {summary_text(summary)}; for more: ampcompare report {options['record']}", err=True
+        )
     return code
 
 
@@ -323,12 +339,21 @@ def _say_ledger_or_ineffective_options(arm: Arm, *, whole: bool) -> None:
     if whole and found is None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
     elif whole and found is not None:
-        click.echo(Terminal(text_width(), details=True).document_text(ledger_document(found, arm)), nl=False, err=True)
+        click.echo(
+            Terminal(text_width(), details=True).document_text(ledger_document(found, arm)),
+            nl=False,
+            err=True,
+        )
     for sentence in () if whole or found is None else ineffective_option_sentences(arm, found):
         click.echo(f"ampcompare: {sentence}", err=True)
 
 
 def _find_own_option(arguments: tuple[str, ...]) -> str | None:
     """Return the first argument of a script that has the name of an option of this command."""
-    own = {flag for param in click.get_current_context().command.params for flag in param.opts if flag[:2] == "--"}
+    own = {
+        flag
+        for param in click.get_current_context().command.params
+        for flag in param.opts
+        if flag[:2] == "--"
+    }
     return next((word for word in arguments if word.partition("=")[0].replace("_", "-") in own), None)

@@ -37,11 +37,26 @@ FORMS = (OF_SCRIPT, OF_MODEL, plain_form(IN_EACH))
     "explain",
     cls=ScriptCommand,
     forms=FORMS,
-    common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--device", "--json"],
+    common=[
+        "--arch",
+        "--data",
+        "--data-dir",
+        "--batch-size",
+        "--optimizer",
+        "--recipe",
+        "--device",
+        "--json",
+    ],
     examples=[
         ("What O2 does, and its torch.amp equivalent:", "ampcompare explain O2"),
-        ("What it does to each module of ResNet-18:", "ampcompare explain O2 --arch resnet18 --data synthetic"),
-        ("In which types your script trains under it:", "ampcompare explain O2 --device cpu -- train.py --epochs 1"),
+        (
+            "What it does to each module of ResNet-18:",
+            "ampcompare explain O2 --arch resnet18 --data synthetic",
+        ),
+        (
+            "In which types your script trains under it:",
+            "ampcompare explain O2 --device cpu -- train.py --epochs 1",
+        ),
     ],
 )
 @click.argument("arm_text", metavar="ARM")

@@ -37,7 +37,16 @@ batch_option = option_factory(api_find_batch)
     "find-batch",
     cls=Command,
     rules=(NO_STACK,),
-    common=["--arm", "--memory-limit", "--margin", "--arch", "--data", "--batch-size", "--optimizer", "--device"],
+    common=[
+        "--arm",
+        "--memory-limit",
+        "--margin",
+        "--arch",
+        "--data",
+        "--batch-size",
+        "--optimizer",
+        "--device",
+    ],
     examples=[
         ("On the GPU:", "ampcompare find-batch --arm fp32,O2,bf16 --arch resnet50 --data synthetic"),
         ("In 2 GiB of a CPU's memory:", "ampcompare find-batch --arm fp32,bf16 --memory-limit 2"),
@@ -72,7 +81,11 @@ def command(**parameters: Any) -> int:
     of the largest. Each try runs in a separate process. On a GPU, a batch is too large if memory runs out or --margin
     does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
-    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of_arms, find_largest_batches_on_free_gpu
+    from ampcompare.experiment.find_batch import (
+        BatchSearchTerms,
+        configs_of_arms,
+        find_largest_batches_on_free_gpu,
+    )
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.tables import listing_table, terminal_width
 

@@ -31,8 +31,21 @@ NEEDS_SCRIPT = OptionRule(
         ("The floor of its first steps:", "ampcompare floor --steps 50 -o floor.json -- train.py"),
     ],
 )
-@option("--steps", type=click.IntRange(1), metavar="N", group=COMPARISON, help="steps of each twin  [default: all]")
-@option("--seed", type=int, default=0, metavar="N", group=COMPARISON, help="random seed, set before the script starts")
+@option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    group=COMPARISON,
+    help="steps of each twin  [default: all]",
+)
+@option(
+    "--seed",
+    type=int,
+    default=0,
+    metavar="N",
+    group=COMPARISON,
+    help="random seed, set before the script starts",
+)
 @option("--output", "-o", type=FILE, default="floor.json", group=OUTPUT, help="file for the envelope")
 def command(script: list[str] | None, steps: int | None, seed: int, output: str) -> int:
     """Find how far a script's losses move by roundings alone.

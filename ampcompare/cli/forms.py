@@ -88,7 +88,9 @@ def resolve_form(context: click.Context, forms: Sequence[Form]) -> Form:
             continue
         name = parameter_name_in_messages(parameter, context.params.get(parameter.name or ""))
         if asked.asked_by:
-            raise ConfigError(refusal_sentence(name, f"is not for {asked.asked_by}{asked.because}", "leave it out"))
+            raise ConfigError(
+                refusal_sentence(name, f"is not for {asked.asked_by}{asked.because}", "leave it out")
+            )
         others = [each for each in forms if parameter.name in each.reads and each.asked_by]
         names = " or ".join(each.asked_by for each in others)
         raise ConfigError(refusal_sentence(name, f"is for {names}", others[-1].advice))

@@ -71,7 +71,9 @@ class _LazyGroup(click.Group):
 
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
 
 
 def _report_unused_environment_variables(name: str, command: click.Command) -> None:
@@ -107,7 +109,9 @@ def _respelled_option_name(name: str) -> str:
 )
 @click.version_option(__version__, "-V", "--version", prog_name="ampcompare")
 @click.option(
-    "--local-rank", hidden=True, help="torch.distributed.launch puts it before the command; exec gives it to the script"
+    "--local-rank",
+    hidden=True,
+    help="torch.distributed.launch puts it before the command; exec gives it to the script",
 )
 def cli(local_rank: str | None) -> None:
     """Group the commands; each has its own file."""

@@ -15,7 +15,15 @@ from ampcompare.cli.forms import Form, resolve_form
 from ampcompare.cli.values import WordChoice
 
 GROUPS = (
-    *("Arms", "Seeds and verdicts", "Your own script", "Data and model", "Optimizer", "Schedule", "Several processes"),
+    *(
+        "Arms",
+        "Seeds and verdicts",
+        "Your own script",
+        "Data and model",
+        "Optimizer",
+        "Schedule",
+        "Several processes",
+    ),
     *("Divergence and misuse", "Checkpoints", "Machine and timing", "Settings", "Options", "Output"),
 )
 ARMS, COMPARISON, SCRIPT, DATA, OPTIMIZER, SCHEDULE, PROCESSES, *_, OUTPUT = GROUPS
@@ -60,7 +68,9 @@ class Option(click.Option):
         old = OLD_NAMES.get(max(self.opts, key=len))
         value = super().resolve_envvar_value(ctx)
         return (
-            value or (os.environ.get(environment_variable_of_option(ctx.info_name or "", old)) if old else None) or None
+            value
+            or (os.environ.get(environment_variable_of_option(ctx.info_name or "", old)) if old else None)
+            or None
         )
 
 
@@ -150,9 +160,17 @@ class Command(click.Command):
         rules: Sequence[OptionRule] = (),
         **settings: Any,
     ) -> None:
-        settings["context_settings"] = {"max_content_width": MAX_WIDTH, **settings.get("context_settings", {})}
+        settings["context_settings"] = {
+            "max_content_width": MAX_WIDTH,
+            **settings.get("context_settings", {}),
+        }
         super().__init__(*arguments, **settings)
-        self.common, self.examples, self.forms, self.rules = tuple(common), tuple(examples), tuple(forms), tuple(rules)
+        self.common, self.examples, self.forms, self.rules = (
+            tuple(common),
+            tuple(examples),
+            tuple(forms),
+            tuple(rules),
+        )
 
     def invoke(self, ctx: click.Context) -> Any:
         asked = self.resolve_options(ctx)
@@ -192,7 +210,9 @@ class Command(click.Command):
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text((self.help or "").partition("\n\n")[0])
-        flags = {flag: param for param in self.params if isinstance(param, click.Option) for flag in param.opts}
+        flags = {
+            flag: param for param in self.params if isinstance(param, click.Option) for flag in param.opts
+        }
         _write_option_group(formatter, "Common options", [flags[flag] for flag in self.common], ctx)
         self._format_examples(formatter)
         formatter.write("\n--help lists all options.\n")

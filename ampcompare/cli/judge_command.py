@@ -36,7 +36,9 @@ VARIABLE = environment_variable_of_option("judge", "--against")
 OF_TABLES = ("metric", "better", "margin", "sd")
 LOGPROBS = form_asked_by("--logprobs A B", "logprobs", ("twin", "as_json"))
 AGAINST = form_asked_by("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
-TABLE = plain_form((*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json"))
+TABLE = plain_form(
+    (*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json")
+)
 FORMS = (LOGPROBS, AGAINST, TABLE)
 RULES = (
     rule_of_need(
@@ -47,7 +49,9 @@ RULES = (
         "needs one table",
         "name a CSV or Markdown file, or give --example",
         lambda values: (
-            values["old"] is None and values["logprobs"] is None and values["example"] == is_given(values["table"])
+            values["old"] is None
+            and values["logprobs"] is None
+            and values["example"] == is_given(values["table"])
         ),
     ),
 )
@@ -86,7 +90,10 @@ class _JudgeCommand(Command):
     examples=[
         ("A published table of ResNet-50:", "ampcompare judge --example"),
         ("Your own results, from a CSV file:", "ampcompare judge results.csv --reference O2 --margin 0.3"),
-        ("Is a change worse? 0 no, 1 yes, 2 cannot tell:", "ampcompare judge runs/new --against runs/old --margin 0.5"),
+        (
+            "Is a change worse? 0 no, 1 yes, 2 cannot tell:",
+            "ampcompare judge runs/new --against runs/old --margin 0.5",
+        ),
     ],
     epilog="Exit codes: 0 done; 2 usage, or a table that cannot be read. With --against: 0 no worse; 1 worse; 2 cannot "
     "tell; 64 usage, or results that cannot be read, with nothing on stdout; 4 a package is missing.",
@@ -94,7 +101,10 @@ class _JudgeCommand(Command):
 @click.argument("table", metavar="[TABLE]", required=False, type=FILE)
 @option("--example", is_flag=True, group=DATA, help="a published table of ResNet-50 instead of a file")
 @option(
-    "--reference", metavar="ARM", group=ARMS, help="arm that others are compared with  [default: fp32, else the first]"
+    "--reference",
+    metavar="ARM",
+    group=ARMS,
+    help="arm that others are compared with  [default: fp32, else the first]",
 )
 @option_factory(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
 @option_factory(judge_against)("--arm", metavar="ARM", group=ARMS)
@@ -107,7 +117,11 @@ class _JudgeCommand(Command):
     help="two files of log-probabilities of the same tokens, in place of a table",
 )
 @option(
-    "--twin", type=FILE, metavar="FILE", group=COMPARISON, help="with --logprobs: those of A after a harmless change"
+    "--twin",
+    type=FILE,
+    metavar="FILE",
+    group=COMPARISON,
+    help="with --logprobs: those of A after a harmless change",
 )
 @judge_option("--metric", metavar="COLUMN", group=DATA)
 @judge_option("--better", group=DATA)
@@ -156,7 +170,9 @@ def command(
     source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
     comparison = judge_table(source, **options)
     say_on_stdout(
-        FORMATS["json"].make_reporter().render(comparison) if as_json else terminal_text(comparison, details=details),
+        FORMATS["json"].make_reporter().render(comparison)
+        if as_json
+        else terminal_text(comparison, details=details),
         nl=False,
     )
     return 0

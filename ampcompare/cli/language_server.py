@@ -44,7 +44,8 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         try:
             selection = replace(read_selection([path]), versions=versions)
             return selection, check_text(document.source, selection.reports_code, versions, path)
-        except (AmpCompareError, SourceInvalid):  # half a line is written, or the settings are: the next change tells
+        except (AmpCompareError, SourceInvalid):
+            # half a line is written, or the settings are: the next change tells
             return Selection(versions=versions), []
 
     def publish_diagnostics(uri: str) -> None:
@@ -85,18 +86,29 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         ]
         if any(finding.edits for finding in findings):
             text, _, fixed = fix_text(document.source, findings, selection)
-            title = f"Fix {fixed} mistakes of mixed precision" if fixed != 1 else "Fix 1 mistake of mixed precision"
+            title = (
+                f"Fix {fixed} mistakes of mixed precision"
+                if fixed != 1
+                else "Fix 1 mistake of mixed precision"
+            )
             found.append(_code_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
         if (rewritten := _rewrite_for_torch_amp(document)) is not None:
             text, by_hand = rewritten
             rest = f", {by_hand} lines left by hand" if by_hand else ""
             found.append(
                 _code_action(
-                    document, f"Rewrite Apex for torch.amp{rest}", MIGRATE, [_whole_document_edit(document, text)]
+                    document,
+                    f"Rewrite Apex for torch.amp{rest}",
+                    MIGRATE,
+                    [_whole_document_edit(document, text)],
                 )
             )
         wanted = params.context.only
-        return [one for one in found if wanted is None or any(_is_action_of_kind(one.kind, kind) for kind in wanted)]
+        return [
+            one
+            for one in found
+            if wanted is None or any(_is_action_of_kind(one.kind, kind) for kind in wanted)
+        ]
 
     return server
 
@@ -125,7 +137,10 @@ def _is_action_of_kind(kind: object, wanted: object) -> bool:
 def _diagnostic_of_finding(document: TextDocument, finding: Finding) -> types.Diagnostic:
     line = finding.line - 1
     text = document.lines[line].rstrip("\r\n") if line < len(document.lines) else ""
-    start, end = types.Position(line, finding.column), types.Position(line, max(len(text), finding.column + 1))
+    start, end = (
+        types.Position(line, finding.column),
+        types.Position(line, max(len(text), finding.column + 1)),
+    )
     return types.Diagnostic(
         range=document.position_codec.range_to_client_units(document.lines, types.Range(start, end)),
         message=f"{finding.message}; {CODES[finding.code].remedy}",
@@ -147,7 +162,10 @@ def _code_action(
         for edit in sorted(set(edits))
     ]
     return types.CodeAction(
-        title=title, kind=kind, diagnostics=diagnostics, edit=types.WorkspaceEdit(changes={document.uri: changes})
+        title=title,
+        kind=kind,
+        diagnostics=diagnostics,
+        edit=types.WorkspaceEdit(changes={document.uri: changes}),
     )
 
 

@@ -66,7 +66,9 @@ def count_processes_asked_for(parameters: Mapping[str, Any]) -> int | None:
     return world.size
 
 
-def options_from_parameters(kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any) -> Options:
+def options_from_parameters(
+    kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any
+) -> Options:
     """Return options of a run or comparison: each is the parameter of the command that has its name, or a value."""
     from ampcompare.experiment.launch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions

@@ -28,7 +28,9 @@ from ampcompare.cli.values import FILE, WordChoice
     show_default=True,
     help="of the report on stdout",
 )
-@option("--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301")
+@option(
+    "--select", metavar="CODES", help="report only these codes or prefixes, separated by commas: AMP2,AMP301"
+)
 @option("--ignore", metavar="CODES", help="do not report these codes or prefixes")
 @option("--exclude", metavar="PATTERN", multiple=True, help="leave out files and folders; repeatable")
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
@@ -50,7 +52,9 @@ def command(
     from ampcompare.source.lint.report import FORMATS
 
     codes, left = _split_codes(select), _split_codes(ignore)
-    report = lint_paths(*paths, select=codes, ignore=left, exclude=exclude, fix=fix, torch_version=torch_version)
+    report = lint_paths(
+        *paths, select=codes, ignore=left, exclude=exclude, fix=fix, torch_version=torch_version
+    )
     for line in FORMATS[form](report):
         click.echo(line)
     for note in report.unread:

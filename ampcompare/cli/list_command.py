@@ -54,7 +54,9 @@ def command(asked: Form, what: str, folder: str | None) -> int:
     for name, rows in list_choices().items():
         if what in (name, "all"):
             shown = [[item, "yes" if available else "no", reason] for item, available, reason in rows]
-            click.echo(listing_table(shown, [name, "available", "what it is, or why not"], terminal_width()) + "\n")
+            click.echo(
+                listing_table(shown, [name, "available", "what it is, or why not"], terminal_width()) + "\n"
+            )
     return 0
 
 

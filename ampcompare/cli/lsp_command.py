@@ -14,7 +14,9 @@ from ampcompare.cli.help import Command, option
     ],
     epilog="Exit codes: 0 the editor has ended it; 4 the extra lsp is not installed.",
 )
-@option("--torch-version", metavar="VERSION", help="the torch that files are for; by default that installed here")
+@option(
+    "--torch-version", metavar="VERSION", help="the torch that files are for; by default that installed here"
+)
 def command(torch_version: str | None) -> int:
     """Report mistakes and offer fixes and rewriting in an editor.
 

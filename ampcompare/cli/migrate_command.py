@@ -34,7 +34,9 @@ VERIFY = form_asked_by(
     ("paths", "adapter", "rewrite", "steps", "stack", "preflight"),
     ", which changes no file and rewrites for the torch that is installed",
 )
-ADAPT = form_asked_by("--adapter", "adapter", ("paths", "mode"), ", which keeps the code, for all versions of torch")
+ADAPT = form_asked_by(
+    "--adapter", "adapter", ("paths", "mode"), ", which keeps the code, for all versions of torch"
+)
 FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mode", "rewrite")))
 
 
@@ -46,7 +48,10 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mo
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
-        ("Change imports only, and add one file with Apex's functions:", "ampcompare migrate --adapter --write src"),
+        (
+            "Change imports only, and add one file with Apex's functions:",
+            "ampcompare migrate --adapter --write src",
+        ),
     ],
     epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
     "read, parsed or written. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
@@ -59,11 +64,23 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mo
     help="add one file with Apex's functions on torch.autocast for all files, and change imports alone; by default "
     "what is not proven to be right when rewritten takes it",
 )
-@option("--rewrite", is_flag=True, help="rewrite all that nothing speaks against, with notes; the adapter for none")
-@option_factory(migrate_script)("--torch-version", metavar="VERSION")
-@option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option(
-    "--device", type=WordChoice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other"
+    "--rewrite",
+    is_flag=True,
+    help="rewrite all that nothing speaks against, with notes; the adapter for none",
+)
+@option_factory(migrate_script)("--torch-version", metavar="VERSION")
+@option(
+    "--verify",
+    is_flag=True,
+    help="run the script before and after the rewrite on the CPU, and compare each step",
+)
+@option(
+    "--device",
+    type=WordChoice(["cpu"]),
+    default="cpu",
+    expose_value=False,
+    help="of --verify, which needs no other",
 )
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @option(
@@ -150,8 +167,12 @@ def command(
 
         first = check if preflight and stack is None else lambda: None
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))
-        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, how=how, stack=where)
-    return _write_or_print_migrations(paths, torch_version, adapter=adapter, rewrite=rewrite, write=mode == "write")
+        return verify_script(
+            paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, how=how, stack=where
+        )
+    return _write_or_print_migrations(
+        paths, torch_version, adapter=adapter, rewrite=rewrite, write=mode == "write"
+    )
 
 
 def _write_or_print_migrations(
@@ -164,7 +185,9 @@ def _write_or_print_migrations(
 
     versions = known_versions(torch_version)
     output = _MigrationOutput(write=write)
-    files = list(find_sources(paths, unreadable=lambda path, why: output.report_fault(f"{path}: not read: {why}")))
+    files = list(
+        find_sources(paths, unreadable=lambda path, why: output.report_fault(f"{path}: not read: {why}"))
+    )
     if adapter:
         choice = choose_adapter_for_all(files)
     else:
@@ -292,7 +315,9 @@ def _say_command_for_unmigrated(
         _say_on_stderr(f"what is left{names} runs on with {install}")
     for path, missing in lacking.items():
         if missing:
-            _say_on_stderr(f"{path} needs {', '.join(missing)}, which neither the adapter nor ampcompare's engine has")
+            _say_on_stderr(
+                f"{path} needs {', '.join(missing)}, which neither the adapter nor ampcompare's engine has"
+            )
 
 
 def _say_requirements(files: list[Path], *, is_whole: bool) -> None:
@@ -300,7 +325,9 @@ def _say_requirements(files: list[Path], *, is_whole: bool) -> None:
     from ampcompare.source.migrate.leftovers import requirements_of_apex
 
     when = (
-        "can go, unless a file that was not named here imports it" if is_whole else "stays as long as a file needs it"
+        "can go, unless a file that was not named here imports it"
+        if is_whole
+        else "stays as long as a file needs it"
     )
     for path, line, text in requirements_of_apex(files):
         _say_on_stderr(f"{os.path.relpath(path)}:{line}: `{text}`: the dependency on Apex {when}")

@@ -66,7 +66,8 @@ def open_standard_streams() -> None:
                 os.close(descriptor)
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - as long as we run
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # what Latin-1 or a code page cannot hold, as on stderr
+        # what Latin-1 or a code page cannot hold, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def write_traceback(error: Exception) -> str:

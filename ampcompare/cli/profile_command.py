@@ -28,8 +28,14 @@ profile_option = option_factory(api_profile)
     ],
     examples=[
         ("Why is bf16 not faster?", "ampcompare profile --arm fp32,bf16 --arch convnet"),
-        ("What holds memory under O2, with a page and a trace:", "ampcompare profile --arm fp32,O2 -o profile"),
-        ("Your own training script:", "ampcompare profile --arm fp32,bf16 --device cpu -- train.py --epochs 1"),
+        (
+            "What holds memory under O2, with a page and a trace:",
+            "ampcompare profile --arm fp32,O2 -o profile",
+        ),
+        (
+            "Your own training script:",
+            "ampcompare profile --arm fp32,bf16 --device cpu -- train.py --epochs 1",
+        ),
     ],
 )
 @profile_option(
@@ -46,7 +52,9 @@ profile_option = option_factory(api_profile)
 @add_watched_script_options
 @profile_option("--preflight/--no-preflight", group=SCRIPT)
 @recipe_options(PROFILE)
-@option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write profile.json, .md, .html and trace.json here")
+@option(
+    "--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write profile.json, .md, .html and trace.json here"
+)
 @json_option()
 def command(**parameters: Any) -> int:
     """Find why an arm is faster or not, smaller or not.
@@ -61,7 +69,9 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
 
-    arms = dict.fromkeys(map(str, parse_arms(parameters["arms"] or default_of_parameter(api_profile, "arms"))))
+    arms = dict.fromkeys(
+        map(str, parse_arms(parameters["arms"] or default_of_parameter(api_profile, "arms")))
+    )
     configs = [watched_config(parameters, arm, PROFILE) for arm in arms]
     options = ProfileOptions(
         tuple(configs),
@@ -78,7 +88,9 @@ def command(**parameters: Any) -> int:
 
     with leave_block_at_signals():
         if options.reference.script is not None and parameters["preflight"]:
-            run_trials_of_configs(configs, say, min_steps=steps_needed_for_profile(options.steps, options.profiled))
+            run_trials_of_configs(
+                configs, say, min_steps=steps_needed_for_profile(options.steps, options.profiled)
+            )
         folder = parameters["output_dir"]
         found = profile(options, output_dir=Path(folder) if folder else None, say=say)
     as_json = parameters["as_json"]

@@ -90,8 +90,12 @@ class ProgressDisplay(Observer):
 
     def end(self, record: RunRecord, *, reused: bool) -> None:
         with self._lock:
-            cell, total = self._cells.note_ended_cell(record, time.monotonic(), reused=reused), self._cells.total
-            if not self.quiet and not (total == 1 and record.status == "failed"):  # whose error is said by the command
+            cell, total = (
+                self._cells.note_ended_cell(record, time.monotonic(), reused=reused),
+                self._cells.total,
+            )
+            # whose error is said by the command
+            if not self.quiet and not (total == 1 and record.status == "failed"):
                 cached = " (cached)" if reused else ""
                 self._print_line(f"[{cell.number}/{total}] {cell.full_name}: {_outcome_text(record)}{cached}")
             for finding in record.guards:
@@ -183,4 +187,8 @@ def _outcome_text(record: RunRecord) -> str:
         return "; ".join([*reached, *([f"ended early: {summary.ended}"] if summary.ended else [])])
     if record.status == "diverged":
         return f"diverged at step {summary.diverged_step} ({summary.divergence})"
-    return printable_line(f"{record.status}: {record.error}", 500, keep_end=300) if record.error else record.status
+    return (
+        printable_line(f"{record.status}: {record.error}", 500, keep_end=300)
+        if record.error
+        else record.status
+    )

@@ -40,7 +40,9 @@ class ProgressRegion:
         )
         self._live.start()
 
-    def draw(self, cells: Sequence[CellView], matrix: MatrixView, idle: str = "", above: str | None = None) -> None:
+    def draw(
+        self, cells: Sequence[CellView], matrix: MatrixView, idle: str = "", above: str | None = None
+    ) -> None:
         """Draw the bars of cells, as far as there is room, and of the matrix; a line above them stays."""
         self._live.update(draw_bars(cells, matrix, self._console, idle), refresh=above is None)
         if above is not None:
@@ -51,10 +53,13 @@ class ProgressRegion:
         self._live.stop()
 
 
-def draw_bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: str = "") -> RenderableType:
+def draw_bars(
+    cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: str = ""
+) -> RenderableType:
     """Return what stands at the bottom of the terminal: each running cell, and the matrix if it has several."""
     between = ", " if console.options.ascii_only else " · "
-    shown = cells[: max(1, (console.height - 4) // 2)]  # without the matrix, the others, and a row that scrolls
+    # without the matrix, the others, and a row that scrolls
+    shown = cells[: max(1, (console.height - 4) // 2)]
     name_width = min(MAX_NAME, max((cell_len(cell.full_name) for cell in shown), default=0))
     lines: list[RenderableType] = []
     for cell in shown:
@@ -64,9 +69,13 @@ def draw_bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, i
         if cell.progress is not None and (total := cell.progress.total_steps):
             time = Text(f"{cell.progress.steps:>{len(str(total))}}/{total}  ") + time
         lines.append(
-            _row_of_parts(name, Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), cell.share_of_steps_made, time)
+            _row_of_parts(
+                name, Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), cell.share_of_steps_made, time
+            )
         )
-        lines.append(Text("  " + between.join(cell.figure_texts()), style="dim", no_wrap=True, overflow="crop"))
+        lines.append(
+            Text("  " + between.join(cell.figure_texts()), style="dim", no_wrap=True, overflow="crop")
+        )
     if len(shown) < len(cells):
         lines.append(Text(f"and {len(cells) - len(shown)} more", style="dim"))
     if not cells and idle:
@@ -74,7 +83,9 @@ def draw_bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, i
     if matrix.total > 1:
         text = "" if matrix.left is None else f"{between}about {format_rough_duration(matrix.left)} left"
         count = Text(f"{matrix.done} of {matrix.total} cells", style="bold")
-        lines.append(_row_of_parts(count, matrix.share, Text(f"{format_rough_duration(int(matrix.seconds))}{text}")))
+        lines.append(
+            _row_of_parts(count, matrix.share, Text(f"{format_rough_duration(int(matrix.seconds))}{text}"))
+        )
     return Group(*lines)
 
 
@@ -86,5 +97,10 @@ def _row_of_parts(*parts: Text | float) -> RenderableType:
             row.add_column(no_wrap=True, overflow="crop")
         else:
             row.add_column(max_width=MAX_BAR)
-    row.add_row(*(part if isinstance(part, Text) else ProgressBar(1.0, part, complete_style="green") for part in parts))
+    row.add_row(
+        *(
+            part if isinstance(part, Text) else ProgressBar(1.0, part, complete_style="green")
+            for part in parts
+        )
+    )
     return row

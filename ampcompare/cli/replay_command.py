@@ -19,8 +19,14 @@ from ampcompare.cli.values import FILE
     "replay",
     cls=ScriptCommand,
     examples=[
-        ("Keep a step, and compare settings:", "ampcompare replay capsule.pt --change onednn=off --change threads=2"),
-        ("Is another torch the same training?", "ampcompare replay capsule.pt --stack new=/envs/new/bin/python"),
+        (
+            "Keep a step, and compare settings:",
+            "ampcompare replay capsule.pt --change onednn=off --change threads=2",
+        ),
+        (
+            "Is another torch the same training?",
+            "ampcompare replay capsule.pt --stack new=/envs/new/bin/python",
+        ),
         ("Is my rewritten model the same function?", "ampcompare replay capsule.pt -- new_train.py"),
     ],
     epilog="Exit codes: 0 noise; 1 another function, or less exact; 2 usage; 3 it cannot be told, or failed; "
@@ -61,9 +67,13 @@ def command(
     try:
         config = script_config(own)
     except ConfigError as error:
-        raise ConfigError(f"{error}; the capsule was kept there, so call replay where its script is") from None
+        raise ConfigError(
+            f"{error}; the capsule was kept there, so call replay where its script is"
+        ) from None
     with leave_block_at_signals():
-        found = replay(Path(capsule), facts, sides, config, lambda line: note_on_stderr(f"ampcompare: {line}"))
+        found = replay(
+            Path(capsule), facts, sides, config, lambda line: note_on_stderr(f"ampcompare: {line}")
+        )
     if as_json:
         click.echo(dump_json([one.data() for one in found]))
     else:

@@ -71,8 +71,16 @@ RULES = (
     group=OUTPUT,
     help="what to write  [default: by the name of --output, else table]",
 )
-@option("--output", "-o", type=FILE_OR_FOLDER, group=OUTPUT, help="where to write it; -: standard output  [default: -]")
-@option("--open", "open_page", is_flag=True, group=OUTPUT, help="write the HTML page and open it in a browser")
+@option(
+    "--output",
+    "-o",
+    type=FILE_OR_FOLDER,
+    group=OUTPUT,
+    help="where to write it; -: standard output  [default: -]",
+)
+@option(
+    "--open", "open_page", is_flag=True, group=OUTPUT, help="write the HTML page and open it in a browser"
+)
 @option(
     "--reference",
     metavar="ARM",
@@ -157,7 +165,9 @@ class _ReportTarget:
         """Return what renders it, for a terminal in the width and the colors that it has."""
         if self.file is not None:
             return FORMATS[self.form].make_reporter(details=details)
-        return FORMATS[self.form].make_reporter(terminal_width(), color=has_color(sys.stdout), details=details)
+        return FORMATS[self.form].make_reporter(
+            terminal_width(), color=has_color(sys.stdout), details=details
+        )
 
     def with_file(self, run: Path | None) -> _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""

@@ -24,7 +24,16 @@ OTHER_PARAMETERS = {"guards": "guards", "processes": "processes", "seed": "recip
 DERIVED = {"processes": "number of requested processes", "arm_text": "flags of the arm"}
 OWN = ("metric", "list_metrics", "seed_arg", "shift_seeds", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
-    *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
+    *(
+        "sweep",
+        "timing_rounds",
+        "verify_resume",
+        "recipe_name",
+        "size",
+        "config_file",
+        "overrides",
+        "model_args",
+    ),
     *("slurm_options", "dist_url"),
 )
 
@@ -96,7 +105,9 @@ class ScriptCommand(Command):
             rest = parser.parse_args(list(words))[1]
         except click.UsageError:
             return None
-        return next((word for word in rest if word == "-m" or word.endswith(".py") or Path(word).exists()), None)
+        return next(
+            (word for word in rest if word == "-m" or word.endswith(".py") or Path(word).exists()), None
+        )
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- SCRIPT [ARGS]...]"]
@@ -108,7 +119,9 @@ COMPAT_TORCH = option(
     group=SCRIPT,
     help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
 )
-SEED_ARG = option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
+SEED_ARG = option(
+    "--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED"
+)
 SHIFT_SEEDS = option(
     "--shift-seeds",
     type=WordChoice(["global", "all"]),
@@ -216,7 +229,10 @@ def print_script_metrics(config: RunConfig) -> int:
     from ampcompare.experiment.launch.script.listing import short_run_of_script, step_count_of_short_run
 
     found, steps = short_run_of_script(config), step_count_of_short_run(config)
-    rows = [[printable_line(one.name, 40), one.source, one.count, f"{one.last:g}", one.option] for one in found.seen]
+    rows = [
+        [printable_line(one.name, 40), one.source, one.count, f"{one.last:g}", one.option]
+        for one in found.seen
+    ]
     if rows:
         click.echo(tabulate(rows, headers=["metric", "from", "values", "last", "to take it"]))
     else:

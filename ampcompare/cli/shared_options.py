@@ -32,7 +32,8 @@ from ampcompare.settings.reads import CommandReads
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the setting in RunConfig, and the group
+# flags, the path of the setting in RunConfig, and the group
+RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("--task", "recipe.task", DATA),
     ("--arch -a", "recipe.model.arch", DATA),
     ("--data", "recipe.data.name", DATA),
@@ -129,7 +130,10 @@ ARM_OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the hel
     "--dtype": {"type": HALF, "help": "native, half: 16-bit type  [default: fp16]"},
     "--loss-scale": {"metavar": "dynamic|NUMBER", "help": "Apex, half: loss scale"},
     "--keep-batchnorm-fp32": {"type": FLAG, "help": "Apex O2, O3: batch norm stays in fp32"},
-    "--keep-fp32": {"metavar": "PATTERNS", "help": "Apex, native, half: modules in fp32, by name or type, joined by |"},
+    "--keep-fp32": {
+        "metavar": "PATTERNS",
+        "help": "Apex, native, half: modules in fp32, by name or type, joined by |",
+    },
     "--master-weights": {"type": FLAG, "help": "Apex O2, O3, and half: fp32 copies of the weights"},
     "--cast-model-outputs": {"type": OUTPUT_DTYPE, "help": "Apex: type of the model's outputs"},
     "--min-loss-scale": {"metavar": "NUMBER", "help": "Apex: lower bound of a dynamic loss scale"},
@@ -141,7 +145,8 @@ ARM_OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the hel
     "--growth-interval": {"metavar": "STEPS", "help": "native, half: steps without overflow until it grows"},
 }
 ARM_FLAGS = {
-    flag.partition("/")[0].removeprefix("--").replace("-", "_"): flag.partition("/")[0] for flag in ARM_OPTIONS
+    flag.partition("/")[0].removeprefix("--").replace("-", "_"): flag.partition("/")[0]
+    for flag in ARM_OPTIONS
 }
 
 
@@ -243,18 +248,31 @@ def _guard_options() -> tuple[Callable[[Function], Function], ...]:
             group=DIVERGENCE,
             help="treat AMP misuse in your code as an error",
         ),
-        option("--no-guards", "guards", flag_value="off", group=DIVERGENCE, help="do not look for AMP misuse"),
+        option(
+            "--no-guards", "guards", flag_value="off", group=DIVERGENCE, help="do not look for AMP misuse"
+        ),
     )
 
 
 def add_output_options(function: Function) -> Function:
     """Add where results go and how much is printed."""
     options = [
-        option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="run directory  [default: runs/COMMAND-HASH]"),
+        option(
+            "--output-dir",
+            "-o",
+            type=FOLDER,
+            group=OUTPUT,
+            help="run directory  [default: runs/COMMAND-HASH]",
+        ),
         option("--force", is_flag=True, group=OUTPUT, help="ignore records of earlier calls and run again"),
         option("--dry-run", is_flag=True, group=OUTPUT, help="print what would run, and exit"),
         json_option(),
-        option("--no-progress", is_flag=True, group=OUTPUT, help="no progress bars; a plain line each minute instead"),
+        option(
+            "--no-progress",
+            is_flag=True,
+            group=OUTPUT,
+            help="no progress bars; a plain line each minute instead",
+        ),
         option("--quiet", "-q", is_flag=True, group=OUTPUT, help="no progress and no notes on stderr"),
     ]
     return add_options(options, function)
@@ -328,7 +346,10 @@ def arm_rules(arm: str) -> tuple[OptionRule, ...]:
     """Return what `--backend` and the options of an arm need and exclude; `arm` is the parameter of `--arm`."""
     flags = {"backend": "--backend", **ARM_FLAGS}
     return (
-        *(rule_of_exclusion(flag, name, "--arm", arm, ", whose text has its options") for name, flag in flags.items()),
+        *(
+            rule_of_exclusion(flag, name, "--arm", arm, ", whose text has its options")
+            for name, flag in flags.items()
+        ),
         *(
             rule_of_need(flag, name, "--backend NAME", "backend", "opt_level", because=", whose option it is")
             for name, flag in ARM_FLAGS.items()

@@ -25,7 +25,10 @@ FORMS = (ON, plain_form(("action", "as_json")))
     cls=Command,
     forms=FORMS,
     examples=[
-        ("`from apex import amp` in your scripts, whether Apex lacks it or is not there:", "ampcompare shim on"),
+        (
+            "`from apex import amp` in your scripts, whether Apex lacks it or is not there:",
+            "ampcompare shim on",
+        ),
         ("What it adds here:", "ampcompare shim status"),
         ("As it was before:", "ampcompare shim off"),
     ],
@@ -63,14 +66,22 @@ def command(asked: Form, action: str, answered: tuple[str, ...], as_json: bool) 
 
 def _status_lines(status: ShimStatus) -> list[str]:
     """Return what a user should know of the shim, a sentence for each line."""
-    apex = "none is installed" if status.apex.kind == "absent" else f"{status.apex.path}, version {status.apex.version}"
+    apex = (
+        "none is installed"
+        if status.apex.kind == "absent"
+        else f"{status.apex.path}, version {status.apex.version}"
+    )
     adds = "adds" if status.on else "would add"
     lines = [f"shim: {'on' if status.on else 'off'} in {status.folder}", f"apex: {apex}"]
     if not status.adds:
-        lines.append(f"{adds}: nothing, " + ("since apex.amp is there" if status.apex.has_amp else status.apex.reason))
+        lines.append(
+            f"{adds}: nothing, " + ("since apex.amp is there" if status.apex.has_amp else status.apex.reason)
+        )
     elif status.adds == ("apex",):
         libraries = f"; also of {', '.join(status.answered)}" if status.answered else ""
-        lines.append(f"{adds}: apex, for imports of your own code{libraries}; libraries and find_spec find none")
+        lines.append(
+            f"{adds}: apex, for imports of your own code{libraries}; libraries and find_spec find none"
+        )
     else:
         lines.append(f"{adds}: {', '.join(status.adds)}, for everybody; the rest of apex stays NVIDIA's")
     return lines

@@ -161,7 +161,9 @@ def _diagnosis_notes(arm: Arm, observation: Observation) -> Iterator[str]:
     if observation.failures:
         names = ", ".join(sorted(observation.failures))
         yield f"the error of {names} is not known, because it did not run in the wide type"
-    halves = [update for update in observation.updates.values() if update.dtype in ("fp16", "bf16") and update.moved]
+    halves = [
+        update for update in observation.updates.values() if update.dtype in ("fp16", "bf16") and update.moved
+    ]
     if halves and (arm.roles is None or arm.roles.update == "nearest"):
         lost = 100 * sum(update.lost for update in halves) / sum(update.moved for update in halves)
         types = " and ".join(sorted({update.dtype for update in halves}))

@@ -89,7 +89,10 @@ def explanation_document(explanation: Explanation) -> Document:
     sections = [
         Section("summary", [Text([f"{arm}: {parts.summary}"])]),
         Section("does", [Facts([("", parts.does)], "What it does")] if parts.does else []),
-        Section("memory", [Items([_memory_text(explanation.memory)], BYTES)] if explanation.memory is not None else []),
+        Section(
+            "memory",
+            [Items([_memory_text(explanation.memory)], BYTES)] if explanation.memory is not None else [],
+        ),
         Section("twin", [Items([parts.twin_is], f"Native equivalent: {parts.twin or 'none'}")]),
         Section("differs", [Items(parts.differs, differs)] if parts.differs else []),
         Section("script", _script_line_blocks("In a script", parts.script)),
@@ -111,7 +114,9 @@ def _comparison_commands(arm: str, twin: str | None) -> list[str]:
         compared.insert(0, "fp32")
     words = " ".join(f"--arm {shlex.quote(one)}" for one in compared)
     own = (
-        [] if twin is None else [f"ampcompare compare --reference {shlex.quote(arm)} --arm {twin} -- YOUR_SCRIPT ARGS"]
+        []
+        if twin is None
+        else [f"ampcompare compare --reference {shlex.quote(arm)} --arm {twin} -- YOUR_SCRIPT ARGS"]
     )
     return [f"ampcompare compare {words} --seeds 0-2", *own]
 
@@ -147,12 +152,16 @@ def casts_text(found: dict[str, Any], dtype: str, *, width: int) -> str:
         dtype: the 16-bit type, such as "fp16".
         width: of a line, in characters.
     """
-    lines = [f"What torch {found['torch']} casts on CUDA under autocast, as its dispatcher says; the rest is not cast"]
+    lines = [
+        f"What torch {found['torch']} casts on CUDA under autocast, as its dispatcher says; the rest is not cast"
+    ]
     for how, names in found["casts"].items():
         head = f"{how.replace('the 16-bit type', dtype)}: "
         lines += textwrap.wrap(head + ", ".join(names), width, initial_indent="  ", subsequent_indent="    ")
     changes = "; ".join(found["changes"]) or "nothing"
-    lines += textwrap.wrap(f"changed since torch 2.6: {changes}", width, initial_indent="  ", subsequent_indent="    ")
+    lines += textwrap.wrap(
+        f"changed since torch 2.6: {changes}", width, initial_indent="  ", subsequent_indent="    "
+    )
     return "\n".join(lines) + "\n"
 
 

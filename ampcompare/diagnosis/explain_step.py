@@ -54,7 +54,9 @@ def _observe_step_on_device(config: RunConfig, device: torch.device) -> dict[str
             for optimizer in optimizers:
                 optimizer.zero_grad()
             _run_passes(assembly, batch)
-    states = [value for each in optimizers for state in each.state.values() for value in tensors_in_value(state)]
+    states = [
+        value for each in optimizers for state in each.state.values() for value in tensors_in_value(state)
+    ]
     counts = {
         "parameters": _sizes_by_dtype(model.parameters()),
         "buffers": _sizes_by_dtype(model.buffers()),
@@ -78,7 +80,11 @@ def _observe_step_on_device(config: RunConfig, device: torch.device) -> dict[str
         "kept_fp32": list(precision.kept_fp32),
         "modules": watch.module_rows(),
         "loss": {"dtype": dtype_name(loss.dtype), "value": float(loss.detach())},
-        "loss_scale": {"before": list(scales_before), "after": list(precision.loss_scales()), "skipped_steps": skipped},
+        "loss_scale": {
+            "before": list(scales_before),
+            "after": list(precision.loss_scales()),
+            "skipped_steps": skipped,
+        },
         "counts": counts,
         "num_parameters": parameters,
         "bytes": {**held, "total": sum(held.values())},

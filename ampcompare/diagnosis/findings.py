@@ -23,14 +23,19 @@ from ampcompare.results.records.diagnosis import Fault, FaultKind, MagnitudeRang
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
 HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
-UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
+# share of a wrong gradient that is zero in the arm alone, from which that is called the cause
+UNDERFLOW = 0.1
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
-NO_EFFECT = 1e-3  # of it: in fp32 a smaller gradient is that of a weight without effect, as a bias before batch norm
+# of it: in fp32 a smaller gradient is that of a weight without effect, as a bias before batch norm
+NO_EFFECT = 1e-3
 REDUCTIONS = ("mean", "sum")  # whose terms may cancel, as those of a loss whose exact value is zero
 AMPLIFIED = 1 / 8  # of the error of a function's result, from which its argument's rounding is the cause
-PERIODIC = ("sin", "cos", "tan")  # of positions, times and frequencies: what is wrong there is so in each step
-MIN_TURN = 0.25  # error of a periodic function; in sound networks, with random features or sines, a tenth of it
-FALL = 8  # times below a scale that was applied, more than the gradients of a sound training grow in its first steps
+# of positions, times and frequencies: what is wrong there is so in each step
+PERIODIC = ("sin", "cos", "tan")
+# error of a periodic function; in sound networks, with random features or sines, a tenth of it
+MIN_TURN = 0.25
+# times below a scale that was applied, more than the gradients of a sound training grow in its first steps
+FALL = 8
 SMALL_SCALE = ("underflow", "rounding")  # which a loss scale that has fallen leads to
 MAX_CHAIN = 12
 MAX_NEAR = 2
@@ -121,7 +126,11 @@ def _faults_of_one_step(facts: StepFacts) -> Iterator[Fault]:
         yield fault
         return
     harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
-    wrong = [(at, event) for at, event in gradients if _is_wrong_gradient(event, [one for _, one in gradients], harm)]
+    wrong = [
+        (at, event)
+        for at, event in gradients
+        if _is_wrong_gradient(event, [one for _, one in gradients], harm)
+    ]
     if wrong:
         yield _inexact_result_fault(facts, wrong)
     elif (
@@ -143,7 +152,9 @@ def _update_fault(facts: StepFacts) -> Fault | None:
         return None
     return Fault(
         kind="update",
-        place=OperationPlace(module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+        place=OperationPlace(
+            module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"
+        ),
         step=facts.index,
         text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
         reason="" if update.eps is None else f"its eps={update.eps:g} is zero in {update.dtype}",
@@ -159,7 +170,9 @@ def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
     if not broken and any(one.moved for one in facts.updates):
         return None
     what = f"with {broken} elements that are not finite" if broken else "that are all zero"
-    squares = sum(event.errors[1] ** 2 for event in events if event.dtype is torch.float16 and event.errors is not None)
+    squares = sum(
+        event.errors[1] ** 2 for event in events if event.dtype is torch.float16 and event.errors is not None
+    )
     is_beyond = not broken and facts.scale == 1 and squares > FP16_LARGEST
     beyond = f"; their squares add up to {squares:.3g}, which fp16 cannot hold" if is_beyond else ""
     return Fault(
@@ -247,7 +260,9 @@ def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iter
     if end is not None and _is_nonfinite_result(events[end]):
         yield _overflow_fault(facts, end)
         return
-    broken = [at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite_result(event)]
+    broken = [
+        at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite_result(event)
+    ]
     if broken and (
         fallen_from is not None or _overflowed_before_scaling(facts, min(_nonfinite_origins(events, broken)))
     ):
@@ -268,7 +283,9 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
     if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
         reason = nonfinite_reason_of(events, origin)
-        return _make_fault("overflow", facts, origin, text, _places_on_path(events, origin, at), reason=reason)
+        return _make_fault(
+            "overflow", facts, origin, text, _places_on_path(events, origin, at), reason=reason
+        )
     chosen = _find_deciding_origin(events, origin)
     if chosen is not None:
         text = (
@@ -311,7 +328,9 @@ def _gradient_overflow_fault(
     else:
         text = f"{name} makes a gradient that is not finite {when}"
     if kind == "not precision":
-        return _make_fault(kind, facts, origin, f"{text}, and in fp32 too", _places_on_path(events, origin, broken[0]))
+        return _make_fault(
+            kind, facts, origin, f"{text}, and in fp32 too", _places_on_path(events, origin, broken[0])
+        )
     return _make_fault(
         kind,
         facts,
@@ -342,7 +361,9 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
     events = facts.step.events
     origins = {at: _error_origin(events, at) for at, _ in wrong}
     origin = min(origins.values())
-    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error_of(pair[1]))
+    at, worst = max(
+        (pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error_of(pair[1])
+    )
     if events[origin].key[3] == "forward" and _is_nonfinite_result(events[origin]):
         return _swallowed_overflow_fault(facts, origin, at)
     lost = max(share_lost_to_zero(events[origin]), share_lost_to_zero(events[at]))
@@ -358,7 +379,8 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
             else (share_lost_to_zero(worst), f"the gradient of {name}")
         )
         text = (
-            f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are zero in the arm alone"
+            f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are "
+            "zero in the arm alone"
         )
         if at_origin:
             text += f", and the gradient of {name} {_distance_text(worst)}"
@@ -376,7 +398,9 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         origin = rounded
     else:
         text = f"{first} makes or amplifies rounding errors: {name} {_distance_text(worst)}"
-    return _make_fault(kind, facts, origin, text, _places_on_path(events, origin, at), severity=_finite_error_of(worst))
+    return _make_fault(
+        kind, facts, origin, text, _places_on_path(events, origin, at), severity=_finite_error_of(worst)
+    )
 
 
 def _find_amplified_argument(events: Sequence[OperationResult], origin: int) -> int | None:
@@ -390,7 +414,9 @@ def _find_amplified_argument(events: Sequence[OperationResult], origin: int) -> 
     if events[origin].key[3] != "forward":
         return None
     while own_error_of_event(events[at]) < error_of_event(events[at]) / 2:
-        before = [source for source in events[at].sources if source < at and error_of_event(events[source]) > 0]
+        before = [
+            source for source in events[at].sources if source < at and error_of_event(events[source]) > 0
+        ]
         if len(before) != 1:
             break
         at = before[0]
@@ -403,7 +429,9 @@ def _where_rounding_began(events: Sequence[OperationResult], rounded: int) -> in
     at = first = rounded
     while True:
         least = error_of_event(events[rounded]) / 2
-        before = [source for source in events[at].sources if source < at and error_of_event(events[source]) >= least]
+        before = [
+            source for source in events[at].sources if source < at and error_of_event(events[source]) >= least
+        ]
         if len(before) != 1:
             return first
         at = before[0]
@@ -438,7 +466,9 @@ def _lost_updates_fault(observation: Observation) -> Fault | None:
         return None
     return Fault(
         kind="lost updates",
-        place=OperationPlace(module=worst.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+        place=OperationPlace(
+            module=worst.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"
+        ),
         step=observation.facts[-1].index,
         text=f"{100 * worst.lost / worst.moved:.0f} % of the updates of {worst.parameter} are below half a unit in the "
         f"last place of its {worst.dtype} weights and are lost at this learning rate; diagnose --ahead counts the rest",
@@ -451,7 +481,9 @@ def _is_wrong_gradient(event: OperationResult, gradients: Sequence[OperationResu
     if event.constant or event.errors is None or error_of_event(event) <= harm:
         return False
     sizes = [
-        _root_mean_square_error(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None
+        _root_mean_square_error(one, 1)
+        for one in gradients
+        if one.key[0] == event.key[0] and one.errors is not None
     ]
     largest = max(sizes, default=0.0)
     share = 1.0 if _root_mean_square_error(event, 1) <= NO_EFFECT * largest else NEGLIGIBLE
@@ -480,7 +512,9 @@ def _nonfinite_origins(events: Sequence[OperationResult], ends: Iterable[int]) -
     """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
 
     def before(at: int) -> list[int]:
-        return [source for source in events[at].sources if source < at and _is_nonfinite_result(events[source])]
+        return [
+            source for source in events[at].sources if source < at and _is_nonfinite_result(events[source])
+        ]
 
     return [at for at in _places_reached_backwards(ends, before) if not before(at)]
 
@@ -496,14 +530,20 @@ def _find_deciding_origin(events: Sequence[OperationResult], end: int) -> int | 
 
     behind = _places_reached_backwards([end], before)
     deciding = {one for at in behind for one in events[at].decided if _is_nonfinite_result(events[one])}
-    return min((one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None)
+    return min(
+        (one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None
+    )
 
 
 def _error_origin(events: Sequence[OperationResult], end: int) -> int:
     """Return the earliest result that leads to `end` with a large error all the way."""
 
     def before(at: int) -> list[int]:
-        return [source for source in events[at].sources if source < at and error_of_event(events[source]) > HARM / 2]
+        return [
+            source
+            for source in events[at].sources
+            if source < at and error_of_event(events[source]) > HARM / 2
+        ]
 
     return min(_places_reached_backwards([end], before))
 
@@ -559,7 +599,9 @@ def _neighboring_places(events: Sequence[OperationResult], origin: int) -> list[
         for source in event.sources:
             if source < at:
                 after[source].append(at)
-    before = _nearest_other_places(events, origin, lambda at: [source for source in events[at].sources if source < at])
+    before = _nearest_other_places(
+        events, origin, lambda at: [source for source in events[at].sources if source < at]
+    )
     return list(dict.fromkeys([*before, *_nearest_other_places(events, origin, lambda at: after[at])]))
 
 

@@ -19,8 +19,28 @@ CASTS = frozenset(("to", "half", "bfloat16", "type"))
 # Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.
 ONE_TYPE = frozenset(
     (
-        *("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d"),
-        *("conv_transpose1d", "conv_transpose2d", "layer_norm", "batch_norm", "group_norm", "bilinear", "prelu"),
+        *(
+            "linear",
+            "matmul",
+            "__matmul__",
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "einsum",
+            "conv1d",
+            "conv2d",
+            "conv3d",
+        ),
+        *(
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "layer_norm",
+            "batch_norm",
+            "group_norm",
+            "bilinear",
+            "prelu",
+        ),
         *("scaled_dot_product_attention", "dot", "mv", "embedding_bag"),
     )
 )
@@ -43,7 +63,11 @@ class _FunctionsInFp32(TorchFunctionMode):
         self.called = called
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
@@ -53,7 +77,11 @@ class _FunctionsInFp32(TorchFunctionMode):
         if name in CASTS:
             result = func(*args, **kwargs)
             # A cast to 16 bits would undo what the line is kept for.
-            return args[0].float() if is_kept and isinstance(result, Tensor) and result.dtype in HALF_DTYPES else result
+            return (
+                args[0].float()
+                if is_kept and isinstance(result, Tensor) and result.dtype in HALF_DTYPES
+                else result
+            )
         if is_kept:
             self.called.add(resolve_name(func) or name)
             with _enter_without_casts():
@@ -61,9 +89,15 @@ class _FunctionsInFp32(TorchFunctionMode):
         if name in ONE_TYPE:
             found = {value.dtype for value in _tensors_nested_in((args, kwargs))}
             half = found & set(HALF_DTYPES)
-            if half and torch.float32 in found and not torch.is_autocast_enabled(_device_type_of((args, kwargs))):
+            if (
+                half
+                and torch.float32 in found
+                and not torch.is_autocast_enabled(_device_type_of((args, kwargs)))
+            ):
                 (dtype,) = half
-                return func(*tree_map(_cast_from_fp32_to(dtype), args), **tree_map(_cast_from_fp32_to(dtype), kwargs))
+                return func(
+                    *tree_map(_cast_from_fp32_to(dtype), args), **tree_map(_cast_from_fp32_to(dtype), kwargs)
+                )
         return func(*args, **kwargs)
 
 
@@ -83,12 +117,16 @@ def _widened_value(value: Any) -> Any:
 
 
 def _cast_from_fp32_to(dtype: torch.dtype) -> Callable[[Any], Any]:
-    return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+    return lambda value: (
+        value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+    )
 
 
 def _tensors_nested_in(value: Any) -> list[Tensor]:
     return [
-        leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        leaf
+        for leaf in torch.utils._pytree.tree_leaves(value)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
 
 

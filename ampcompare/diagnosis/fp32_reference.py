@@ -62,16 +62,22 @@ class Fp32Reference:
 
     def concerns_tensors(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether an operation on these tensors can differ from the arm's."""
-        return any(tensor.dtype in HALF_DTYPES or tensor.untyped_storage()._cdata in self._wide for tensor in tensors)
+        return any(
+            tensor.dtype in HALF_DTYPES or tensor.untyped_storage()._cdata in self._wide for tensor in tensors
+        )
 
-    def repeat_operation_wide(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
+    def repeat_operation_wide(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]
+    ) -> Any:
         """Run an operation on wide tensors; what it writes to has one then. None if the wide type has no kernel."""
         for tensor in written:
             if tensor.is_floating_point() and self.wide_tensor_of(tensor) is None:
                 self.keep_wide_tensor(tensor, tensor.detach().to(self.dtype, copy=True))
         return self._run_with_wide_arguments(func, args, kwargs, self._wide_tensor_or_own)
 
-    def run_on_arm_values(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
+    def run_on_arm_values(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]
+    ) -> Any:
         """Run an operation on the arm's own values in the wide type; the values themselves are not written to."""
         targets = {id(tensor) for tensor in written}
         return self._run_with_wide_arguments(
@@ -82,7 +88,12 @@ class Fp32Reference:
         """Make `wide`, of the same shape, the wide tensor of the part of a storage that `tensor` shows."""
         storage = tensor.untyped_storage()
         size = storage.nbytes() // tensor.element_size()
-        if tensor.is_contiguous() and tensor.numel() == size and wide.is_contiguous() and wide.dtype is self.dtype:
+        if (
+            tensor.is_contiguous()
+            and tensor.numel() == size
+            and wide.is_contiguous()
+            and wide.dtype is self.dtype
+        ):
             flat = wide.reshape(-1)
         else:
             narrow = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
@@ -117,7 +128,10 @@ def _map_argument_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Return arguments of an operation with each leaf changed; these hold no other containers."""
     if isinstance(value, tuple | list):
         return type(value)(
-            [_map_argument_leaves(change, item) if isinstance(item, tuple | list) else change(item) for item in value]
+            [
+                _map_argument_leaves(change, item) if isinstance(item, tuple | list) else change(item)
+                for item in value
+            ]
         )
     if isinstance(value, dict):
         return {name: _map_argument_leaves(change, item) for name, item in value.items()}

@@ -102,7 +102,9 @@ def holds(
         cures=cures,
         has_steps=inputs is None,
         has_own_loss=inputs is not None and loss is None,
-        name="" if inputs is None or loss is not None else getattr(subject, "__name__", type(subject).__name__),
+        name=""
+        if inputs is None or loss is not None
+        else getattr(subject, "__name__", type(subject).__name__),
     )
     held = []
     for arm in [arms] if isinstance(arms, str) or not isinstance(arms, Sequence) else arms:
@@ -182,7 +184,8 @@ class _ArmCheck:
     has_own_loss: bool  # its loss is a random weighting, and no result
     name: str  # of what runs outside of modules; "" for nothing
     reference: dict[str, Tensor] = field(default_factory=dict)
-    rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)  # figures with added rounding, by unit
+    # figures with added rounding, by unit
+    rounded: dict[float, list[dict[str, Tensor]]] = field(default_factory=dict)
 
     def check_arm(self, arm: Arm | str) -> Held:
         __tracebackhide__ = True
@@ -211,14 +214,18 @@ class _ArmCheck:
                 )
             for name, value in found.items():
                 if not torch.isfinite(value).all():
-                    raise ConfigError(f"{name} is not finite in fp32 either, so no arm can be compared with it")
+                    raise ConfigError(
+                        f"{name} is not finite in fp32 either, so no arm can be compared with it"
+                    )
             for name, value in found.items():
                 if name not in again or not torch.equal(again[name], value):
                     raise ConfigError(
                         f"{name} differs between two runs in fp32; begin from the same weights and batches in each "
                         "call, and draw random numbers from torch only, which is seeded before"
                     )
-            self.reference = {name: value for name, value in found.items() if name != "loss" or not self.has_own_loss}
+            self.reference = {
+                name: value for name, value in found.items() if name != "loss" or not self.has_own_loss
+            }
         return self.reference
 
     def _run_loop(self, arm: Arm, rounding: _RoundingNoise | None = None) -> _FigureCapture:
@@ -234,7 +241,9 @@ class _ArmCheck:
                     raise
                 text = printable_line(f"{type(error).__name__}: {error}", 600)
                 where = _place_of_error(error, captured.modules)
-                raise DoesNotHold(f"{arm} does not hold: the step raises {where}: {text}", str(arm)) from error
+                raise DoesNotHold(
+                    f"{arm} does not hold: the step raises {where}: {text}", str(arm)
+                ) from error
         return captured
 
     def _compared_figures(self, captured: _FigureCapture, reference: Mapping[str, Tensor]) -> list[Figure]:
@@ -248,7 +257,9 @@ class _ArmCheck:
         else:
             allowed = dict.fromkeys(reference, float(self.rtol))
         errors = _relative_errors_of(captured.figures, reference)
-        return [Figure(name, errors[name], allowed[name], captured.dtypes.get(name, "none")) for name in reference]
+        return [
+            Figure(name, errors[name], allowed[name], captured.dtypes.get(name, "none")) for name in reference
+        ]
 
 
 def _arm_with_undoable_patches(arm: Arm) -> Arm:
@@ -287,7 +298,9 @@ def _failure_message_lines(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]
         rows = [[one.name, f"{one.error:.2g}", f"{one.tolerance:.2g}", one.dtype] for one in far[:MAX_ROWS]]
         lines += [
             f"  {line}"
-            for line in tabulate(rows, ["too far", "error", "allowed", "dtype"], disable_numparse=True).splitlines()
+            for line in tabulate(
+                rows, ["too far", "error", "allowed", "dtype"], disable_numparse=True
+            ).splitlines()
         ]
         if len(far) > MAX_ROWS:
             lines.append(f"  and {len(far) - MAX_ROWS} more")
@@ -368,7 +381,10 @@ class _FigureCapture(PrecisionWrapper):
         for number, optimizer in enumerate(optimizers):
             params = owned_params(optimizer)
             self._params.append(
-                [self._names.get(id(one), f"parameter {at} of optimizer {number}") for at, one in enumerate(params)]
+                [
+                    self._names.get(id(one), f"parameter {at} of optimizer {number}")
+                    for at, one in enumerate(params)
+                ]
             )
         if self._rounding is not None:
             self._rounding.follow_models(models)
@@ -397,7 +413,9 @@ class _FigureCapture(PrecisionWrapper):
         outcome = self.inner.step(*optimizers)
         applied = all(outcome.applied)
         if applied and not self.figures:
-            self.dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in self._found.items()}
+            self.dtypes = {
+                name: str(value.dtype).removeprefix("torch.") for name, value in self._found.items()
+            }
             self.figures = {name: value.float().cpu() for name, value in self._found.items()}
         self._found = {}
         self._made += applied
@@ -423,7 +441,9 @@ def _loop_over_subject(
     given: Any = ((), dict(inputs)) if isinstance(inputs, Mapping) else (tuple(inputs), {})
 
     def train(precision: Precision) -> None:
-        args, kwargs = tree_map(lambda one: one.detach().clone().to(device) if isinstance(one, Tensor) else one, given)
+        args, kwargs = tree_map(
+            lambda one: one.detach().clone().to(device) if isinstance(one, Tensor) else one, given
+        )
         copied = copy.deepcopy(subject) if isinstance(subject, nn.Module) else subject
         if isinstance(copied, nn.Module) and any(param.requires_grad for param in copied.parameters()):
             model: nn.Module = copied.to(device)
@@ -442,7 +462,9 @@ def _loop_over_subject(
                 output = model(*args, **kwargs)
                 result = randomly_weighted_mean(output) if loss is None else loss(output)
             if not result.requires_grad:
-                raise ConfigError("neither a parameter nor a floating input has a gradient, so nothing can be compared")
+                raise ConfigError(
+                    "neither a parameter nor a floating input has a gradient, so nothing can be compared"
+                )
             precision.backward(result, [optimizer])
             precision.step(optimizer)
             optimizer.zero_grad()
@@ -468,7 +490,11 @@ class _FunctionModule(nn.Module):
     """A function whose floating arguments are parameters, cast as the results of a layer are."""
 
     def __init__(
-        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype | None
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self._function = function
@@ -479,9 +505,13 @@ class _FunctionModule(nn.Module):
                 self.register_parameter(f"input_{name}", nn.Parameter(value))
 
     def forward(self) -> Any:
-        args = [self._cast_parameter(self._parameters.get(f"input_{at}", value)) for at, value in self._args.items()]
+        args = [
+            self._cast_parameter(self._parameters.get(f"input_{at}", value))
+            for at, value in self._args.items()
+        ]
         kwargs = {
-            name: self._cast_parameter(self._parameters.get(f"input_{name}", one)) for name, one in self._kwargs.items()
+            name: self._cast_parameter(self._parameters.get(f"input_{name}", one))
+            for name, one in self._kwargs.items()
         }
         return self._function(*args, **kwargs)
 

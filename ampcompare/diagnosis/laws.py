@@ -13,8 +13,10 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import format_rough_percent
 from ampcompare.results.records.outlook import ArmOutlook, Prefix
 
-HIGH = 0.4  # of runs that lose more of their updates over the rest of the schedule, 9 in 10 end 2 % worse than fp32
-LOW = {"fp16": 0.2}  # of those that lose less, 2 in 100; in bf16 the rounded weights themselves cost too much to say so
+# of runs that lose more of their updates over the rest of the schedule, 9 in 10 end 2 % worse than fp32
+HIGH = 0.4
+# of those that lose less, 2 in 100; in bf16 the rounded weights themselves cost too much to say so
+LOW = {"fp16": 0.2}
 CHAOTIC = 0.01  # a twin farther away: a difference of that size is a path, and no fault
 LAST = 0.3  # of the prefix, over which twins are compared
 MIN_LOSSES = 3
@@ -63,7 +65,11 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
     overflow = _overflow_text(roles, prefix)
     if overflow:
         return ArmOutlook(
-            arm=name, word="will not hold", part="gradients", why=overflow, cure="loss_scale=dynamic, or a smaller one"
+            arm=name,
+            word="will not hold",
+            part="gradients",
+            why=overflow,
+            cure="loss_scale=dynamic, or a smaller one",
         )
     if twin is not None and twin > CHAOTIC and roles != Roles():
         return ArmOutlook(arm=name, word="cannot know", why=_why_twin_too_far(prefix, twin))
@@ -74,7 +80,9 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
     rounds_weights = roles.weights != "fp32" and not roles.masters and roles.update == "nearest"
     if (rounds_weights or roles.state != "fp32") and not prefix.shares:
         why = f"the training ended after {prefix.steps} steps, too few to measure what rounding loses of an update"
-        return ArmOutlook(arm=name, word="cannot know", part="weights" if rounds_weights else "state", why=why)
+        return ArmOutlook(
+            arm=name, word="cannot know", part="weights" if rounds_weights else "state", why=why
+        )
     if rounds_weights and roles.weights in prefix.shares:
         found = _find_outlook_by_weights(arm, roles, prefix)
     if found.word == "no fault in sight":
@@ -85,7 +93,8 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
 def _why_twin_too_far(prefix: Prefix, twin: float) -> str:
     """Return why a training whose twin is far away says nothing, and what may say more."""
     why = (
-        f"twins differ by {_percent_text(twin)} over these {prefix.steps} steps, as any arm may, whatever they do later"
+        f"twins differ by {_percent_text(twin)} over these {prefix.steps} steps, as any arm "
+        "may, whatever they do later"
     )
     longer = prefix.steps * LONGER
     if prefix.total is not None and longer >= prefix.total:
@@ -150,8 +159,14 @@ def _find_outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlo
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis
-    when = f"over the rest of the schedule (now {_percent_text(share.now)})" if has_schedule else "if the rate stays"
-    lost = f"{'at least ' if prefix.is_floor else ''}{_percent_text(share.rest if has_schedule else share.now)}"
+    when = (
+        f"over the rest of the schedule (now {_percent_text(share.now)})"
+        if has_schedule
+        else "if the rate stays"
+    )
+    lost = (
+        f"{'at least ' if prefix.is_floor else ''}{_percent_text(share.rest if has_schedule else share.now)}"
+    )
     figures = f"{lost} of the update is below half an ulp {when}"
     if arm.is_as_written:
         figures = f"your script loses {lost} of its updates {when}"

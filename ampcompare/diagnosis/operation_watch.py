@@ -56,7 +56,17 @@ def _norms_on_device(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor
 # They make constants or move values: an infinity that they write was asked for.
 CONSTANT = frozenset(
     (
-        *("full", "full_like", "fill", "masked_fill", "new_full", "scalar_tensor", "lift_fresh", "zeros", "zeros_like"),
+        *(
+            "full",
+            "full_like",
+            "fill",
+            "masked_fill",
+            "new_full",
+            "scalar_tensor",
+            "lift_fresh",
+            "zeros",
+            "zeros_like",
+        ),
         *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
     )
 )
@@ -90,10 +100,12 @@ class OperationResult:
     row: Any  # counts of `ranges.range_row`
     errors: Any  # of `error_norms_of`; None without a wide run
     sources: tuple[int, ...]  # places in the step's list of the results that went in
-    constant: bool = False  # values were asked for rather than computed, or are gradients that no step has used
+    # values were asked for rather than computed, or are gradients that no step has used
+    constant: bool = False
     wide: Any = None  # counts of the wide result, for gradients
     version: tuple[int, int] = (-1, -1)  # of the tensor when it was counted, with its number of elements
-    decided: tuple[int, ...] = ()  # places of the results from which an index or a mask was computed that went in
+    # places of the results from which an index or a mask was computed that went in
+    decided: tuple[int, ...] = ()
     number: float = 0.0  # that it adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none
 
 
@@ -126,12 +138,14 @@ class OperationWatch(TorchDispatchMode):
         self.is_paused = self.follows_unseen = False
         self._step = WatchedStep()
         self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
-        self._decided: dict[int, frozenset[int]] = {}  # storage of whole numbers or booleans -> places behind them
+        # storage of whole numbers or booleans -> places behind them
+        self._decided: dict[int, frozenset[int]] = {}
         self._own_runs: Counter[Key] = Counter()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled under a watch, and the guard against it costs time at each operation
+        # nothing is compiled under a watch, and the guard against it costs time at each operation
+        return False
 
     def note_operation_of_loss(self, loss: Tensor) -> None:
         """Note which operation of this step has produced a loss."""
@@ -162,7 +176,9 @@ class OperationWatch(TorchDispatchMode):
                     _read_event_field(step.events, name)
         return step
 
-    def add_weights_or_gradients(self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()) -> None:
+    def add_weights_or_gradients(
+        self, tensors: Iterable[tuple[Key, Tensor]], unused: Container[Key] = ()
+    ) -> None:
         """Count weights, or gradients; one that no operation of this step made, or no step uses, is constant."""
         with computing_without_modes():
             for key, tensor in tensors:
@@ -196,7 +212,11 @@ class OperationWatch(TorchDispatchMode):
     ) -> Any:
         kwargs = dict(kwargs or {})
         if self.is_paused:
-            return self._run_and_keep_wide(func, tuple(args), kwargs) if self.follows_unseen else func(*args, **kwargs)
+            return (
+                self._run_and_keep_wide(func, tuple(args), kwargs)
+                if self.follows_unseen
+                else func(*args, **kwargs)
+            )
         module, where, phase = self.sites.module_line_and_phase()
         if func.is_view:
             return func(*args, **kwargs)
@@ -209,13 +229,19 @@ class OperationWatch(TorchDispatchMode):
         written = []
         if self.reference is not None:
             # As `computing_without_modes`, at less cost: nothing records gradients here anyway.
-            with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
+            with (
+                torch._C.DisableTorchFunction(),
+                torch._C._DisableAutocast(),
+                torch._C._DisableTorchDispatch(),
+            ):
                 written = tensors_written_by(func, tuple(args), kwargs)
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             number = _constant_beyond_fp16(args) if key[1] in WITH_NUMBER else 0.0
-            self._record_results(key, given, output, exact, own, {id(one) for one in written}, decided, number)
+            self._record_results(
+                key, given, output, exact, own, {id(one) for one in written}, decided, number
+            )
         return output
 
     def _run_and_keep_wide(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -251,7 +277,13 @@ class OperationWatch(TorchDispatchMode):
         return frozenset().union(*filter(None, known))
 
     def _wide_results(
-        self, func: Any, key: Key, args: Any, kwargs: dict[str, Any], given: list[Tensor], written: list[Tensor]
+        self,
+        func: Any,
+        key: Key,
+        args: Any,
+        kwargs: dict[str, Any],
+        given: list[Tensor],
+        written: list[Tensor],
     ) -> tuple[Any, Any]:
         """Return the results of the wide run, and those of the arm's own inputs in the wide type; None for neither."""
         reference = self.reference
@@ -290,7 +322,9 @@ class OperationWatch(TorchDispatchMode):
     ) -> None:
         if key[1].startswith(UNSET):
             return
-        sources = tuple({at for one in given if (at := self._producer.get(_storage_address(one))) is not None})
+        sources = tuple(
+            {at for one in given if (at := self._producer.get(_storage_address(one))) is not None}
+        )
         results = []
         for value in _tensors_in(output):
             if value.is_floating_point():
@@ -305,7 +339,9 @@ class OperationWatch(TorchDispatchMode):
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
         source = (
-            self._find_event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF_DTYPES else None
+            self._find_event_of(given[0])
+            if key[1] == "_to_copy" and given and given[0].dtype in HALF_DTYPES
+            else None
         )
         for place, result in enumerate(results):
             wide_result = wide[place] if wide else None
@@ -322,7 +358,9 @@ class OperationWatch(TorchDispatchMode):
                 row = range_row_of(result, wide_result if result.dtype in HALF_DTYPES else None)
             errors = None if wide_result is None else error_norms_of(result, wide_result, by_itself)
             version = (result._version, result.numel())
-            event = OperationResult(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))
+            event = OperationResult(
+                key, result.dtype, row, errors, sources, constant, None, version, tuple(decided)
+            )
             event.number = number if result.dtype is torch.float16 else 0.0
             self._step.events.append(event)
 

@@ -78,4 +78,6 @@ def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str
     options.check()
     asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")}
     what = f"{options.config.arm} cannot be diagnosed"
-    return Diagnosis.model_validate(examine_in_child(PROGRAM, options.config, what, asked, environment=environment))
+    return Diagnosis.model_validate(
+        examine_in_child(PROGRAM, options.config, what, asked, environment=environment)
+    )

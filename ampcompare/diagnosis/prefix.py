@@ -37,7 +37,9 @@ class PrefixWatch(StepObserver):
         probes: steps whose updates are rounded; None for some of the second half.
     """
 
-    def __init__(self, steps: int, *, total: int | None = None, probes: Collection[int] | None = None) -> None:
+    def __init__(
+        self, steps: int, *, total: int | None = None, probes: Collection[int] | None = None
+    ) -> None:
         self.steps = steps
         self.total = total
         self.loops: Sequence[float] = ()  # around a step of a script, innermost first
@@ -53,7 +55,9 @@ class PrefixWatch(StepObserver):
         self._schedule: Callable[[int], float] | None = None
         self._is_floor = False
         first = steps // 2
-        self._probes = probes or {first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)}
+        self._probes = probes or {
+            first + round(k * (steps - 1 - first) / (PROBES - 1)) for k in range(PROBES)
+        }
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -88,8 +92,12 @@ class PrefixWatch(StepObserver):
             if self._histories[optimizer].departs_from_forecast(each):
                 each = replace(each, basis="its scheduler has left its own forecast", known=False)
             rates.append(each)
-        largest = torch.stack([each.float().cpu() for each in self._largest]) if self._largest else torch.zeros(0)
-        zero = {name: max((float(counts[name]) for counts in self._no_denominator), default=0.0) for name in TYPES}
+        largest = (
+            torch.stack([each.float().cpu() for each in self._largest]) if self._largest else torch.zeros(0)
+        )
+        zero = {
+            name: max((float(counts[name]) for counts in self._no_denominator), default=0.0) for name in TYPES
+        }
         steps = max(self._made.values(), default=0)
         total = max((each.total for each in rates if each.total), default=self.total)
         ahead = MAX_STEPS if total is None else total - steps
@@ -106,7 +114,9 @@ class PrefixWatch(StepObserver):
             state_errors={name: error for name, error in errors.items() if error is not None},
             state_is_known=not self._state.has_unknown,
             shares={
-                name: _shares_lost_at_probes([(step, counts[name]) for step, counts in rows]) for name in TYPES if rows
+                name: _shares_lost_at_probes([(step, counts[name]) for step, counts in rows])
+                for name in TYPES
+                if rows
             },
         )
 
@@ -123,7 +133,8 @@ class PrefixWatch(StepObserver):
         if made in self._probes:
             self._state.sample_state_before_step(optimizer)
             self._before = [
-                (one, _vector_sample_of(one.detach()).float().clone()) for one, _ in params_and_grads_to_step(optimizer)
+                (one, _vector_sample_of(one.detach()).float().clone())
+                for one, _ in params_and_grads_to_step(optimizer)
             ]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -142,12 +153,16 @@ class PrefixWatch(StepObserver):
         self._is_floor |= not rates.are_all_falling or not any(
             find_second_moment(optimizer, p) is not None for p, _ in self._before
         )
-        group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        group_of = {
+            id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]
+        }
         counts = {name: torch.zeros(1 + POINTS, 2, dtype=torch.float64) for name in TYPES}
         for param, before in self._before:
             update = _vector_sample_of(param.detach()).float() - before
             now = rate_of(optimizer.param_groups[group_of[id(param)]])
-            ahead = [rates.rate_at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)]
+            ahead = [
+                rates.rate_at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)
+            ]
             factors = [1.0, *(rate / now if rate is not None else 1.0 for rate in ahead)]
             for name, dtype in TYPES.items():
                 counts[name] += update_masses_lost(before, update, dtype, factors).cpu()
@@ -165,7 +180,9 @@ class PrefixWatch(StepObserver):
         return self._histories[id(optimizer)].forecast_rates(self.total, self.loops)
 
 
-def update_masses_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:
+def update_masses_lost(
+    weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]
+) -> Tensor:
     """Return for each factor the mass of the fp32 update, and the mass that rounding loses, float64 (factors, 2)."""
     held = weight.to(dtype)
     wide, mass = held.float(), update.abs().double()

@@ -20,7 +20,14 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.loops import Loop, LoopConditions, arm_precision_isolated
 from ampcompare.diagnosis.remedies import diagnosis_sentence
 from ampcompare.diagnosis.watched_precision import StepObserver, StepsDone, WatchedPrecision
-from ampcompare.results.records.diagnosis import CandidateTrial, Cure, Diagnosis, Fault, FormatError, OperationPlace
+from ampcompare.results.records.diagnosis import (
+    CandidateTrial,
+    Cure,
+    Diagnosis,
+    Fault,
+    FormatError,
+    OperationPlace,
+)
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, applied_outcome
 from ampcompare.training.precision.gemm import FormatForward, Gemm
 from ampcompare.training.twin import perturb_weights
@@ -42,7 +49,9 @@ class _LastStepGradient(PrecisionWrapper):
 
     inner: Gemm
 
-    def __init__(self, inner: Gemm, steps: int, rounded: tuple[str, str] | None, weights: list[Tensor] | None) -> None:
+    def __init__(
+        self, inner: Gemm, steps: int, rounded: tuple[str, str] | None, weights: list[Tensor] | None
+    ) -> None:
         super().__init__(inner)
         self._left = steps
         self._rounded = rounded
@@ -56,7 +65,9 @@ class _LastStepGradient(PrecisionWrapper):
         prepared, stepped = super()._prepare(models, optimizers)
         self._models = prepared
         modules = [module for model in prepared for module in model.modules()]
-        self.layers = {one.name: one for module in modules if isinstance(one := module.forward, FormatForward)}
+        self.layers = {
+            one.name: one for module in modules if isinstance(one := module.forward, FormatForward)
+        }
         for layer in self.layers.values():
             layer.rounded_alone = ()
         self._round_product_in_last_step()
@@ -86,7 +97,9 @@ class _LastStepGradient(PrecisionWrapper):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         if self._left == 1:
             params = [param for optimizer in optimizers for param in self.inner.unscale(optimizer)]
-            self.gradient = torch.cat([param.grad.double().flatten() for param in params if param.grad is not None])
+            self.gradient = torch.cat(
+                [param.grad.double().flatten() for param in params if param.grad is not None]
+            )
             raise StepsDone
         outcome = applied_outcome(len(optimizers)) if self._skips else super().step(*optimizers)
         self._left -= 1
@@ -125,7 +138,9 @@ class _PerturbedTwin(WatchedPrecision):
         return super()._prepare(models, optimizers)
 
 
-def diagnose_formats(loop: Loop, arm: Arm, conditions: LoopConditions, *, subject: str, cures: bool) -> Diagnosis:
+def diagnose_formats(
+    loop: Loop, arm: Arm, conditions: LoopConditions, *, subject: str, cures: bool
+) -> Diagnosis:
     """Find the layer that stands out by the error of its products, and prove by training what keeping it changes.
 
     Raises:
@@ -147,7 +162,9 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: LoopConditions, *, subjec
         for name in layers:
             gradient = _measure_product(loop, arm, conditions, (name, role), exact.weights).gradient
             error = float((gradient - exact.gradient).norm() / norm) if norm else 0.0
-            errors.append(FormatError(layer=name, role=role, error=error if math.isfinite(error) else math.inf))
+            errors.append(
+                FormatError(layer=name, role=role, error=error if math.isfinite(error) else math.inf)
+            )
     found = Diagnosis(
         arm=str(arm),
         subject=subject,
@@ -165,14 +182,20 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: LoopConditions, *, subjec
 
 
 def _measure_product(
-    loop: Loop, arm: Arm, conditions: LoopConditions, rounded: tuple[str, str] | None, weights: list[Tensor] | None
+    loop: Loop,
+    arm: Arm,
+    conditions: LoopConditions,
+    rounded: tuple[str, str] | None,
+    weights: list[Tensor] | None,
 ) -> _LastStepGradient:
     with arm_precision_isolated(arm, conditions) as precision:
         measured = _LastStepGradient(cast(Gemm, precision), conditions.steps, rounded, weights)
         with suppress(StepsDone):
             loop(measured)
     if not len(measured.gradient):
-        raise ConfigError(f"the loop made fewer than {conditions.steps} steps, or one without gradients; give fewer")
+        raise ConfigError(
+            f"the loop made fewer than {conditions.steps} steps, or one without gradients; give fewer"
+        )
     return measured
 
 
@@ -187,8 +210,12 @@ def _outstanding_layer_faults(errors: Sequence[FormatError], step: int) -> list[
         return []
     one, ratio = ordered[0], ordered[0].error / ordered[1].error
     times = f"{ratio:.0f} times as much as" if math.isfinite(ratio) else "far more than"
-    text = f"{one.layer} changes the gradient by {100 * one.error:.2g} % in {one.role}, {times} the next layer"
-    return [Fault(kind="format", place=OperationPlace(module=one.layer, operation=one.role), step=step, text=text)]
+    text = (
+        f"{one.layer} changes the gradient by {100 * one.error:.2g} % in {one.role}, {times} the next layer"
+    )
+    return [
+        Fault(kind="format", place=OperationPlace(module=one.layer, operation=one.role), step=step, text=text)
+    ]
 
 
 def _add_proof_to_diagnosis(

@@ -49,7 +49,8 @@ def _range_row_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
         row[LARGEST] = np.where(sizes < INFINITY, sizes, 0).max()
     if row[SMALLEST] == 0:
         row[ZEROS] = len(sizes) - np.count_nonzero(sizes)
-        row[SMALLEST] = int(((sizes - np.int32(1)) & np.int32(MAGNITUDE)).min()) + 1  # zero becomes the largest number
+        # zero becomes the largest number
+        row[SMALLEST] = int(((sizes - np.int32(1)) & np.int32(MAGNITUDE)).min()) + 1
         if exact is not None:
             row[LOST] = np.count_nonzero((sizes == 0) & (exact.numpy() != 0))
     return row
@@ -96,7 +97,9 @@ def counts_of_row(row: np.ndarray) -> tuple[int, int, int]:
 def magnitude_range_of_row(row: np.ndarray) -> MagnitudeRange:
     """Return what a row says, in plain numbers."""
     counts = row[:BINS]
-    by_exponent = {number - BIAS: int(count) for number, count in enumerate(counts) if count and number < BINS - 1}
+    by_exponent = {
+        number - BIAS: int(count) for number, count in enumerate(counts) if count and number < BINS - 1
+    }
     zeros = int(row[ZEROS])
     if zeros and counts[0] == zeros:
         by_exponent.pop(-BIAS)

@@ -30,7 +30,9 @@ class RateForecast:
     @property
     def are_all_falling(self) -> bool:
         """Whether each rate ends below where it is."""
-        return bool(self.rows) and all(last < now for now, last in zip(self.rows[0], self.rows[-1], strict=True))
+        return bool(self.rows) and all(
+            last < now for now, last in zip(self.rows[0], self.rows[-1], strict=True)
+        )
 
     def rate_at(self, group: int, step: int, share: float) -> float | None:
         """Return the rate of a group at a share of the way from a step to the end; None if it stays."""
@@ -177,12 +179,17 @@ def _find_last_move(scheduler: Any) -> int | None:
             return None if ends[-1] is None else int(milestones[-1]) + ends[-1]
         return max((end for end in ends if end is not None), default=None)
     falls = isinstance(scheduler, LinearLR) and scheduler.end_factor < scheduler.start_factor
-    names = ("total_steps", "T_max", *(["total_iters"] if falls or isinstance(scheduler, PolynomialLR) else []))
+    names = (
+        "total_steps",
+        "T_max",
+        *(["total_iters"] if falls or isinstance(scheduler, PolynomialLR) else []),
+    )
     for name in names:  # the end of a warm-up is none of the training
         if isinstance(value := getattr(scheduler, name, None), int):
             return value
     for function in getattr(scheduler, "lr_lambdas", ()):
-        value = getattr(function, "keywords", {}).get("num_training_steps")  # of the schedules of Transformers
+        # of the schedules of Transformers
+        value = getattr(function, "keywords", {}).get("num_training_steps")
         if isinstance(value, int):
             return value
     return None

@@ -102,10 +102,14 @@ def search_for_cure(
             try:
                 result = tested[change] = run(change.applied_to(arm), change.lines)
                 left = result.faults
-                trials.append(CandidateTrial(name=str(change), cures=not left, left=left[0].text if left else ""))
+                trials.append(
+                    CandidateTrial(name=str(change), cures=not left, left=left[0].text if left else "")
+                )
             except (AmpCompareError, RuntimeError, TypeError) as error:
                 tested[change] = None
-                trials.append(CandidateTrial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200]))
+                trials.append(
+                    CandidateTrial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200])
+                )
         known = tested.get(change)
         return None if known is None else known.faults
 
@@ -169,7 +173,11 @@ def _prune_candidate(
 def _is_progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
     """Return whether the first fault begins at another place or is much smaller."""
     first, now = before[0], after[0]
-    moved = (first.kind, first.place.module, first.place.where) != (now.kind, now.place.module, now.place.where)
+    moved = (first.kind, first.place.module, first.place.where) != (
+        now.kind,
+        now.place.module,
+        now.place.where,
+    )
     return moved or now.severity < first.severity / 2
 
 
@@ -266,7 +274,10 @@ def _arm_code_lines(arm: Arm, changed: Arm, change: CureCandidate) -> list[str]:
                 f"    output = {_attribute_as_code(name)}(input.float())",
             ]
     elif change.modules:
-        lines += [f"{_attribute_as_code(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
+        lines += [
+            f"{_attribute_as_code(name)}.float()  # and cast its inputs with .float()"
+            for name in change.modules
+        ]
     return lines
 
 
@@ -316,7 +327,9 @@ def diagnosis_with_cure(
     """
     if not found.faults:
         return found
-    result = search_for_cure(arm, found.faults, _find_scale_to_try(found.headroom), run, found.modules, most=most)
+    result = search_for_cure(
+        arm, found.faults, _find_scale_to_try(found.headroom), run, found.modules, most=most
+    )
     cure = None
     if result.change is not None:
         cure = cure_from_candidate(arm, result.change, result.functions, device_type)

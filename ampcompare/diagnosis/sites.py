@@ -27,7 +27,11 @@ HIDDEN = (
 @lru_cache(maxsize=4096)
 def _shown_file_of_code(name: str) -> str | None:
     """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
-    if name.startswith(("<frozen", "<string")) or name.startswith(HIDDEN) or os.path.basename(name) == "contextlib.py":
+    if (
+        name.startswith(("<frozen", "<string"))
+        or name.startswith(HIDDEN)
+        or os.path.basename(name) == "contextlib.py"
+    ):
         return None
     if os.path.basename(os.path.dirname(name)).startswith("ipykernel_"):
         return _notebook_cell_shown(name)
@@ -46,7 +50,8 @@ def _notebook_cell_shown(name: str) -> str:
         return name
     shown = f"In[{number}]"
     lines = linecache.getlines(name)
-    linecache.cache[shown] = (sum(map(len, lines)), None, lines, shown)  # a cure shows the line that it is about
+    # a cure shows the line that it is about
+    linecache.cache[shown] = (sum(map(len, lines)), None, lines, shown)
     return shown
 
 
@@ -84,7 +89,9 @@ class ModuleSites:
     def name_modules(self, model: nn.Module, prefix: str = "", *, wrapper: str = "") -> None:
         """Give each module of a model its dotted name behind a prefix, without what `wrapper` matches."""
         self._models.append((prefix, model))
-        self._names |= {id(module): f"{prefix}{re.sub(wrapper, '', name)}" for name, module in model.named_modules()}
+        self._names |= {
+            id(module): f"{prefix}{re.sub(wrapper, '', name)}" for name, module in model.named_modules()
+        }
 
     def named_parameters_of_step(self, only: nn.Module | None = None) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield each parameter of the models, or of one of them, with its name; they are listed once a step."""

@@ -71,7 +71,9 @@ def find_state_rule(
     moved = [
         rule
         for rule in rules
-        if torch.allclose(rule.moved_state(before, gradient), after, RELATIVE, added if rule.kind == "maximum" else 0.0)
+        if torch.allclose(
+            rule.moved_state(before, gradient), after, RELATIVE, added if rule.kind == "maximum" else 0.0
+        )
     ]
     return moved[0] if len(moved) == 1 else None
 
@@ -87,7 +89,11 @@ def _possible_decays(group: Mapping[str, Any]) -> Iterator[float]:
 
 
 def mean_step_errors(
-    rule: OptimizerStateRule, state: Tensor, gradients: Sequence[Tensor], dtypes: Sequence[torch.dtype], steps: int
+    rule: OptimizerStateRule,
+    state: Tensor,
+    gradients: Sequence[Tensor],
+    dtypes: Sequence[torch.dtype],
+    steps: int,
 ) -> list[tuple[float, float]]:
     """Return the mean errors of the step's size over the steps ahead, where the state is rounded to a type after each.
 
@@ -131,7 +137,10 @@ def _mean_errors_by_type(
     for step in range(last):
         gradient = gradient_of(step)
         exact = rule.moved_state(exact, gradient)
-        held = [rule.moved_state(each, gradient).to(dtype).float() for each, dtype in zip(held, dtypes, strict=True)]
+        held = [
+            rule.moved_state(each, gradient).to(dtype).float()
+            for each, dtype in zip(held, dtypes, strict=True)
+        ]
         if step % every == 0 or step == last - 1:
             for each, found in zip(held, errors, strict=True):
                 ratio = (each.clamp(min=1e-38) / exact.clamp(min=1e-38)).log() * rule.power_in_step
@@ -182,7 +191,9 @@ class StateProbe:
         if not bool((after >= 0).all()) or not bool((before > 0).any()):
             return
         decay = group.get("weight_decay", 0)
-        for given in (gradient, gradient + decay * weight) if isinstance(decay, float) and decay else (gradient,):
+        for given in (
+            (gradient, gradient + decay * weight) if isinstance(decay, float) and decay else (gradient,)
+        ):
             rule = find_state_rule(before, given, after, group)
             if rule is not None:
                 seen = self._seen.setdefault(key, _ProbedState(rule, after, []))
@@ -200,7 +211,9 @@ class StateProbe:
             state = torch.cat([seen.state for seen in alike])
             chosen = torch.linspace(0, len(state) - 1, min(len(state), MAX_ELEMENTS)).long()
             gradients = [torch.cat([seen.gradients[at] for seen in alike])[chosen] for at in range(probes)]
-            for at, (stay, fall) in enumerate(mean_step_errors(rule, state[chosen], gradients, dtypes, steps)):
+            for at, (stay, fall) in enumerate(
+                mean_step_errors(rule, state[chosen], gradients, dtypes, steps)
+            ):
                 found = StateError(steps=steps, decay=rule.decay, steady=stay, falling=fall)
                 known = worst[at]
                 if known is None or found.largest_error > known.largest_error:

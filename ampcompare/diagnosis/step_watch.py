@@ -57,8 +57,12 @@ class StepOperationsWatch(StepObserver):
         """Follow models and optimizers, enter the modes, and begin with the first step."""
         self.sites.hook_modules(models)
         for optimizer in optimizers:
-            self._stack.callback(optimizer.register_step_pre_hook(self.updates.keep_weights_before_step).remove)
-            self._stack.callback(optimizer.register_step_post_hook(self.updates.count_lost_updates_after_step).remove)
+            self._stack.callback(
+                optimizer.register_step_pre_hook(self.updates.keep_weights_before_step).remove
+            )
+            self._stack.callback(
+                optimizer.register_step_post_hook(self.updates.count_lost_updates_after_step).remove
+            )
         self.open()
         self.begin_step()
 
@@ -102,7 +106,9 @@ class StepOperationsWatch(StepObserver):
             self.observation.count_unwatched_step(applied)
         if self._reference is not None:  # weights have changed: the next step begins from those of the arm
             self._reference.forget_wide_tensors(param for _, param in self.sites.named_parameters_of_step())
-            self._reference.forget_wide_tensors(param for optimizer in optimizers for param in owned_params(optimizer))
+            self._reference.forget_wide_tensors(
+                param for optimizer in optimizers for param in owned_params(optimizer)
+            )
         self._step += 1
         self._applied += applied
 
@@ -118,7 +124,9 @@ class StepOperationsWatch(StepObserver):
         stepped = self.updates.stepped_params
         unused: set[Key] = set()
         if phase == "weight" and self._reference is not None:  # it begins from the weights of the arm
-            self._reference.forget_wide_tensors(param for _, param in self.sites.named_parameters_of_step(model))
+            self._reference.forget_wide_tensors(
+                param for _, param in self.sites.named_parameters_of_step(model)
+            )
         for name, param in self.sites.named_parameters_of_step(model):
             tensor = param if phase == "weight" else param.grad
             self.observation.device_type = param.device.type

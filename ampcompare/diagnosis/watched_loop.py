@@ -17,7 +17,9 @@ from ampcompare.training.precision.base import Precision, StepOutcome
 def observe_loop(loop: Loop, arm: Arm, conditions: LoopConditions, lines: Sequence[str] = ()) -> Observation:
     """Run `loop` under `arm`, with `lines` in fp32, from its beginning and return what was seen."""
     observation = Observation()
-    watch = StepOperationsWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
+    watch = StepOperationsWatch(
+        observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines
+    )
     with arm_precision_isolated(arm, conditions) as precision, closing(watch), suppress(StepsDone):
         loop(ObservedPrecision(precision, watch))
     return observation

@@ -1,6 +1,7 @@
 """The precision of a loop whose steps are seen by an observer, which says when they are enough."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -43,7 +44,7 @@ class WatchedPrecision(PrecisionWrapper):
         prepared, stepped = super()._prepare(models, optimizers)
         self.observer.begin(
             [getattr(model, "_forward_module", model) for model in prepared],
-            [one if hasattr(one, "_optimizer_step_pre_hooks") else getattr(one, "optimizer") for one in stepped],  # noqa: B009
+            [_optimizer_with_hooks(one) for one in stepped],
         )
         return prepared, stepped
 
@@ -56,3 +57,9 @@ class WatchedPrecision(PrecisionWrapper):
         if self.observer.is_over:
             raise StepsDone
         return outcome
+
+
+def _optimizer_with_hooks(stepped: Any) -> Optimizer:
+    """Return what takes hooks on its step: the wrapper of a library may take none, and hold an optimizer."""
+    found: Optimizer = stepped if hasattr(stepped, "_optimizer_step_pre_hooks") else stepped.optimizer
+    return found

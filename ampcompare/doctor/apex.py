@@ -36,7 +36,9 @@ REBUILD_ROCM = (UNINSTALL, INSTALL.replace("NVIDIA/apex@25.05", "ROCm/apex"))
 SHIM = "ampcompare shim on"
 
 
-def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = None, seconds: float = 60.0) -> Check:
+def examine_apex(
+    path: Sequence[str] | None = None, *, folder: Path | None = None, seconds: float = 60.0
+) -> Check:
     """Check which Apex `import apex` would find, and whether it works.
 
     `facts` has: state (one of `State`); usable, whether the `apex.amp` of an installed Apex imports; whether it has
@@ -69,13 +71,21 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
             "apex import amp` ends with \"cannot import name 'amp' from 'apex' (unknown location)\". Start Python in "
             "another folder, rename this one, or install from it"
         )
-        build = (f"git -C {aside} checkout 25.05", f"{INSTALL.rpartition(' ')[0]} {aside}") if is_clone else ()
+        build = (
+            (f"git -C {aside} checkout 25.05", f"{INSTALL.rpartition(' ')[0]} {aside}") if is_clone else ()
+        )
         remedy = (f"mv {quote(str(install.path))} {aside}", *build)
-        return _make_check(install, shim, "namespace", "warning", f"{what}{commit}, not installed", reason, remedy)
+        return _make_check(
+            install, shim, "namespace", "warning", f"{what}{commit}, not installed", reason, remedy
+        )
     if install.kind == "no_amp" and shim.on:
         added = ", ".join(missing_submodules(install.path))
-        reason = f"the shim adds {added}, which NVIDIA removed; kernels and contrib are those in {install.path}"
-        return _make_check(install, shim, "grafted", "ok", f"{_name_of_install(install)}; the shim is on", reason)
+        reason = (
+            f"the shim adds {added}, which NVIDIA removed; kernels and contrib are those in {install.path}"
+        )
+        return _make_check(
+            install, shim, "grafted", "ok", f"{_name_of_install(install)}; the shim is on", reason
+        )
     if install.kind == "no_amp":
         reason = (
             f"{install.path} has no amp, parallel or fp16_utils: NVIDIA removed them on 8 May 2025. Scripts end "
@@ -83,7 +93,13 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
             "off` takes that back. The last tag that has them is 25.05; apex arms run on engine=compat"
         )
         return _make_check(
-            install, shim, "no_amp", "warning", f"{_name_of_install(install)} without apex.amp", reason, (SHIM,)
+            install,
+            shim,
+            "no_amp",
+            "warning",
+            f"{_name_of_install(install)} without apex.amp",
+            reason,
+            (SHIM,),
         )
     if install.path.suffix == ".py":
         reason = "a file called apex.py hides any installed Apex from scripts next to it"
@@ -113,11 +129,17 @@ def _name_of_install(found: ApexInstall) -> str:
     return f"{found.maker} Apex {version}" + (f" (commit {found.commit[:8]})" if found.commit else "")
 
 
-def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[str] | None, seconds: float) -> Check:
+def _check_apex_with_amp(
+    found: ApexInstall, shim: ShimStatus, path: Sequence[str] | None, seconds: float
+) -> Check:
     """Return the finding on an Apex that has `amp`: hidden, of another build, broken, or ready."""
     assert found.path is not None
     folder = os.path.realpath(found.path.parent)
-    if path is None and folder == os.path.realpath(".") and folder not in map(os.path.realpath, search_path_of_child()):
+    if (
+        path is None
+        and folder == os.path.realpath(".")
+        and folder not in map(os.path.realpath, search_path_of_child())
+    ):
         reason = (
             "a folder called apex in the working directory hides any installed Apex from scripts next to it. Nothing "
             "in it was run, and arms do not use it: install it, or start in another folder"
@@ -137,7 +159,15 @@ def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[st
         )
         value, usable = f"{_name_of_install(found)}, whose compiled kernels do not load", amp.has_returned
         return _make_check(
-            found, shim, "other_build", "problem", value, reason, rebuild, usable=usable, failure=kernels.failure
+            found,
+            shim,
+            "other_build",
+            "problem",
+            value,
+            reason,
+            rebuild,
+            usable=usable,
+            failure=kernels.failure,
         )
     if not amp.has_returned or amp.value["lacks"]:
         why = amp.failure or f"it lacks {', '.join(amp.value['lacks'])}"
@@ -147,14 +177,27 @@ def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[st
     if kernels is not None:
         reason = f"in {found.path}. On torch 2.4 and later its O1 raises where a weight is used twice; compat does not"
         return _make_check(
-            found, shim, "full", "ok", f"{_name_of_install(found)}, with compiled kernels", reason, usable=True
+            found,
+            shim,
+            "full",
+            "ok",
+            f"{_name_of_install(found)}, with compiled kernels",
+            reason,
+            usable=True,
         )
     reason = (
         f"{found.path} has no compiled kernels (amp_C): amp works, slower; FusedAdam, FusedLAMB and FusedSGD raise "
         "\"No module named 'amp_C'\" or the like. Build it with its extensions if times matter"
     )
     return _make_check(
-        found, shim, "python_only", "note", f"{_name_of_install(found)}, Python only", reason, rebuild, usable=True
+        found,
+        shim,
+        "python_only",
+        "note",
+        f"{_name_of_install(found)}, Python only",
+        reason,
+        rebuild,
+        usable=True,
     )
 
 
@@ -170,7 +213,11 @@ def _make_check(
     usable: bool = False,
     failure: str | None = None,
 ) -> Check:
-    facts: dict[str, Any] = {"state": state, "usable": usable, "path": None if found.path is None else str(found.path)}
+    facts: dict[str, Any] = {
+        "state": state,
+        "usable": usable,
+        "path": None if found.path is None else str(found.path),
+    }
     facts |= {"version": found.version, "commit": found.commit, "maker": found.maker, "failure": failure}
     facts |= {"kernels": found.has_kernels, "shim": {"on": shim.on, "answered": shim.answered}}
     return Check("Apex", "apex", value, verdict, reason, remedy, facts)

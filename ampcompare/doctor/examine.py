@@ -37,7 +37,10 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "ray": (("ray",), "cells as tasks of Ray"),
     "slurm": (("submitit",), "cells as jobs of Slurm"),
     "timm": (("timm",), "its models by name: --arch timm:resnet50"),
-    "hf": (("transformers", "datasets"), "its language models and data sets by name: --arch hf:gpt2, --data hf:PATH"),
+    "hf": (
+        ("transformers", "datasets"),
+        "its language models and data sets by name: --arch hf:gpt2, --data hf:PATH",
+    ),
     "lightning": (("lightning",), "arms and guards in its Trainer: ampcompare.integrations.lightning"),
     "notebook": (("ipykernel", "nbclient", "nbformat"), "notebooks, run from the command line"),
     **{
@@ -48,14 +51,32 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 # Variable: gravest verdict that it deserves when set, and what it does.
 VARIABLES: dict[str, tuple[Verdict, str]] = {
-    "NVIDIA_TF32_OVERRIDE": ("warning", "turns TF32 on (1) or off (0) everywhere: fp32 arms change speed 2 to 5 times"),
+    "NVIDIA_TF32_OVERRIDE": (
+        "warning",
+        "turns TF32 on (1) or off (0) everywhere: fp32 arms change speed 2 to 5 times",
+    ),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": ("warning", "turns TF32 on (1) or off (0) for fp32 matrix products"),
-    "ONEDNN_DEFAULT_FPMATH_MODE": ("warning", "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32"),
-    "ONEDNN_MAX_CPU_ISA": ("warning", "hides instructions of the CPU from oneDNN: other times, other rounding"),
-    "ATEN_CPU_CAPABILITY": ("warning", "hides instructions of the CPU from torch: other times, other rounding"),
+    "ONEDNN_DEFAULT_FPMATH_MODE": (
+        "warning",
+        "lets oneDNN compute fp32 products on the CPU in bf16, f16 or tf32",
+    ),
+    "ONEDNN_MAX_CPU_ISA": (
+        "warning",
+        "hides instructions of the CPU from oneDNN: other times, other rounding",
+    ),
+    "ATEN_CPU_CAPABILITY": (
+        "warning",
+        "hides instructions of the CPU from torch: other times, other rounding",
+    ),
     "CUDA_LAUNCH_BLOCKING": ("warning", "waits after every kernel: step times are invalid"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": ("warning", "switches torch's memory cache off: times and peaks mean nothing"),
-    "PYTORCH_CUDA_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
+        "warning",
+        "switches torch's memory cache off: times and peaks mean nothing",
+    ),
+    "PYTORCH_CUDA_ALLOC_CONF": (
+        "note",
+        "changes torch's memory cache: peaks compare only with the same setting",
+    ),
     "CUDA_VISIBLE_DEVICES": ("note", "hides GPUs and renumbers the rest"),
     APEX_STRICT: ("note", "brings the defects of Apex back into engine=compat"),
 }
@@ -68,7 +89,9 @@ NAMED = 18  # columns of a name
 def examine_accelerators(answer: ChildAnswer) -> list[Check]:
     """Return a finding for each accelerator of the answer of the probe `accelerators`."""
     if not answer.has_returned:
-        return [Check("GPU", "accelerators", "unknown", "warning", f"querying torch failed: {answer.failure}")]
+        return [
+            Check("GPU", "accelerators", "unknown", "warning", f"querying torch failed: {answer.failure}")
+        ]
     arms = ", ".join(name for name, spec in BUILT_IN.items() if not spec.elsewhere({}))
     findings = []
     for device in answer.value["devices"]:
@@ -109,7 +132,9 @@ def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str
             continue
         for_others = on_cpu and name.startswith(ON_CUDA_ONLY)
         reason = f"on CUDA it {effect}" if for_others else f"it {effect}"
-        findings.append(Check("Numerics", name, value, "note" if for_others else verdict, reason, (f"unset {name}",)))
+        findings.append(
+            Check("Numerics", name, value, "note" if for_others else verdict, reason, (f"unset {name}",))
+        )
     if not findings:
         reason = f"of the {len(VARIABLES)} that affect results or times"
         findings.append(Check("Numerics", "variables", "none set", "ok", reason))
@@ -140,7 +165,9 @@ class Examination:
     @property
     def verdict(self) -> Verdict:
         """The worst of all; an arm that cannot run is a problem."""
-        found = [finding.verdict for finding in self.findings] + ["problem" for arm in self.arms if not arm.can_run]
+        found = [finding.verdict for finding in self.findings] + [
+            "problem" for arm in self.arms if not arm.can_run
+        ]
         return max(found, key=VERDICTS.index)
 
     def data(self) -> dict[str, Any]:
@@ -153,7 +180,9 @@ class Examination:
         }
 
 
-def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: float = TIME_LIMIT) -> Examination:
+def examine(
+    arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: float = TIME_LIMIT
+) -> Examination:
     """Examine this machine as a script in the current folder would find it.
 
     Args:
@@ -171,7 +200,9 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
         others = ask("accelerators", seconds=seconds, options={"kinds": kinds}) if kinds else None
         gpus = ask("gpus", seconds=seconds) if build and (build["cuda"] or build["hip"]) else None
         torch_check, apex = examine_torch(torch, has_gpu=has_nvidia_gpu()), apex_asked.result()
-        vision_check = examine_vision(vision.result(), build["version"] if build else installed_version("torch"))
+        vision_check = examine_vision(
+            vision.result(), build["version"] if build else installed_version("torch")
+        )
     devices = gpus.value.get("devices", ()) if gpus and gpus.has_returned else ()
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
     findings = [python, torch_check, vision_check]

@@ -45,7 +45,11 @@ def gpu_gains_text(name: str, capability: tuple[int, int]) -> str:
 
 
 def examine_gpus(
-    answer: ChildAnswer | None, *, driver: tuple[str | None, str], hip: str | None = None, build_known: bool = True
+    answer: ChildAnswer | None,
+    *,
+    driver: tuple[str | None, str],
+    hip: str | None = None,
+    build_known: bool = True,
 ) -> list[Check]:
     """Check the driver and each GPU.
 
@@ -64,7 +68,10 @@ def examine_gpus(
         findings.append(Check("GPU", "driver", "none", "problem" if remedy else "note", how, remedy))
     if answer is not None and not answer.has_returned:
         reason = f"querying torch for its GPUs failed: {answer.failure}"
-        remedy = ("nvidia-smi", "CUDA_LAUNCH_BLOCKING=1 python -c 'import torch; print(torch.ones(2).cuda())'")
+        remedy = (
+            "nvidia-smi",
+            "CUDA_LAUNCH_BLOCKING=1 python -c 'import torch; print(torch.ones(2).cuda())'",
+        )
         facts = {"failure": answer.failure}
         return [*findings, Check("GPU", "gpus", "cannot be started", "problem", reason, remedy, facts)]
     if answer is not None and answer.value["available"]:

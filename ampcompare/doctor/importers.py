@@ -69,15 +69,33 @@ class ImportedApex:
     def from_check(cls, apex: Check) -> "ImportedApex":
         """Return what the finding `apex` says."""
         facts = apex.facts
-        importable = facts["state"] in ("no_amp", "grafted", "python_only", "full", "impostor", "other_build", "broken")
+        importable = facts["state"] in (
+            "no_amp",
+            "grafted",
+            "python_only",
+            "full",
+            "impostor",
+            "other_build",
+            "broken",
+        )
         package = Path(facts["path"]) if importable and facts["path"] else None
         shim = facts["shim"]
-        return cls(facts["state"], package, facts["state"] == "full" or facts["kernels"], shim["on"], shim["answered"])
+        return cls(
+            facts["state"],
+            package,
+            facts["state"] == "full" or facts["kernels"],
+            shim["on"],
+            shim["answered"],
+        )
 
     def can_import_module(self, module: str, importer: Importer) -> bool:
         """Return whether an import of a module succeeds."""
         if self.package is None:
-            return self.shim and (importer.is_script or importer.name in self.answered) and engine_has_module(module)
+            return (
+                self.shim
+                and (importer.is_script or importer.name in self.answered)
+                and engine_has_module(module)
+            )
         if self.state in ("impostor", "broken"):
             return False
         top, _, rest = module.partition(".")
@@ -132,7 +150,9 @@ def find_importers(
         seconds: after which no further library is read.
     """
     files = list(find_sources(scripts)) if scripts else sorted(Path().glob("*.py"))[: 10 * MAX_SCRIPTS]
-    found = [Importer(str(file), True, its) for file in files if (its := _apex_imports_of_file(file, file.name))]
+    found = [
+        Importer(str(file), True, its) for file in files if (its := _apex_imports_of_file(file, file.name))
+    ]
     ends = time.monotonic() + seconds
     for name, place in _packages_on_path(search_path_of_child() if path is None else path):
         if time.monotonic() > ends:
@@ -201,10 +221,13 @@ def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
     # A question alone is of interest where nothing else is.
     wanted = [entry for entry in judged if entry[1].reach != "question"] or judged
     file, one, outcome = max(wanted, key=lambda entry: GRAVITY.index(entry[2]))
-    version = None if importer.is_script else installed_version(DISTRIBUTIONS.get(importer.name, importer.name))
+    version = (
+        None if importer.is_script else installed_version(DISTRIBUTIONS.get(importer.name, importer.name))
+    )
     word = "asks for" if one.reach == "question" else "imports"
     value = (
-        f"{version + ': ' if version else ''}{word} {one.module} at {file}:{one.line}, {_outcome_text(outcome, one)}"
+        f"{version + ': ' if version else ''}{word} {one.module} at {file}:{one.line}, "
+        f"{_outcome_text(outcome, one)}"
     )
     reason, remedy = _reason_and_remedy(importer, supply, one, outcome)
     verdict = _verdict_of_outcome(importer, outcome)
@@ -232,7 +255,8 @@ def _verdict_of_outcome(importer: Importer, outcome: Outcome) -> Verdict:
         return "problem"
     if outcome == "finds" or (outcome == "does without" and not importer.is_script):
         return "ok"
-    return "warning" if importer.is_script else "note"  # a script that does without trains in fp32, and says nothing
+    # a script that does without trains in fp32, and says nothing
+    return "warning" if importer.is_script else "note"
 
 
 def _reason_and_remedy(
@@ -256,8 +280,13 @@ def _reason_and_remedy(
         return "no Apex is needed for it", ()
     if supply.package is None:
         if one.reach == "called":
-            return "it is called on request only, as with fp16_backend apex: ask for the fp16 of torch instead", ()
-        return "it cannot do without Apex", (f"{ON} --for {name}",) if engine_has_module(one.module) else (INSTALL,)
+            return (
+                "it is called on request only, as with fp16_backend apex: ask for the fp16 of torch instead",
+                (),
+            )
+        return "it cannot do without Apex", (f"{ON} --for {name}",) if engine_has_module(one.module) else (
+            INSTALL,
+        )
     if supply.state == "no_amp" and engine_has_module(one.module) and one.module.startswith("apex"):
         return "NVIDIA removed it in May 2025; the shim adds it, and the rest of Apex stays", (ON,)
     if not one.module.startswith("apex"):

@@ -119,14 +119,19 @@ def examine_torch(answer: ChildAnswer, *, has_gpu: bool) -> Check:
     if not answer.has_returned and installed is None and "No module named 'torch'" in answer.failure:
         for_cpu = f"pip install torch torchvision --index-url {CPU_INDEX}  # no GPU: before the other"
         remedy: tuple[str, ...] = ("pip install 'ampcompare[torch]'", for_cpu)
-        return Check("Software", "torch", "not installed", "problem", f"what trains needs it; {WITHOUT_TORCH}", remedy)
+        return Check(
+            "Software", "torch", "not installed", "problem", f"what trains needs it; {WITHOUT_TORCH}", remedy
+        )
     numbers = _version_numbers(answer.value["version"] if answer.has_returned else installed or "")
     if (0, 0) < numbers < OLDEST_TORCH:
         value = answer.value["version"] if answer.has_returned else str(installed)
         oldest = "{}.{}".format(*OLDEST_TORCH)
         reason = f"what trains needs {oldest} or later; {WITHOUT_TORCH}"
         from_newer = f"ampcompare compare --stack old={sys.executable} --arm script@old,script -- train.py"
-        remedy = ("pip install -U torch torchvision", f"{from_newer}  # in a newer environment, and this one stays")
+        remedy = (
+            "pip install -U torch torchvision",
+            f"{from_newer}  # in a newer environment, and this one stays",
+        )
         return Check("Software", "torch", value, "problem", reason, remedy, {"version": value})
     if not answer.has_returned:
         value = f"{installed or 'of unknown version'}, which cannot be imported"
@@ -144,7 +149,9 @@ def examine_torch(answer: ChildAnswer, *, has_gpu: bool) -> Check:
         return Check("Software", "torch", value, "problem", reason, remedy, facts)
     tried = "{}.{}".format(*NEWEST_TORCH)
     if _version_numbers(version) > NEWEST_TORCH:
-        reason = f"newer than {tried}, the last torch that ampcompare was tried with; deprecated names may be gone"
+        reason = (
+            f"newer than {tried}, the last torch that ampcompare was tried with; deprecated names may be gone"
+        )
         return Check("Software", "torch", value, "note", reason, facts=facts)
     return Check("Software", "torch", value, "ok", facts=facts)
 
@@ -162,7 +169,9 @@ def examine_vision(answer: ChildAnswer, torch_version: str | None) -> Check:
     install = f"pip install --no-deps --force-reinstall 'torchvision{wanted}'"
     remedy = (install + f" --index-url {CPU_INDEX}" * on_cpu,)
     if version is None:
-        reason = "torchvision's models, image folders and its data sets need it; built-in models and digits do not"
+        reason = (
+            "torchvision's models, image folders and its data sets need it; built-in models and digits do not"
+        )
         return Check("Software", "torchvision", "not installed", "note", reason, remedy)
     fits = fitting is None or _version_numbers(version) == _version_numbers(fitting)
     facts = {"version": version, "fits": fits, "failure": answer.failure or None}
@@ -171,9 +180,14 @@ def examine_vision(answer: ChildAnswer, torch_version: str | None) -> Check:
         value, reason = f"{version}, which cannot be imported", f"{pair}import torchvision: {answer.failure}"
         return Check("Software", "torchvision", value, "problem", reason, remedy, facts)
     if not fits:
-        value, reason = f"{version}, of another torch", f"{pair}It imports here; its compiled operators may be missing"
+        value, reason = (
+            f"{version}, of another torch",
+            f"{pair}It imports here; its compiled operators may be missing",
+        )
         return Check("Software", "torchvision", value, "warning", reason, remedy, facts)
-    return Check("Software", "torchvision", version, "ok", "the one for this torch" if fitting else "", facts=facts)
+    return Check(
+        "Software", "torchvision", version, "ok", "the one for this torch" if fitting else "", facts=facts
+    )
 
 
 def version_of_fitting_torchvision(torch_version: str | None) -> str | None:

@@ -10,7 +10,10 @@ from ampcompare.doctor.apex import INSTALL, REBUILD
 from ampcompare.doctor.finding import Check, ask
 
 # What gives an Apex with amp where scripts need none, and so have another remedy.
-BUILDS = {**dict.fromkeys(("no_amp", "grafted", "impostor"), REBUILD), **dict.fromkeys(("absent", "ours"), (INSTALL,))}
+BUILDS = {
+    **dict.fromkeys(("no_amp", "grafted", "impostor"), REBUILD),
+    **dict.fromkeys(("absent", "ours"), (INSTALL,)),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     missing: list[str] = []
     notes: list[str] = []
     remedy: list[str] = []
-    if facts.torch.verdict == "problem" and "hip" in facts.torch.facts:  # a build for CPUs where there is a GPU
+    # a build for CPUs where there is a GPU
+    if facts.torch.verdict == "problem" and "hip" in facts.torch.facts:
         notes.append(f"torch: {facts.torch.reason}")
     elif facts.torch.verdict == "problem":
         missing.append(f"torch is {facts.torch.value}")
@@ -82,7 +86,9 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     return ArmNeeds(str(arm), device, tuple(missing), tuple(notes), tuple(dict.fromkeys(remedy)))
 
 
-def _add_engine_needs(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], remedy: list[str]) -> None:
+def _add_engine_needs(
+    arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], remedy: list[str]
+) -> None:
     """Follow the choice of an engine: `auto` takes the real Apex where it is, on CUDA, but not for O1."""
     engine = arm.options.get("engine", "auto")
     compat = str(Arm.make("apex", **{**arm.options, "engine": "compat"}))

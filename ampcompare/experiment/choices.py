@@ -27,7 +27,9 @@ class ChoiceAvailability(NamedTuple):
 def list_choices() -> dict[str, list[ChoiceAvailability]]:
     """Return all choices by kind; no library is imported to find out."""
     described = described_backends()
-    arms: list[tuple[str, bool, str]] = [_availability_of_backend(name, spec) for name, spec in described.items()]
+    arms: list[tuple[str, bool, str]] = [
+        _availability_of_backend(name, spec) for name, spec in described.items()
+    ]
     apex = find_installed_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
@@ -35,7 +37,9 @@ def list_choices() -> dict[str, list[ChoiceAvailability]]:
     for name, value in third_party_backends().items():
         taken = f"registered by another package ({value}) and by this one: uninstall that package"
         if name in BUILT_IN or name not in described:
-            arms.append((name, name not in BUILT_IN, taken if name in BUILT_IN else f"from another package: {value}"))
+            arms.append(
+                (name, name not in BUILT_IN, taken if name in BUILT_IN else f"from another package: {value}")
+            )
     kinds = {
         "arms": arms,
         "tasks": list_tasks(),
@@ -71,10 +75,15 @@ def _availability_of_launchers() -> list[tuple[str, bool, str]]:
     }
     choices = [(name, with_torch, text if with_torch else lacks) for name, text in ways.items()]
     has_ray = find_spec("ray") is not None
-    ray = "a task of Ray per cell, here or on a cluster" if has_ray else "ray is not installed: pip install ray"
+    ray = (
+        "a task of Ray per cell, here or on a cluster" if has_ray else "ray is not installed: pip install ray"
+    )
     choices.append(("ray", has_ray, ray))
     if shutil.which("sbatch") is None:
         return [*choices, ("slurm", False, "sbatch is not on the path: call it where jobs can be submitted")]
     if find_spec("submitit") is None:
         return [*choices, ("slurm", False, "submitit is not installed: pip install submitit")]
-    return [*choices, ("slurm", True, "a job of Slurm per cell, by submitit; or in front: srun ampcompare run ...")]
+    return [
+        *choices,
+        ("slurm", True, "a job of Slurm per cell, by submitit; or in front: srun ampcompare run ..."),
+    ]

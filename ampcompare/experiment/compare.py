@@ -137,7 +137,10 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     if options.first_weights is not None:
         sources = sources.with_first_weights(options.first_weights, options.stacks)
     margins = (options.margin, sources.matrix.margin, Terms.margin)
-    margin, metrics = next(value for value in margins if value is not None), _metrics_of_runs_if_known(sources)
+    margin, metrics = (
+        next(value for value in margins if value is not None),
+        _metrics_of_runs_if_known(sources),
+    )
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
     if metrics is not None:
         check_margin(parse_margin(margin), metrics[0])
@@ -177,7 +180,9 @@ def _make_plan(
     options: CompareOptions, sources: SettingsSources, rows: Sequence[MatrixRow], seeds: Sequence[int]
 ) -> Plan:
     plan = plan_rows(sources.config, rows, seeds, options.reference)
-    return replace(plan, published=published_table_beside_rows(sources, rows), timing_rounds=options.timing_rounds)
+    return replace(
+        plan, published=published_table_beside_rows(sources, rows), timing_rounds=options.timing_rounds
+    )
 
 
 def run_comparison(
@@ -267,7 +272,9 @@ def write_cell_commands(options: CompareOptions, file: Path) -> int:
             planned.plan, run, launcher, command=options.command, terms=planned.terms, force=options.force,
             observer=Observer(),
         )  # fmt: skip
-        cells = [running.cell_and_folder(index) for index in running.indices_to_run(range(len(planned.plan.cells)))]
+        cells = [
+            running.cell_and_folder(index) for index in running.indices_to_run(range(len(planned.plan.cells)))
+        ]
         for config, folder in cells:
             write_cell_inputs(config, folder)
     here = shlex.quote(os.getcwd())
@@ -337,7 +344,9 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     able = {arm: effect for arm, effect in effects.items() if effect.is_testable}
     alpha = error_rate / max(1, len(able))
     needs = {
-        arm: pairs_needed_by_stein(_spread_of_effect(effect), effect.freedom, margin.margin_of_scores().size, alpha)
+        arm: pairs_needed_by_stein(
+            _spread_of_effect(effect), effect.freedom, margin.margin_of_scores().size, alpha
+        )
         for arm, effect in able.items()
     }
     arm = max(needs, key=lambda name: needs[name], default="")
@@ -348,7 +357,9 @@ def _spread_of_effect(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 
-def _seeds_needed_at_look(pilot: Comparison, size: int, looks: Sequence[Look], terms: Terms) -> tuple[int, str]:
+def _seeds_needed_at_look(
+    pilot: Comparison, size: int, looks: Sequence[Look], terms: Terms
+) -> tuple[int, str]:
     """Return how many seeds the next look needs, or an earlier one that got them: the same command asks no more."""
     for look in looks:
         if look.error_rate and look.margin == terms.margin:
@@ -380,7 +391,9 @@ def run_with_estimated_seeds(
     observer = observer or Observer()
     begin = time.monotonic()
     first = pilot_seeds(len(make([0]).arms) - 1)
-    run = partial(run_plan, folder=folder, launcher=launcher, command=command, terms=terms, jobs=jobs, save=save)
+    run = partial(
+        run_plan, folder=folder, launcher=launcher, command=command, terms=terms, jobs=jobs, save=save
+    )
     pilot = run(make(first), observer=observer, test=False, **pilot_options)
     needed, arm = _seeds_needed_at_look(pilot, len(first), RunDirectory(folder).looks(), terms)
     margin = f"a margin of {pilot.margin:g} {pilot.metric.difference_unit.replace('pp', 'points')}".rstrip()
@@ -392,7 +405,9 @@ def run_with_estimated_seeds(
             "needed is not known"
         )
         return run(make(first), pilot=first)
-    observer.note(f"{margin} needs {needed} seeds, judging by the spread of {arm} over the pilot's {len(first)}")
+    observer.note(
+        f"{margin} needs {needed} seeds, judging by the spread of {arm} over the pilot's {len(first)}"
+    )
     ended = ""
 
     def fits_budget(records: Sequence[RunRecord]) -> bool:

@@ -100,7 +100,9 @@ def diagnose_script(
 
         def test_arm(other: Arm, lines: Sequence[str]) -> TestedCandidate:
             what = f"{other}, with {' and '.join(lines)} in fp32" if lines else str(other)
-            say(f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)")
+            say(
+                f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)"
+            )
             seen, functions, _ = _watch_script(options, other, lines, Path(name), environment)
             return TestedCandidate(seen.faults, functions)
 
@@ -113,7 +115,11 @@ def diagnose_script(
 
 
 def _watch_script(
-    options: DiagnoseOptions, arm: Arm, lines: Sequence[str], parent: Path, environment: Mapping[str, str] | None
+    options: DiagnoseOptions,
+    arm: Arm,
+    lines: Sequence[str],
+    parent: Path,
+    environment: Mapping[str, str] | None,
 ) -> tuple[Diagnosis, list[str], str]:
     """Run a script, watched, in a separate process.
 
@@ -140,7 +146,11 @@ def _watch_script(
     read = json.loads(answer.read_text(encoding="utf-8"))
     failure = exit_code_error_text(code, folder) if code else ""
     found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
-    return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)}), read["functions"], read["device"]
+    return (
+        found.model_copy(update={"verdict": diagnosis_sentence(arm, found)}),
+        read["functions"],
+        read["device"],
+    )
 
 
 def exec_settings_for_watching(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
@@ -214,7 +224,9 @@ def run_examined_script(
     if answer.exists():
         return code
     if code:
-        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {exit_code_error_text(code, folder)}")
+        raise ERRORS.get(code, LaunchError)(
+            f"the script showed no {what}: {exit_code_error_text(code, folder)}"
+        )
     raise LaunchError(
         f"the script ended without a {what}: a step is a backward pass and an optimizer step, in the started process "
         "or its ranks (--nproc-per-node); let it train longer, or lower --steps"

@@ -48,7 +48,9 @@ def estimate_remaining_cost(plan: Plan, folder: Path, found: Preflight | None = 
             left.append((label, cell))
     records = _finished_records(run)
     alike = {
-        label: [run for run in records if run.config.arm == cell.arm and not changed_settings(run.config, cell)]
+        label: [
+            run for run in records if run.config.arm == cell.arm and not changed_settings(run.config, cell)
+        ]
         for label, cell in dict(left).items()
     }
     unknown = tuple(label for label in plan.arms if label in alike and not alike[label])

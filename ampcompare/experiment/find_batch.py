@@ -70,7 +70,9 @@ class BatchSearchTerms:
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
-            raise ConfigError(f"margin {self.margin:.0%} is not a percentage of memory to keep free, such as 5")
+            raise ConfigError(
+                f"margin {self.margin:.0%} is not a percentage of memory to keep free, such as 5"
+            )
         if self.memory_gib is not None and not self.memory_gib > 0:
             raise ConfigError(f"--memory-limit {self.memory_gib:g} is not a number of GiB above 0")
 
@@ -128,7 +130,9 @@ def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[B
         return [_find_largest_batch(search, config, launcher, Path(folder)) for config in search.configs]
 
 
-def _find_largest_batch(search: BatchSearchTerms, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:
+def _find_largest_batch(
+    search: BatchSearchTerms, config: RunConfig, launcher: Launcher, folder: Path
+) -> BatchLimit:
     tries: dict[int, BatchTry] = {}
     limits: set[int | None] = set()
 
@@ -141,7 +145,9 @@ def _find_largest_batch(search: BatchSearchTerms, config: RunConfig, launcher: L
         search.note(f"{config.arm}, batch {batch}: {judged.reason or 'fits'}")
         return not judged.reason
 
-    largest = largest_passing_multiple(passes, config.recipe.batch_size, multiple=config.recipe.grad_accum_steps)
+    largest = largest_passing_multiple(
+        passes, config.recipe.batch_size, multiple=config.recipe.grad_accum_steps
+    )
     failed = [each for each in tries.values() if each.reason]
     known = [limit for limit in limits if limit is not None]
     return BatchLimit(

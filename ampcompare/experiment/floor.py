@@ -55,7 +55,9 @@ def measure_floor(
         if base.ended is None or base.ended.get("exit_code") or not base.steps:
             why = (base.ended or {}).get("error") or "it made no optimizer step"
             raise LaunchError(f"the script has no floor: {why}")
-        say(f"the script: {len(base.steps)} steps, loss {base.steps[0].loss:.6g} to {base.steps[-1].loss:.6g}")
+        say(
+            f"the script: {len(base.steps)} steps, loss {base.steps[0].loss:.6g} to {base.steps[-1].loss:.6g}"
+        )
         twins: dict[str, Rows | None] = {}
         for name in TWINS:
             options = words
@@ -63,10 +65,16 @@ def measure_floor(
                 _move_weights_by_one_unit(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
             rows = _train_twin_in_fork(forks, name, folder, options, script)
-            is_whole = rows.ended is not None and not rows.ended.get("exit_code") and len(rows.steps) == len(base.steps)
+            is_whole = (
+                rows.ended is not None
+                and not rows.ended.get("exit_code")
+                and len(rows.steps) == len(base.steps)
+            )
             twins[name] = _losses_and_norms_of_steps(rows) if is_whole else None
             if not is_whole:
-                say(f"  {name}: left out: {(rows.ended or {}).get('error') or 'it made another number of steps'}")
+                say(
+                    f"  {name}: left out: {(rows.ended or {}).get('error') or 'it made another number of steps'}"
+                )
         envelope = make_envelope(
             _losses_and_norms_of_steps(base),
             twins,

@@ -22,7 +22,8 @@ NOT_COMPLETE = (
     "Nothing was tested: some runs of this plan are missing, and a test before the end would be another look. Run the "
     "command that began it again: it finishes the other runs and tests."
 )
-TESTED = ("cells", "lost", "arms", "reference", "margin", "time_margin", "loss_margin", "pilot")  # equal: the same look
+# equal: the same look
+TESTED = ("cells", "lost", "arms", "reference", "margin", "time_margin", "loss_margin", "pilot")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,11 @@ class Journal:
 
     def has_every_cell_ended(self, records: Sequence[RunRecord]) -> bool:
         """Return whether every cell of the plan has ended."""
-        ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
+        ended = {
+            f"{record.arm}@{record.config.recipe.seed}"
+            for record in records
+            if record.status != "interrupted"
+        }
         return self.plan.cells.keys() <= ended
 
     def sequential_design_without_test(self, why: str = NOT_COMPLETE) -> SequentialDesign:
@@ -47,15 +52,23 @@ class Journal:
         planned = self.plan.terms.looks
         looks = self.looks
         look = self._make_look_at_records(records)
-        known = [other for other in looks if all(getattr(other, name) == getattr(look, name) for name in TESTED)]
+        known = [
+            other for other in looks if all(getattr(other, name) == getattr(look, name) for name in TESTED)
+        ]
         if known:
             look = known[0]
         elif max(look.pairs.values(), default=0) >= MIN_PAIRS:
             number = 1 + sum(bool(other.number) for other in looks)
-            look = look.model_copy(update={"number": number, "error_rate": error_rate_of_next_look(looks, planned)})
+            look = look.model_copy(
+                update={"number": number, "error_rate": error_rate_of_next_look(looks, planned)}
+            )
         looks = looks if known else (*looks, look)
         return SequentialDesign(
-            look.error_rate, error_rate_of_next_look(looks, planned), frozenset(look.pilot), look.number, looks
+            look.error_rate,
+            error_rate_of_next_look(looks, planned),
+            frozenset(look.pilot),
+            look.number,
+            looks,
         )
 
     def append_last_look(self, comparison: Comparison) -> Comparison:
@@ -70,7 +83,8 @@ class Journal:
     def record_files(self) -> dict[str, Path]:
         """Return the file of each cell's record, which need not exist, under LABEL@SEED."""
         return {
-            label: self.run.cell_folder_of_digest(cell) / CellFile.RECORD for label, cell in self.plan.cells.items()
+            label: self.run.cell_folder_of_digest(cell) / CellFile.RECORD
+            for label, cell in self.plan.cells.items()
         }
 
     def _make_look_at_records(self, records: Sequence[RunRecord]) -> Look:
@@ -88,7 +102,11 @@ class Journal:
             planned=terms.looks,
             seeds=sorted({run.config.recipe.seed for run in ended}),
             pairs={arm: len(pairs_by_seed(runs, base)) for arm, runs in rows.items()},
-            cells={name: hashlib.sha256(files[name].read_bytes()).hexdigest()[:16] for name in files if name in ran},
+            cells={
+                name: hashlib.sha256(files[name].read_bytes()).hexdigest()[:16]
+                for name in files
+                if name in ran
+            },
             lost=sorted(f"{run.arm}@{run.config.recipe.seed}" for run in records if run.status == "failed"),
             margin=terms.margin,
             time_margin=terms.time_margin,

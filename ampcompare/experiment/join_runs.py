@@ -15,7 +15,12 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError
 from ampcompare.base.formatting import format_few_names
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.reload_report import choose_reference, read_plan
-from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, record_with_label, row_label_of_cell_name
+from ampcompare.experiment.run_directory import (
+    RunDirectory,
+    StoredPlan,
+    record_with_label,
+    row_label_of_cell_name,
+)
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.analysis.summary import summarize
@@ -26,7 +31,9 @@ NOT_WRITABLE = (
     "Nothing was tested: the joined runs are another look at those of each folder, and it could not be counted because "
     "one of the folders is not writable."
 )
-NO_JOURNAL = "Nothing was tested: a folder of an earlier version has no journal, which counts the looks at its runs."
+NO_JOURNAL = (
+    "Nothing was tested: a folder of an earlier version has no journal, which counts the looks at its runs."
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,11 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
     _require_same_comparison(parts)
     plan = _join_plans(parts, reference)
     records = [record for part in parts for record in part.records]
-    files = {label: path for part in parts for label, path in Journal(part.run, part.plan, ()).record_files().items()}
+    files = {
+        label: path
+        for part in parts
+        for label, path in Journal(part.run, part.plan, ()).record_files().items()
+    }
     excluded = [f"{part.run.path}: {line}" for part in parts for line in part.excluded]
 
     def sum_up(design: SequentialDesign) -> Comparison:
@@ -98,16 +109,22 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
             return found
     except Timeout:
         names = format_few_names([str(part.run.path) for part in parts])
-        raise ConfigError(f"one of {names} is in use by another command; try again when that has ended") from None
+        raise ConfigError(
+            f"one of {names} is in use by another command; try again when that has ended"
+        ) from None
     except (OSError, EnvironmentUnfit):
         looks = tuple(parts[0].run.looks())
-        return sum_up(_JoinedJournal(parts[0].run, plan, looks, files).sequential_design_without_test(NOT_WRITABLE))
+        return sum_up(
+            _JoinedJournal(parts[0].run, plan, looks, files).sequential_design_without_test(NOT_WRITABLE)
+        )
 
 
 def _read_runs_of_folder(path: Path) -> _RunsOfFolder:
     run = RunDirectory(path)
     if not path.is_dir() or (plan := read_plan(run)) is None:
-        raise RecordError(f"{path} is no run directory of `compare`; name folders with a plan.json to join them")
+        raise RecordError(
+            f"{path} is no run directory of `compare`; name folders with a plan.json to join them"
+        )
     records, excluded = run.records()
     by_cell = {record.cell: record for record in records}
     mine = [
@@ -130,7 +147,9 @@ def _require_same_comparison(parts: Sequence[_RunsOfFolder]) -> None:
         for what in ("arms", "reference", "terms"):
             mine, theirs = getattr(first.plan, what), getattr(other.plan, what)
             if (set(mine) != set(theirs)) if what == "arms" else (mine != theirs):
-                raise RecordError(f"{names} are not of one comparison: their {what} differ; report each by itself")
+                raise RecordError(
+                    f"{names} are not of one comparison: their {what} differ; report each by itself"
+                )
         settings = {record.arm: record.config for record in first.records}
         for record in other.records:
             known = settings.get(record.arm)

@@ -65,7 +65,11 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: ResumeTrace, record: s
         rest = ""
         if len(tries) > 1:
             last = tries[-1]
-            rest = f"; {os.path.basename(last['saved'])} does" if not last["code"] else "; nor does any before it"
+            rest = (
+                f"; {os.path.basename(last['saved'])} does"
+                if not last["code"]
+                else "; nor does any before it"
+            )
         return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
     return _describe_resumption(trace, whole)
 
@@ -77,7 +81,8 @@ def _describe_resumption(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, 
     for role in OF_STATE:
         if first.state.get(role) or role in ("loss scale", "learning rate"):
             alike = [
-                _are_equal_on_common_keys(step.value_of_role(role), first.value_of_role(role)) for step in whole.steps
+                _are_equal_on_common_keys(step.value_of_role(role), first.value_of_role(role))
+                for step in whole.steps
             ]
             steps[role] = [at for at, is_alike in enumerate(alike) if is_alike]
     at = steps["weights"]
@@ -106,7 +111,9 @@ def _no_loss_by_kills_text(count: int, bare: int) -> str:
         return f"what is left loads after each of {count}"
     first = "this was the first save: a later step shows what becomes of an older file"
     loads = f"what is left loads after {count - bare} of {count}, and " * (bare < count)
-    return f"{loads}nothing is left to load after {bare if bare < count else 'each'} of {count}, since {first}"
+    return (
+        f"{loads}nothing is left to load after {bare if bare < count else 'each'} of {count}, since {first}"
+    )
 
 
 def kill_outcome_lines(kills: Sequence[KillOutcome], *, is_first: bool) -> tuple[list[str], bool]:
@@ -118,7 +125,10 @@ def kill_outcome_lines(kills: Sequence[KillOutcome], *, is_first: bool) -> tuple
     rows: list[list[object]] = []
     bad = bare = 0
     for kill in kills:
-        nothing_lost = is_first and kill.outcome in ("no file is left to start from", "starts from its beginning")
+        nothing_lost = is_first and kill.outcome in (
+            "no file is left to start from",
+            "starts from its beginning",
+        )
         bad += not (kill.is_good or nothing_lost)
         bare += nothing_lost
         if rows and rows[-1][2] == kill.outcome:

@@ -13,7 +13,12 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import loss_distance, outlook_of
 from ampcompare.diagnosis.options import PrefixWatchRequest
-from ampcompare.experiment.diagnose import ENDED, exec_settings_for_watching, run_examined_script, say_writable_files
+from ampcompare.experiment.diagnose import (
+    ENDED,
+    exec_settings_for_watching,
+    run_examined_script,
+    say_writable_files,
+)
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.settings.config import RunConfig
@@ -71,14 +76,17 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
         say_writable_files(say)
     say(f"running the first {options.prefix} steps in fp32")
     prefix = _prefix_of_training(options, environment, is_twin=False)
-    if MIN_STEPS <= prefix.steps < options.prefix:  # its updates are rounded in the second half of what there is
+    # its updates are rounded in the second half of what there is
+    if MIN_STEPS <= prefix.steps < options.prefix:
         say(f"it has ended after {prefix.steps} steps: running these again")
         options = replace(options, prefix=prefix.steps)
         prefix = _prefix_of_training(options, environment, is_twin=False)
     distance = None
     if options.twin:
         say("running them again from weights changed by one part in 512")
-        distance = loss_distance(prefix.losses, _prefix_of_training(options, environment, is_twin=True).losses)
+        distance = loss_distance(
+            prefix.losses, _prefix_of_training(options, environment, is_twin=True).losses
+        )
     recipe, script = options.config.recipe, options.config.script
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
     script_arm = Arm.parse("script")
@@ -92,7 +100,9 @@ def _prefix_of_training(options: AheadOptions, environment: Mapping[str, str], *
         return _prefix_of_script(options, environment, is_twin=is_twin)
     asked = {"steps": options.prefix, "total": options.steps, "is_twin": is_twin}
     failed = "the first steps could not be trained"
-    return Prefix.model_validate(examine_in_child(PROGRAM, options.config, failed, asked, environment=environment))
+    return Prefix.model_validate(
+        examine_in_child(PROGRAM, options.config, failed, asked, environment=environment)
+    )
 
 
 def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, is_twin: bool) -> Prefix:
@@ -102,7 +112,10 @@ def _prefix_of_script(options: AheadOptions, environment: Mapping[str, str], *, 
         folder = Path(name)
         answer = folder / "answer.json"
         request = PrefixWatchRequest(
-            settings={**exec_settings_for_watching(options.config, Arm.parse("fp32"), folder), "twin": is_twin},
+            settings={
+                **exec_settings_for_watching(options.config, Arm.parse("fp32"), folder),
+                "twin": is_twin,
+            },
             is_module=script.is_module,
             steps=options.prefix,
             total=options.steps,

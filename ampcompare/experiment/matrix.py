@@ -55,7 +55,9 @@ def cross_arms_with_settings(
     paths = [path for path, _ in vary]
     combinations = list(itertools.product(*(values for _, values in vary)))
     return [
-        MatrixRow(arm, dict(zip(paths, values, strict=True)), stack) for arm, stack in rows for values in combinations
+        MatrixRow(arm, dict(zip(paths, values, strict=True)), stack)
+        for arm, stack in rows
+        for values in combinations
     ]
 
 
@@ -72,7 +74,9 @@ def setting_path_of_name(name: str, said: str) -> str:
         near = fit or close_matches(name, known, count=3)
         near = near or [path for word in like for path in known if path.rpartition(".")[2] == word]
         hint = f"choose one of {', '.join(near)}" if near else "ampcompare config show lists them all"
-        raise ConfigError(f"{said}: {name!r} {'is not a setting' if not fit else 'names several settings'}; {hint}")
+        raise ConfigError(
+            f"{said}: {name!r} {'is not a setting' if not fit else 'names several settings'}; {hint}"
+        )
     if fit[0] in ("arm", "recipe.seed"):
         raise ConfigError(f"{said}: arms and seeds have options of their own, --arm and --seeds")
     return fit[0]
@@ -104,10 +108,13 @@ def expand_matrix(
         rows = []
         for given in matrix.rows:
             paths = {
-                setting_path_of_name(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"
+                setting_path_of_name(name, f"rows: {name}"): value
+                for name, value in given.items()
+                if name != "arm"
             }
             row = MatrixRow(
-                str(Arm.parse(given["arm"])), {path: value for path, value in paths.items() if is_setting_kept(path)}
+                str(Arm.parse(given["arm"])),
+                {path: value for path, value in paths.items() if is_setting_kept(path)},
             )
             if row not in rows:
                 rows.append(row)

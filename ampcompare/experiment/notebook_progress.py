@@ -64,8 +64,14 @@ class NotebookProgress(Observer):
     def end(self, record: RunRecord, *, reused: bool) -> None:
         cell = self._cells.note_ended_cell(record, time.monotonic(), reused=reused)
         reached, metric = record.summary.metric_final, record.metric
-        what = f"{metric.name} {metric.text(reached)}" if record.status == "completed" and reached is not None else ""
-        what = what or printable_line(": ".join(filter(None, [record.status, record.error])), 500, keep_end=300)
+        what = (
+            f"{metric.name} {metric.text(reached)}"
+            if record.status == "completed" and reached is not None
+            else ""
+        )
+        what = what or printable_line(
+            ": ".join(filter(None, [record.status, record.error])), 500, keep_end=300
+        )
         self._ended.append(f"{cell.name}: {what}{' (cached)' if reused else ''}")
         self._show_progress()
 

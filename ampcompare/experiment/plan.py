@@ -82,7 +82,9 @@ class Plan:
                 labels += [label for label in next(new_rows) if label not in row]
         seeds = [seed for seed in self.seeds for _ in self.arms]
         names = [f"{label}@{seed}" for label, seed in zip(labels, seeds, strict=True)]
-        return replace(self, cells=tuple(cells[name] for name in names), labels=tuple(labels), order_seed=order_seed)
+        return replace(
+            self, cells=tuple(cells[name] for name in names), labels=tuple(labels), order_seed=order_seed
+        )
 
     def cell_ranges_by_seed(self) -> list[range]:
         """Return the indices of the cells of each seed."""
@@ -95,7 +97,9 @@ class Plan:
         More seeds of the same rows are another look at the same comparison, so they use the same folder.
         """
         recipes = ((cell, cell.recipe.model_copy(update={"seed": 0})) for cell in self.cells)
-        text = "\n".join(sorted({cell.model_copy(update={"recipe": recipe}).digest() for cell, recipe in recipes}))
+        text = "\n".join(
+            sorted({cell.model_copy(update={"recipe": recipe}).digest() for cell, recipe in recipes})
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -117,7 +121,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def plan_rows(base: RunConfig, rows: Sequence[MatrixRow], seeds: Sequence[int], reference: str | None = None) -> Plan:
+def plan_rows(
+    base: RunConfig, rows: Sequence[MatrixRow], seeds: Sequence[int], reference: str | None = None
+) -> Plan:
     """Train each row with each seed."""
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")

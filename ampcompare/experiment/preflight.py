@@ -53,7 +53,11 @@ def preflight(
 ) -> Preflight:
     """Train a few steps of each row of a plan that has no record yet."""
     known = {label for label, record in zip(plan.labels, done, strict=True) if record is not None}
-    rows = {label: cell for label, cell in zip(plan.labels, plan.cells, strict=True) if cell.launcher not in REMOTE}
+    rows = {
+        label: cell
+        for label, cell in zip(plan.labels, plan.cells, strict=True)
+        if cell.launcher not in REMOTE
+    }
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
     order = sorted(plan.arms, key=lambda label: label != plan.reference)
     new = {label: rows[label] for label in order if label in rows and label not in known}
@@ -85,10 +89,14 @@ def run_trials_of_rows(
             if builds[label] in trials:
                 continue
             first = next(iter(trials.values()), None)
-            if first is not None and (left < first.busy_seconds or (first.was_ended_for_time and not first.steps)):
+            if first is not None and (
+                left < first.busy_seconds or (first.was_ended_for_time and not first.steps)
+            ):
                 untried.append(label)
                 continue
-            trial = _run_trial(cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials))))
+            trial = _run_trial(
+                cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials)))
+            )
             left = trial.seconds_for_other_arms(cells) if first is None else left - trial.busy_seconds
             trials[builds[label]] = trial
             if first is None and (trial.is_fault_of_script or trial.faults):
@@ -99,7 +107,12 @@ def run_trials_of_rows(
                 trial = trials[builds[label]]
                 left = _try_advised_arms(trial, cell, proven, left, seeds[-1], launcher, Path(place))
         tried = [trial for trial in trials.values() if not trial.must_start_by_hand]
-        if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
+        if (
+            len(tried) == 1 == len(rows)
+            and len(seeds) > 1
+            and tried[0].is_trained
+            and left >= tried[0].busy_seconds
+        ):
             tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
     return found.model_copy(update={"arms": _trial_summaries(builds, trials), "untried": untried})
@@ -176,7 +189,9 @@ def error_of_failed_arms(found: Preflight, failed: Mapping[str, Sequence[str]]) 
     code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
     reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
     reason = (
-        next(iter(failed)) if len(reasons) == 1 and len(found.arms) == len(*failed.values()) else "; ".join(reasons)
+        next(iter(failed))
+        if len(reasons) == 1 and len(found.arms) == len(*failed.values())
+        else "; ".join(reasons)
     )
     return ERRORS.get(code, LaunchError)(f"{reason} {SKIPPED}")
 
@@ -201,7 +216,9 @@ def run_trials_of_configs(
     place = places_for_cells(configs[:1], 1).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say
-        found = run_trials_of_rows({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
+        found = run_trials_of_rows(
+            {config.arm: config for config in configs}, launcher, [configs[0].recipe.seed]
+        )
     require_trainable_arm(found)
     if found.cell_steps is not None and found.cell_steps < min_steps:
         raise ConfigError(
@@ -370,7 +387,11 @@ def _check_metric_matches(trial: _ArmTrial, script: ScriptConfig, folder: Path) 
         output.read_to_end()
         trial.faults = output.faults_of_matched_values()
         for metric in script.metrics:
-            values = output.values[metric.name] if metric.pattern is not None else trial.rows.scalars.get(metric.name)
+            values = (
+                output.values[metric.name]
+                if metric.pattern is not None
+                else trial.rows.scalars.get(metric.name)
+            )
             trial.metrics[metric.name] = values[-1] if values else None
         seen = [*printed_metrics(last_lines_of_file(log, MAX_LINES))]
         trial.numbers = {one.name: one.option for one in seen}
@@ -392,7 +413,9 @@ def _preflight_of_trials(trials: Sequence[_ArmTrial], seconds: float) -> Preflig
         )
     option = seed_option_in_source(script) if copies and script is not None else ""
     return Preflight(
-        optimizers=list(dict.fromkeys([recipe.optimizer.name] if first.rows is None else first.rows.optimizers)),
+        optimizers=list(
+            dict.fromkeys([recipe.optimizer.name] if first.rows is None else first.rows.optimizers)
+        ),
         losses=[step.loss for step in first.steps],
         is_script=script is not None,
         copies=copies,
@@ -402,7 +425,9 @@ def _preflight_of_trials(trials: Sequence[_ArmTrial], seconds: float) -> Preflig
         faults=first.faults,
         numbers=first.numbers,
         written=[] if facts is None else [os.path.relpath(file) for file in facts.files],
-        overwritten=[] if facts is None else [os.path.relpath(file) for file in facts.files if os.path.exists(file)],
+        overwritten=[]
+        if facts is None
+        else [os.path.relpath(file) for file in facts.files if os.path.exists(file)],
         cell_steps=first.total_steps or None,
         seconds=seconds,
     )

@@ -15,7 +15,12 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
 from ampcompare.diagnosis.profiling.reasons import add_reasons_to_profiles, headline_of_profiles
 from ampcompare.diagnosis.profiling.trace import merged_trace
-from ampcompare.experiment.diagnose import ENDED, exec_settings_for_watching, run_examined_script, say_writable_files
+from ampcompare.experiment.diagnose import (
+    ENDED,
+    exec_settings_for_watching,
+    run_examined_script,
+    say_writable_files,
+)
 from ampcompare.results.records.profile import ArmProfile, Profile
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
@@ -109,7 +114,9 @@ def steps_needed_for_profile(steps: int, profiled: int) -> int:
     return steps + profiled + 8
 
 
-def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
+def profile_script(
+    config: RunConfig, folder: Path, *, steps: int, profiled: int
+) -> tuple[ArmProfile, dict[str, Any]]:
     """Run a script under the arm of a configuration until its steps are profiled; return the profile and the trace.
 
     Returns:
@@ -129,5 +136,7 @@ def profile_script(config: RunConfig, folder: Path, *, steps: int, profiled: int
     run_examined_script(config, folder, "profiled", request, request.answer_path_of_rank(0), what)
     files = [path for rank in range(config.processes) if (path := request.answer_path_of_rank(rank)).exists()]
     ranks = [ArmProfile.model_validate_json(path.read_text(encoding="utf-8")) for path in files]
-    found = ranks[0].model_copy(update={"rank_seconds": [one.seconds for one in ranks] if len(ranks) > 1 else []})
+    found = ranks[0].model_copy(
+        update={"rank_seconds": [one.seconds for one in ranks] if len(ranks) > 1 else []}
+    )
     return found, json.loads(request.trace_path.read_text(encoding="utf-8"))

@@ -15,7 +15,12 @@ from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.experiment.interim_analyses import Journal
-from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, record_with_label, row_label_of_cell_name
+from ampcompare.experiment.run_directory import (
+    RunDirectory,
+    StoredPlan,
+    record_with_label,
+    row_label_of_cell_name,
+)
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next_look
@@ -132,7 +137,9 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
         return sum_up(journal.sequential_design_without_test())
     if is_other:
         return _summarize_at_last_look(journal, mine, sum_up)
-    return sum_up(journal.sequential_design_without_test(NOT_COUNTED) if looks or plan.journal is not None else None)
+    return sum_up(
+        journal.sequential_design_without_test(NOT_COUNTED) if looks or plan.journal is not None else None
+    )
 
 
 def _summarize_at_last_look(
@@ -160,7 +167,11 @@ def _comparison_of_report(path: Path, comparison: Comparison, reference: str | N
         if not comparison.records:
             return comparison
         look = next((look for look in comparison.looks if look.number == comparison.look), None)
-        left = error_rate_of_next_look(comparison.looks, look.planned) if look is not None else comparison.error_rate
+        left = (
+            error_rate_of_next_look(comparison.looks, look.planned)
+            if look is not None
+            else comparison.error_rate
+        )
         steps = next_steps(comparison, left)
         return comparison.model_copy(update={"headline": headline(comparison), "next_steps": steps})
     if not comparison.records:

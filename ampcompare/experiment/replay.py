@@ -50,7 +50,10 @@ class ReplaySide:
 
 
 def replay_sides_of_changes(
-    changes: Sequence[str], stacks: Mapping[str, StackConfig], script: Sequence[str] | None, own: Sequence[str]
+    changes: Sequence[str],
+    stacks: Mapping[str, StackConfig],
+    script: Sequence[str] | None,
+    own: Sequence[str],
 ) -> list[ReplaySide]:
     """Return what to repeat a step with: each change alone, and in each stack.
 
@@ -150,13 +153,19 @@ def replay(
         folder.mkdir()
         for source in (capsule, PROGRAM):
             (folder / source.name).write_bytes(source.read_bytes())
-        settings = [facts["engine"] or "compat", facts["device"] or "", "yes" if facts["compat_torch"] else ""]
+        settings = [
+            facts["engine"] or "compat",
+            facts["device"] or "",
+            "yes" if facts["compat_torch"] else "",
+        ]
         run = _StepRuns(stack.enter_context(ScriptForks()), folder, folder / capsule.name, settings)
         base = run.repeat_step("base", ReplaySide(""), own)
         found = []
         for side in sides:
             changed = (
-                {"fault": "nothing to compare with"} if base.get("fault") else run.repeat_step("change", side, own)
+                {"fault": "nothing to compare with"}
+                if base.get("fault")
+                else run.repeat_step("change", side, own)
             )
             found.append(judge_replay(side.name, base, changed))
             say(found[-1].sentence)
@@ -191,7 +200,10 @@ class _StepRuns:
             settings = [*self._settings, side.changes.get("arm", "")]
             # The program itself is for other environments.
             code = self._forks.run_function(
-                "ampcompare.script.replay.keep:repeat_step_here", [*settings, *words[1:]], self._folder, script.folder
+                "ampcompare.script.replay.keep:repeat_step_here",
+                [*settings, *words[1:]],
+                self._folder,
+                script.folder,
             )
             said = ""
         else:
@@ -204,7 +216,11 @@ class _StepRuns:
 
 
 def _run_words_in_stack(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
-    from ampcompare.experiment.launch.script.stacks import copy_recorder, environment_without_own_python, inspect_stack
+    from ampcompare.experiment.launch.script.stacks import (
+        copy_recorder,
+        environment_without_own_python,
+        inspect_stack,
+    )
 
     copy_recorder(folder)
     found = inspect_stack(stack, folder)

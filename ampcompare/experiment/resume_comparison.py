@@ -12,7 +12,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.resume_trace import TraceRowKind, last_state_folder, read_trace_rows, rows_of_saved_files
+from ampcompare.settings.resume_trace import (
+    TraceRowKind,
+    last_state_folder,
+    read_trace_rows,
+    rows_of_saved_files,
+)
 
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
@@ -127,7 +132,11 @@ def read_trace(path: Path) -> ResumeTrace:
     """Return the trace of a run; of one that trained nothing it is empty."""
     rows = read_trace_rows(path)
     trace = ResumeTrace(saves=rows_of_saved_files(rows), states=last_state_folder(rows))
-    lists = {TraceRowKind.LOAD: trace.loads, TraceRowKind.RESTORE: trace.restored, TraceRowKind.TRAINER: trace.trainers}
+    lists = {
+        TraceRowKind.LOAD: trace.loads,
+        TraceRowKind.RESTORE: trace.restored,
+        TraceRowKind.TRAINER: trace.trainers,
+    }
     for row in rows:
         kind = row["kind"]
         if kind == TraceRowKind.START:
@@ -150,7 +159,9 @@ def read_trace(path: Path) -> ResumeTrace:
 
 def run_error_text(record: Path, text: str = "") -> str:
     """Return the error of a run that failed: of its record, or the last line that it wrote."""
-    errors = [str(row["error"]) for row in read_trace_rows(record) if row.get("kind") == "end" and row["error"]]
+    errors = [
+        str(row["error"]) for row in read_trace_rows(record) if row.get("kind") == "end" and row["error"]
+    ]
     lines = [line for line in text.splitlines() if line.strip()]
     return next(iter(errors), lines[-1] if lines else "it wrote nothing")
 
@@ -160,12 +171,15 @@ def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
     assert broken.stopped is not None
     at = broken.stopped
     if resumed.steps and at and _is_started_from_scratch(whole, resumed, at):
-        found = [RoleDifference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))]
+        found = [
+            RoleDifference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))
+        ]
         answer, parted = ResumptionAnswer.NOT_RESUMED, distance_of_last_losses(whole, resumed)
     else:
         found = _first_role_differences(whole, at, broken, resumed)
         answer = _answer_from_differences(found, whole, at, resumed)
-        parted = None if resumed.error else distance_of_last_losses(whole, resumed)  # those of other steps tell nothing
+        # those of other steps tell nothing
+        parted = None if resumed.error else distance_of_last_losses(whole, resumed)
     return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
 
 
@@ -178,7 +192,11 @@ def _first_role_differences(
     for role in ROLES:
         if role == "steps":
             continue
-        if shift and role in ("batches", "learning rate") and _is_role_shifted(role, whole, at, resumed, shift):
+        if (
+            shift
+            and role in ("batches", "learning rate")
+            and _is_role_shifted(role, whole, at, resumed, shift)
+        ):
             continue
         difference = _first_difference_of_role(role, whole, at, broken, resumed)
         if difference is not None:
@@ -187,7 +205,9 @@ def _first_role_differences(
         drawn = ("learning rate", "options", "batches", "generators")
         found = [one for one in found if one.step > at + 1 or one.role not in drawn]
         text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
-        found.append(RoleDifference("steps", at + 1, text, f"{MIDDLE}{_line_of_last_row_in_brackets(broken.saves)}"))
+        found.append(
+            RoleDifference("steps", at + 1, text, f"{MIDDLE}{_line_of_last_row_in_brackets(broken.saves)}")
+        )
     made, left = len(resumed.steps), len(whole.steps[at:])
     text = f"{made} steps where {left} were left"
     if shift:
@@ -311,14 +331,20 @@ def _first_difference_of_role(
         else:
             what = "" if values[0] == values[1] else _difference_text(role, *values)
         if what:
-            if role == "masters" and index and (half := _remade_masters_type(whole.steps[at], resumed.steps[0])):
+            if (
+                role == "masters"
+                and index
+                and (half := _remade_masters_type(whole.steps[at], resumed.steps[0]))
+            ):
                 return RoleDifference(role, at + 1, what, MADE_AGAIN.format(half))
             cause = _why_role_differs(role, what, at + index, at, whole, broken, resumed)
             return RoleDifference(role, at + index + 1, what, cause)
     return None
 
 
-def _compared_values_of_role(role: str, first: TracedStep, second: TracedStep, resumed: ResumeTrace) -> tuple[Any, Any]:
+def _compared_values_of_role(
+    role: str, first: TracedStep, second: TracedStep, resumed: ResumeTrace
+) -> tuple[Any, Any]:
     """Return what is compared of a role: with masters, the weights of a script that has none."""
     has_none = role == "masters" and bool(first.value_of_role(role)) and not _has_masters(resumed)
     return first.value_of_role(role), second.value_of_role("weights" if has_none else role)
@@ -348,13 +374,18 @@ def _first_differing_average(
             one != step.value_of_role("averages").get(name, {}).get("values") for one, step in pairs
         ):
             cause = "the average of the weights is not restored: it is not in the file, or not loaded"
-            return RoleDifference("averages", at + 1, name, f"{cause}{_line_of_last_row_in_brackets(broken.saves)}")
+            return RoleDifference(
+                "averages", at + 1, name, f"{cause}{_line_of_last_row_in_brackets(broken.saves)}"
+            )
     return None
 
 
 def _remade_masters_type(due: TracedStep, first: TracedStep) -> str:
     """Return the type of the weights from which masters are made behind the first step's start; "" for none."""
-    masters, given = due.value_of_role("masters"), {each["values"] for each in first.value_of_role("weights").values()}
+    masters, given = (
+        due.value_of_role("masters"),
+        {each["values"] for each in first.value_of_role("weights").values()},
+    )
     left = [masters[name] for name in masters.keys() - first.value_of_role("masters").keys()]
     for name, short in HALVES.items():
         if left and all(each.get(name) in given for each in left):
@@ -403,7 +434,9 @@ class _ChangedOption:
     def __str__(self) -> str:
         place = f" of group {self.group + 1}" * self.several_groups
         place += f" of optimizer {self.optimizer + 1}" * self.several_optimizers
-        due, given = (f"{each:g}" if isinstance(each, float) else str(each) for each in (self.due, self.given))
+        due, given = (
+            f"{each:g}" if isinstance(each, float) else str(each) for each in (self.due, self.given)
+        )
         return f"{self.name}{place}: {given} in place of {due}"
 
 
@@ -435,7 +468,11 @@ def _difference_text(role: str, whole: Any, resumed: Any) -> str:
             return f"{count_then:g} steps without an overflow in place of {count:g}"
         return f"{scale_then:g} in place of {scale:g}"
     first, second = pairs[0]
-    return f"{second:g} in place of {first:g}" if None not in (first, second) else f"{second} in place of {first}"
+    return (
+        f"{second:g} in place of {first:g}"
+        if None not in (first, second)
+        else f"{second} in place of {first}"
+    )
 
 
 # Causes.
@@ -471,7 +508,8 @@ def _why_role_differs(
         return _why_state_differs("scheduler", begins, broken, resumed)
     if (
         role == "options"
-        and (option := _first_changed_option(first.value_of_role(role), second.value_of_role(role))) is not None
+        and (option := _first_changed_option(first.value_of_role(role), second.value_of_role(role)))
+        is not None
     ):
         begins = option in _changed_options(first.value_of_role(role), whole.steps[0].value_of_role(role))
         return _why_state_differs("optimizer", begins, broken, resumed, option.optimizer, of="options")
@@ -502,7 +540,9 @@ def _step_of_resumed_rates(whole: ResumeTrace, at: int, resumed: ResumeTrace) ->
     """Return the step without a break from which on the rates are those of the script that was started again."""
     rates = [_learning_rates_of_step(step) for step in resumed.steps]
     due = [_learning_rates_of_step(step) for step in whole.steps]
-    fitting = [then for then in range(1, len(due)) if all(a == b for a, b in zip(due[then:], rates, strict=False))]
+    fitting = [
+        then for then in range(1, len(due)) if all(a == b for a, b in zip(due[then:], rates, strict=False))
+    ]
     return min((then for then in fitting if then != at), key=lambda then: abs(then - at), default=None)
 
 
@@ -511,7 +551,9 @@ def _why_schedule_resumes_elsewhere(then: int, at: int, broken: ResumeTrace, res
     steps = f"{abs(then - at)} step{'s' * (abs(then - at) != 1)}"
     restored = [row["line"] for row in resumed.restored if row["what"] == "scheduler"]
     if then > at and restored:
-        return f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
+        return (
+            f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
+        )
     place = f"the schedule is {steps} {'ahead' if then > at else 'behind'}"
     return _why_state_differs("scheduler", False, broken, resumed, place=place)
 
@@ -561,7 +603,9 @@ def _why_tensors_differ(
     return ""
 
 
-def _why_tensors_are_older(role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> str:
+def _why_tensors_are_older(
+    role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+) -> str:
     """Return why tensors are those of an earlier step: an older file, or one that was written before they changed."""
     due, given = (_digests_by_tensor_name(role, step) for step in (whole.steps[at], resumed.steps[0]))
     apart = [name for name in due.keys() & given.keys() if due[name] != given[name]]
@@ -613,7 +657,9 @@ def _are_moments_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> boo
     return bool(saved) and saved == count(resumed)
 
 
-def _why_moments_differ(whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace) -> str:
+def _why_moments_differ(
+    whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace
+) -> str:
     both = [name for name in whole if name in resumed]
     owners = {name: name.partition(" of optimizer ")[2] for name in both}
     empty = {owner for owner in owners.values()
@@ -623,7 +669,12 @@ def _why_moments_differ(whole: dict[str, Any], resumed: dict[str, Any], broken: 
         return _why_state_differs("optimizer", True, broken, again, number)
     if _are_moments_permuted(whole, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
-    pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
+    pairs = [
+        (value, resumed[name][key])
+        for name in both
+        for key, value in whole[name].items()
+        if key in resumed[name]
+    ]
     if half := _type_of_rounded_tensors(pairs):
         return _why_moments_are_rounded(half, both, pairs, broken, again)
     apart = {key for _, key in _differing_moments(whole, resumed)}
@@ -649,7 +700,9 @@ def _why_moments_are_rounded(
     types = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
     if loads and short == types == {half}:
         line = _line_of_last_row_in_brackets(loads)
-        return f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
+        return (
+            f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
+        )
     return f"moments were saved or loaded in {half}{_line_of_last_row_in_brackets(broken.saves)}"
 
 
@@ -675,7 +728,11 @@ def _why_state_differs(
     of_kind = [row for row in resumed.restored if row["what"] == what]
     left = resumed.steps[0].made.get(what, [])
     own = left[number] if number is not None and number < len(left) else None
-    name = f"optimizer {number + 1}" if number is not None and len(left) > 1 and what == "optimizer" else WORDS[what]
+    name = (
+        f"optimizer {number + 1}"
+        if number is not None and len(left) > 1 and what == "optimizer"
+        else WORDS[what]
+    )
     if of:
         begins = f"{of} of {name} {'are those that the script starts with' if starts_again else 'are others'}"
     else:
@@ -716,7 +773,10 @@ def _why_batches_differ(index: int, at: int, whole: ResumeTrace, resumed: Resume
     seen = Counter(batch for step in whole.steps for batch in step.batches)
     if all(batch in seen for step in resumed.steps for batch in step.batches):
         return "the batches come in another order"
-    at_step = whole.steps[index].value_of_role("generators"), resumed.steps[index - at].value_of_role("generators")
+    at_step = (
+        whole.steps[index].value_of_role("generators"),
+        resumed.steps[index - at].value_of_role("generators"),
+    )
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
     if _has_unseen_samples(whole, resumed):
@@ -739,5 +799,10 @@ def _why_loss_differs(index: int, whole: ResumeTrace, at: int, resumed: ResumeTr
 
 def _why_generators_differ(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
     first, second = whole.steps[index], resumed.steps[index - at]
-    names = _difference_text("generators", first.value_of_role("generators"), second.value_of_role("generators"))
-    return f"dropout, or what else is random, draws other numbers: generators are not restored ({names})" * bool(names)
+    names = _difference_text(
+        "generators", first.value_of_role("generators"), second.value_of_role("generators")
+    )
+    return (
+        f"dropout, or what else is random, draws other numbers: generators are not restored ({names})"
+        * bool(names)
+    )

@@ -57,7 +57,8 @@ def compare_runs(
     if twin is not None:
         base = (of or original).weights
         apart = {
-            key: _largest_relative_difference(base[key], twin.weights[key]) for key in base.keys() & twin.weights.keys()
+            key: _largest_relative_difference(base[key], twin.weights[key])
+            for key in base.keys() & twin.weights.keys()
         }
     compared = [
         _compare_losses(original, rewritten),
@@ -113,7 +114,9 @@ def differences_beyond_twin(
             largest = max(largest, _relative_difference(fourth, third))
             if _relative_difference(first, second) > max(OF_TWIN * largest, NORMS_WITHOUT_TWIN):
                 where = f"gradients: {DIFFERENT}; their norm at step {number} of optimizer {int(name) + 1}"
-                lines.append(_difference_beyond_twin_text(where, _relative_difference(first, second), largest, whose))
+                lines.append(
+                    _difference_beyond_twin_text(where, _relative_difference(first, second), largest, whose)
+                )
                 break
     return lines
 
@@ -140,7 +143,9 @@ def compare_starts(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, list
     if rewritten.first_changed:
         count = rewritten.first_changed
         are = "tensor differs" if count == 1 else "tensors differ"
-        lines = [f"first weights: {count} {are} between the stacks; both runs begin with those of {original.place}"]
+        lines = [
+            f"first weights: {count} {are} between the stacks; both runs begin with those of {original.place}"
+        ]
     pairs = list(zip(original.batches, rewritten.batches, strict=False))
     other = next((number for number, (first, second) in enumerate(pairs, 1) if first != second), None)
     if other is not None:
@@ -187,7 +192,9 @@ def _compare_types(original: ScriptRun, rewritten: ScriptRun) -> list[tuple[str,
         for number, (first, second) in enumerate(zip(before, after, strict=False), 1):
             if (first in HALVES) != (second in HALVES):
                 verdict = DIFFERENT if second in HALVES else WITHIN
-                found.append((verdict, f"types: {verdict}; {what} is {second}, not {first}, at the {number}. call"))
+                found.append(
+                    (verdict, f"types: {verdict}; {what} is {second}, not {first}, at the {number}. call")
+                )
                 break
     return found
 
@@ -210,7 +217,10 @@ def _compare_evaluations(original: ScriptRun, rewritten: ScriptRun) -> list[tupl
 
 def _compare_losses(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
     if _has_other_scaled_passes(original, rewritten):
-        return EQUAL, f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled"
+        return (
+            EQUAL,
+            f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled",
+        )
     differences = _loss_differences(original, rewritten)
     first, parted = _first_pass_above_limit(differences, 0.0), _first_pass_above_limit(differences, ROUNDING)
     if first is None:
@@ -232,10 +242,16 @@ def _compare_scales(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str
             if index == 1:
                 return DIFFERENT, f"loss scales: {DIFFERENT} from the start: {first:g} against {second:g}"
             if len(original.losses) == len(original.applied) == len(rewritten.losses):
-                return DIFFERENT, f"loss scales: {DIFFERENT} at backward pass {index}: {first:g} against {second:g}"
+                return (
+                    DIFFERENT,
+                    f"loss scales: {DIFFERENT} at backward pass {index}: {first:g} against {second:g}",
+                )
             # Apex moves a scale at each of the passes of a step, a GradScaler once. A power of two changes no bit of
             # what does not overflow; what it skips is compared below.
-            return WITHIN, f"loss scales: first different at backward pass {index}: {first:g} against {second:g}"
+            return (
+                WITHIN,
+                f"loss scales: first different at backward pass {index}: {first:g} against {second:g}",
+            )
     return EQUAL, "loss scales: equal"
 
 
@@ -245,14 +261,19 @@ def _compare_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]
         return DIFFERENT, f"steps: {DIFFERENT}; {how}"
     for number, (first, second) in enumerate(zip(original.applied, rewritten.applied, strict=False), 1):
         if first != second:
-            words = [f"{'taken' if taken else 'skipped'} by optimizer {index + 1}" for index, taken in (first, second)]
+            words = [
+                f"{'taken' if taken else 'skipped'} by optimizer {index + 1}"
+                for index, taken in (first, second)
+            ]
             return DIFFERENT, f"steps: first different at step {number}: {words[0]} against {words[1]}"
     if len(original.applied) != len(rewritten.applied):
         return DIFFERENT, f"steps: {len(original.applied)} against {len(rewritten.applied)}"
     return EQUAL, "skipped steps: equal"
 
 
-def _compare_weights(original: ScriptRun, rewritten: ScriptRun, apart: Mapping[str, float]) -> tuple[str, str]:
+def _compare_weights(
+    original: ScriptRun, rewritten: ScriptRun, apart: Mapping[str, float]
+) -> tuple[str, str]:
     """Return the verdict on weights, of every step where both were followed, else of the last one.
 
     Args:
@@ -310,7 +331,9 @@ def _allowed_distances(original: ScriptRun, rewritten: ScriptRun, keys: Sequence
 def _first_differing_weight(original: ScriptRun, rewritten: ScriptRun) -> tuple[int, str] | None:
     found: list[tuple[int, str]] = []
     for number, steps in original.digests.items():
-        for index, (first, second) in enumerate(zip(steps, rewritten.digests.get(number, []), strict=False), 1):
+        for index, (first, second) in enumerate(
+            zip(steps, rewritten.digests.get(number, []), strict=False), 1
+        ):
             apart = [place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b]
             if apart:
                 found.append((index, f"{number}.{apart[0]}"))
@@ -334,7 +357,9 @@ def _gradient_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str:
                 continue
             # Of the first step, the same losses have the same gradients.
             factor = OF_FIRST_NORM if index == 0 and _has_equal_first_losses(original, rewritten) else OF_NORM
-            if not (first <= factor * second and second <= factor * first) and _relative_difference(first, second):
+            if not (first <= factor * second and second <= factor * first) and _relative_difference(
+                first, second
+            ):
                 where = f"step {index + 1} of optimizer {int(number) + 1}"
                 return f"gradients: {DIFFERENT}; first at {where}: norm {first:.3g} against {second:.3g}"
     return ""
@@ -363,7 +388,8 @@ def _changed_settings_lines(original: ScriptRun, rewritten: ScriptRun) -> list[s
         found.append(f"precision: {DIFFERENT}; losses are computed in {types[0]}, not in {types[1]}")
     if original.policy and rewritten.policy and original.policy != rewritten.policy:
         policies = [
-            f"{up:g} and {down:g} every {steps:g} steps" for up, down, steps in (rewritten.policy, original.policy)
+            f"{up:g} and {down:g} every {steps:g} steps"
+            for up, down, steps in (rewritten.policy, original.policy)
         ]
         found.append(f"loss scales: {DIFFERENT}; the factors are {policies[0]}, not {policies[1]}")
     for number, (first, second) in enumerate(zip(original.clears, rewritten.clears, strict=False), 1):

@@ -171,11 +171,15 @@ class RunDirectory:
         except OSError as error:
             raise self._creation_error(error) from None
         if not os.access(self.path, os.W_OK | os.X_OK):
-            raise ConfigError(f"the output folder {self._short_path()} is not writable; choose another --output-dir")
+            raise ConfigError(
+                f"the output folder {self._short_path()} is not writable; choose another --output-dir"
+            )
 
     def _creation_error(self, error: OSError | ValueError) -> ConfigError:
         why = getattr(error, "strerror", None) or error  # a ValueError is about a null byte
-        return ConfigError(f"cannot make the output folder {self._short_path()}: {why}; choose another --output-dir")
+        return ConfigError(
+            f"cannot make the output folder {self._short_path()}: {why}; choose another --output-dir"
+        )
 
     def _short_path(self) -> str:
         return printable_line(str(self.path), MAX_SHOWN)
@@ -208,7 +212,8 @@ class RunDirectory:
                 "--output-dir"
             ) from None
         try:
-            remove_temporary_files(self.path)  # left by processes that have ended: no other process may write here now
+            # left by processes that have ended: no other process may write here now
+            remove_temporary_files(self.path)
             this_process = {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
@@ -275,7 +280,9 @@ class RunDirectory:
                     excluded.append(str(error))
         if excluded and not records:
             again = f"run the command that wrote {self.path} again to repeat such cells"
-            raise RecordError(f"{self.path} holds no usable record: {'; '.join(excluded[:MAX_NAMED])}; {again}")
+            raise RecordError(
+                f"{self.path} holds no usable record: {'; '.join(excluded[:MAX_NAMED])}; {again}"
+            )
         if not records:
             raise RecordError(
                 f"{self.path} holds no records ({RunFile.CELLS}/*/{CellFile.RECORD}); name a folder in which "
@@ -300,7 +307,9 @@ class RunDirectory:
         except RecordError as error:
             return _set_record_aside(path, CellFile.REJECTED, error)
 
-    def find_reusable_cell(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, ReusableRecord]:
+    def find_reusable_cell(
+        self, config: RunConfig, others: Collection[str]
+    ) -> tuple[RunConfig, ReusableRecord]:
         """Return a cell and its record; that of another launcher where it has one alone.
 
         A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of
@@ -452,7 +461,9 @@ def newest_run_directories(folder: Path = DEFAULT_FOLDER) -> list[Path]:
     """
     found = find_run_directories(folder) if folder.is_dir() else []
     if not found:
-        raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")
+        raise RecordError(
+            f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR"
+        )
     return [run.path for run in found]
 
 

@@ -88,7 +88,10 @@ class LaunchOptions:
     def _launcher_arguments(self, jobs: Jobs = None) -> dict[str, Any]:
         return {
             "dist_url": self.dist_url,
-            "slurm": {"options": dict(self.slurm_options), "running": jobs if isinstance(jobs, int) else None},
+            "slurm": {
+                "options": dict(self.slurm_options),
+                "running": jobs if isinstance(jobs, int) else None,
+            },
         }
 
 
@@ -271,7 +274,9 @@ class CompareOptions:
                 stacklevel=3,  # the caller of `ampcompare.compare`
             )
         if jobs not in (None, "auto") and not (isinstance(jobs, int) and jobs > 0):
-            raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
+            raise ConfigError(
+                f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto"
+            )
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
         self.settings = settings_request(

@@ -110,7 +110,8 @@ def run_plan(
             with runner.finished_cells(missing) as finished:
                 for index in block:
                     if index in waiting:
-                        running.keep_finished_cell(next(finished))  # of several that run at once, the first to end
+                        # of several that run at once, the first to end
+                        running.keep_finished_cell(next(finished))
                     else:
                         running.report_reused_cell(index)
             running.run_block_timing_rounds(block)
@@ -167,14 +168,19 @@ class RunningPlan:
         looks = tuple(run.looks())
         self._known: Sequence[ReusableRecord] = [ReusableRecord(None, "")] * len(plan.cells)
         if any(cell.stack is not None for cell in plan.cells):
-            from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell  # it imports torch
+            # it imports torch
+            from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell
 
             for cell in plan.cells:
                 make_record_of_recorded_cell(cell, run.cell_folder(cell), observer.note)
         if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
-            others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
-            cells, self._known = zip(*(run.find_reusable_cell(cell, others) for cell in plan.cells), strict=True)
+            others = (
+                set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
+            )
+            cells, self._known = zip(
+                *(run.find_reusable_cell(cell, others) for cell in plan.cells), strict=True
+            )
             plan = replace(plan, cells=cells)
         self.plan = plan
         self._every = range(len(plan.cells))
@@ -210,7 +216,9 @@ class RunningPlan:
 
     def announce_cells(self, indices: Iterable[int]) -> None:
         """Announce those of some cells that must run to a launcher with a queue."""
-        self.launcher.submit_cells_ahead([self.cell_and_folder(index) for index in self.indices_to_run(indices)])
+        self.launcher.submit_cells_ahead(
+            [self.cell_and_folder(index) for index in self.indices_to_run(indices)]
+        )
 
     def run_preflight(self, *, are_seeds_asked: bool = False) -> None:
         """Train a few steps of each row without a record, and store and report what they show."""
@@ -218,7 +226,9 @@ class RunningPlan:
         if not found.arms:
             return
         earlier = self._stored.preflight
-        stored = found if earlier is None else earlier.model_copy(update={"arms": {**earlier.arms, **found.arms}})
+        stored = (
+            found if earlier is None else earlier.model_copy(update={"arms": {**earlier.arms, **found.arms}})
+        )
         self._stored = self._stored.model_copy(update={"preflight": stored})
         self.run.write_plan(self._stored)
         if not self.done_records():
@@ -261,7 +271,8 @@ class RunningPlan:
     def keep_finished_cell(self, cell: FinishedCell) -> None:
         """Record the result of a cell, and save the report, unless it is the last one, which `save` follows."""
         record = cell.record
-        self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
+        # it may have ended before it recorded its start
+        self._starts[cell.index] = record.started or cell.started
         self._replace_records({cell.index: record})
         if self.plan.timing_rounds or self.indices_to_run(self._every):
             self.write_report_on_the_way()
@@ -378,7 +389,9 @@ class CellRunner:
     @contextlib.contextmanager
     def finished_cells(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
         """Yield the cells of some indices as they end; `begin` and `progress` are called while the next is awaited."""
-        if indices and all(self.running.launcher.is_queue(self.running.plan.cells[index]) for index in indices):
+        if indices and all(
+            self.running.launcher.is_queue(self.running.plan.cells[index]) for index in indices
+        ):
             yield self._follow_queued_cells(indices)
             return
         if self.jobs == 1:
@@ -390,7 +403,8 @@ class CellRunner:
             yield self._run_cells_in_parallel(indices, executor, stopped)
         except Ended:
             stopped.set()
-            executor.shutdown(cancel_futures=True)  # the other running cells were asked to stop too, and are saving
+            # the other running cells were asked to stop too, and are saving
+            executor.shutdown(cancel_futures=True)
             raise
         except BaseException:
             stopped.set()
@@ -433,12 +447,16 @@ class CellRunner:
         news: queue.SimpleQueue[Callable[[], None] | FinishedCell | Future[None]] = queue.SimpleQueue()
 
         def run(index: int, device: int) -> None:
-            name = self.running.launcher.names[device] if isinstance(self.running.launcher, LauncherPool) else ""
+            name = (
+                self.running.launcher.names[device] if isinstance(self.running.launcher, LauncherPool) else ""
+            )
             news.put(functools.partial(self.running.begin_cell, index))
             if name:
                 news.put(functools.partial(self.running.observer.place, index + 1, name))
             report = functools.partial(self.running.observer.progress, index + 1)
-            cell = self._run_cell(index, lambda progress: news.put(functools.partial(report, progress)), device)
+            cell = self._run_cell(
+                index, lambda progress: news.put(functools.partial(report, progress)), device
+            )
             record = cell.record.model_copy(update={"jobs": self.jobs})
             write_record(record, self.running.cell_and_folder(index)[1])
             news.put(FinishedCell(index, record, cell.started))
@@ -474,7 +492,9 @@ class CellRunner:
             queues[of_seed[plan.cells[index].recipe.seed][plan.labels[index]]].append(index)
         return queues
 
-    def _run_cell(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
+    def _run_cell(
+        self, index: int, on_progress: Callable[[Progress], None], device: int | None = None
+    ) -> FinishedCell:
         config, folder = self.running.cell_and_folder(index)
         started = _time_now_text()
         if (refusal := self.running.record_of_refusal(index)) is not None:

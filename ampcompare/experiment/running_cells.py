@@ -69,7 +69,9 @@ class CellView:
         """Return how long it takes at the pace of its own steps; None while these are too few."""
         begun, first = self.first or (now, self.share_of_steps_made)
         made = self.share_of_steps_made - first
-        return None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
+        return (
+            None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
+        )
 
     def figure_texts(self, left: str = " left") -> list[str]:
         """Return what is known of it, the most important first; `left` follows the time that it will still take."""
@@ -92,7 +94,9 @@ class CellView:
     def phase_steps_and_figures(self, left: str = " left") -> list[str]:
         """Return its phase, its steps and its figures."""
         progress = self.progress
-        steps = [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
+        steps = (
+            [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
+        )
         return [self.phase, *steps, *self.figure_texts(left)]
 
 
@@ -179,11 +183,14 @@ class RunningCells:
 
     def note_ended_cell(self, record: RunRecord, now: float, *, reused: bool) -> CellView:
         """A cell has ended; return it."""
-        number = next((n for n, cell in self._running.items() if cell.digest == record.cell), min(self._running))
+        number = next(
+            (n for n, cell in self._running.items() if cell.digest == record.cell), min(self._running)
+        )
         cell = self._view_of_cell(self._running[number], now)
         del self._running[number]
         self.done += 1
-        if not reused and (cell.first is None or cell.first[1] == 0):  # else an earlier call has made a part of it
+        # else an earlier call has made a part of it
+        if not reused and (cell.first is None or cell.first[1] == 0):
             self._ended.setdefault(cell.label, []).append(now - cell.began)
         return cell
 
@@ -202,7 +209,8 @@ class RunningCells:
             return 0.0 if self.outline is not None and not (self._waiting or self._running) else None
         typical = statistics.fmean(costs.values())
         running = [
-            self._seconds_left_of_cell(cell, costs.get(cell.label, typical), now) for cell in self._running.values()
+            self._seconds_left_of_cell(cell, costs.get(cell.label, typical), now)
+            for cell in self._running.values()
         ]
         waiting = [costs.get(label, typical) for label in self._waiting]
         return max([sum(running + waiting) / self._slots, *running])
@@ -231,4 +239,8 @@ class RunningCells:
 
 def _share_done(progress: Progress | None) -> float:
     """Return the share of steps that are made, 0 to 1."""
-    return min(1.0, progress.steps / progress.total_steps) if progress is not None and progress.total_steps else 0.0
+    return (
+        min(1.0, progress.steps / progress.total_steps)
+        if progress is not None and progress.total_steps
+        else 0.0
+    )

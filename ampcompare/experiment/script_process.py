@@ -31,7 +31,9 @@ def require_script(path: str) -> Path:
     """
     script = Path(path)
     if not script.is_file():
-        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
+        raise ConfigError(
+            f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}"
+        )
     if script.suffix == ".ipynb":
         raise ConfigError(f"{path} is a notebook; name a script: jupyter nbconvert --to script {path}")
     return script
@@ -98,7 +100,11 @@ def run_script_in_child(
                     place = f"{ENGINE} {place}"
                 environment = {name: value for name, value in environment.items() if name not in OTHER_PYTHON}
             code, text = run_command(command, environment)
-        which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
+        which = (
+            "the rewritten script"
+            if rewrite
+            else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
+        )
         which += f" in the stack {stack.name}" if stack is not None else ""
         _refuse_failed_run(code, text, which, folder)
         if stack is not None and first_weights is not None and made.exists():
@@ -119,7 +125,9 @@ def _refuse_failed_run(code: int | None, text: str, which: str, folder: Path) ->
         folder: where it writes its own error.
     """
     if code is None:
-        raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
+        raise LaunchError(
+            f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps"
+        )
     if code:
         last = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last

@@ -85,7 +85,9 @@ def compare_resumption_of_script(
         at = next((row for row in whole.saves if row["step"] >= step), None)
         if at is not None and at["behind"]:  # a script with two optimizers, say
             runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
-            (whole,) = runs.run_until_not_stopped([_ResumeRun("whole, its steps counted by another optimizer")], say)
+            (whole,) = runs.run_until_not_stopped(
+                [_ResumeRun("whole, its steps counted by another optimizer")], say
+            )
             then = f": step {check.step} of the first is in step {step}" * (step != check.step)
             say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
         say(f"without a break: {_steps_text(whole)}, {_saved_files_text(whole)}")
@@ -94,13 +96,19 @@ def compare_resumption_of_script(
         again = _ResumeRun("started again", added, {
             "trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert,
         })  # fmt: skip
-        broken, *others = runs.run_until_not_stopped([_ResumeRun("stopped", options={"stop_at": step}), again])
+        broken, *others = runs.run_until_not_stopped(
+            [_ResumeRun("stopped", options={"stop_at": step}), again]
+        )
         if broken.stopped is None:
             raise ConfigError(_why_not_stopped(broken, step))
         saved = broken.saves[-1]
-        say(f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_shown_path(saved['path'])}")
+        say(
+            f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_shown_path(saved['path'])}"
+        )
         (resumed,) = others
-        how = [f"with {check.arguments}"] * bool(added) + [f"with {row['by']}" for row in resumed.trainers[:1]]
+        how = [f"with {check.arguments}"] * bool(added) + [
+            f"with {row['by']}" for row in resumed.trainers[:1]
+        ]
         by = "with the adapter" if check.rewrite == "adapter" else "as migrate rewrites it"
         how += [f"{by}{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
         say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
@@ -119,7 +127,9 @@ def compare_resumption_of_script(
             if is_exact or found.parted is None
             else runs.run_until_not_stopped([_ResumeRun("twin", settings={"twin": True})])
         )
-        for line in resumption_lines(found, distance_of_last_losses(whole, twins[0]) if twins else None, check.rewrite):
+        for line in resumption_lines(
+            found, distance_of_last_losses(whole, twins[0]) if twins else None, check.rewrite
+        ):
             say(line)
         if resumed.error:
             raise LaunchError(resumed.error)
@@ -174,7 +184,9 @@ class _ResumeRuns:
         assert broken.stopped is not None
         folder = self._folder / "left"
         folder.mkdir()
-        files = list(dict.fromkeys(row["path"] for row in reversed(whole.saves) if row["step"] <= broken.stopped))
+        files = list(
+            dict.fromkeys(row["path"] for row in reversed(whole.saves) if row["step"] <= broken.stopped)
+        )
         kill = {"step": broken.stopped, "points": KILLS, "folder": str(folder)}
         again = {
             "trainers": check.arguments is None,
@@ -184,7 +196,10 @@ class _ResumeRuns:
             "rewrite": check.rewrite,
             "convert": check.convert,
         }
-        given = [_ResumeRun("killed", options={"kill": kill}), _ResumeRun("started from what is left", added, again)]
+        given = [
+            _ResumeRun("killed", options={"kill": kill}),
+            _ResumeRun("started from what is left", added, again),
+        ]
         requests, code, text = self._run_in_one_sandbox(given)
         if code:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
@@ -308,7 +323,9 @@ def resumption_lines(found: Resumption, twin: float | None, rewrite: str | None 
     if found.answer is not ResumptionAnswer.EXACT:
         lines += [] if found.answer is ResumptionAnswer.NOT_RESUMED else floor
         if rewrite is not None and found.is_state_whole:
-            lines.append("all that a checkpoint has to restore is taken over: what differs is how the steps compute")
+            lines.append(
+                "all that a checkpoint has to restore is taken over: what differs is how the steps compute"
+            )
     return [*lines, f"resumes: {answer_and_cause_text(found)}"]
 
 
@@ -360,9 +377,18 @@ def verify_migrated_resume(
     moved = migrate_whole_files([require_script(path)], how)
     for line in moved.reasons:
         say(line)
-    settings = {"arm": "script", "device": "cpu", "compat_torch": True, "guards": "off", "seed": 0, "name": path}
+    settings = {
+        "arm": "script",
+        "device": "cpu",
+        "compat_torch": True,
+        "guards": "off",
+        "seed": 0,
+        "name": path,
+    }
     check = ResumeCheck(step, resume_args, rewrite="adapter" if moved.adapter else "torch", convert=convert)
-    found, _ = compare_resumption_of_script({**settings, "arguments": arguments}, check, is_module=False, say=say)
+    found, _ = compare_resumption_of_script(
+        {**settings, "arguments": arguments}, check, is_module=False, say=say
+    )
     return 0 if found.answer is ResumptionAnswer.EXACT else 1
 
 

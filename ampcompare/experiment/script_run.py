@@ -163,7 +163,9 @@ def _run_from_recording(folder: Path, steps: int) -> ScriptRun:
         last = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)
         numbers = {row["optimizer"] for row in stepped}
         held = [(number, each) for number, each in enumerate(last) if number in numbers]
-        weights = {f"{number}.{place}": one.numpy() for number, each in held for place, one in enumerate(each)}
+        weights = {
+            f"{number}.{place}": one.numpy() for number, each in held for place, one in enumerate(each)
+        }
     none: dict[str, Any] = {"sha256": [], "draws": []}
     batches = next((row for row in rows if row.get("kind") == "batches"), none)
     run = _run_from_rows(rows, stepped, rows)
@@ -186,7 +188,9 @@ def _optimizer_renamer(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]]
 
     Apex sees all at once, a scaler each at its step.
     """
-    order = {number: str(place) for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
+    order = {
+        number: str(place) for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))
+    }
 
     def rename_by_first_step(values: dict[str, Any]) -> dict[str, Any]:
         parts = ((*key.partition("."), value) for key, value in values.items())
@@ -201,7 +205,8 @@ def _run_from_rows(
     """Return what the rows of a record say: backward passes of `rows`, and the steps."""
     backwards = [row for row in rows if row.get("kind") == "backward"]
     losses, scales = (
-        [None if row[key] is None else float(row[key]) for row in backwards] for key in ("loss", "scale_before")
+        [None if row[key] is None else float(row[key]) for row in backwards]
+        for key in ("loss", "scale_before")
     )
     order = {number: place for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
     applied = [(order[row["optimizer"]], row["applied"]) for row in steps]

@@ -87,7 +87,9 @@ def run_single(
                 observer.note(message)
             raise
         for resumption in record.resumed[-1:]:
-            observer.note("; ".join([f"resumed from a checkpoint of step {resumption.step}", *resumption.notes]))
+            observer.note(
+                "; ".join([f"resumed from a checkpoint of step {resumption.step}", *resumption.notes])
+            )
     return RunOutcome(record, options.folder, launcher.is_main)
 
 
@@ -107,7 +109,9 @@ def verify_resume_of_run(
     """
     launcher, observer = _launcher_and_observer(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
-        return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)
+        return verify_resume(
+            options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer
+        )
 
 
 def _launcher_and_observer(options: RunOptions, observer: Observer | None) -> tuple[Launcher, Observer]:
@@ -130,7 +134,8 @@ def _train_cell(options: RunOptions, launcher: Launcher, observer: Observer) -> 
     run.make()
     launcher.on_note = observer.note
     if config.stack is not None:
-        from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell  # it imports torch
+        # it imports torch
+        from ampcompare.experiment.launch.script.stacks import make_record_of_recorded_cell
 
         make_record_of_recorded_cell(config, run.cell_folder(config), observer.note)
     earlier = None if options.force else run.find_reusable(config)
@@ -210,7 +215,9 @@ def _train_part(
 def _step_difference_text(one: Path, other: Path) -> str:
     for first, second in zip_longest(*(iter_steps(folder / CellFile.STEPS) for folder in (one, other))):
         if first is None or second is None:
-            return f"step {(first or second).step} is only in the {'second' if first is None else 'first'} run"
+            return (
+                f"step {(first or second).step} is only in the {'second' if first is None else 'first'} run"
+            )
         for name in first._fields:
             values = getattr(first, name), getattr(second, name)
             if name not in MEASURED and repr(values[0]) != repr(values[1]):

@@ -11,7 +11,13 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
 from ampcompare.base.option_rules import refuse_broken_rules, rule_of_need
-from ampcompare.experiment.matrix import MatrixRow, Vary, expand_matrix, first_row_of_arm, setting_path_of_name
+from ampcompare.experiment.matrix import (
+    MatrixRow,
+    Vary,
+    expand_matrix,
+    first_row_of_arm,
+    setting_path_of_name,
+)
 from ampcompare.experiment.plan import parse_seeds
 from ampcompare.results.analysis.pairing.comparability import changed_settings, iter_settings
 from ampcompare.results.records.comparison import Published, PublishedRow
@@ -77,7 +83,9 @@ class SettingsSources:
         return replace(self, resolved=replace(self.resolved, config=config))
 
 
-def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: bool = False) -> SettingsSources:
+def collect_settings(
+    request: SettingsRequest, reads: CommandReads, *, one_run: bool = False
+) -> SettingsSources:
     """Join all sources of settings.
 
     Args:
@@ -102,7 +110,9 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
     recipe_matrix = matrix if full is not None else None
     file = read_settings_file(request.file) if request.file is not None else SettingsFile(Matrix())
     if file.matrix.reference is not None or file.matrix.scales:
-        raise ConfigError(f"{request.file} has published results or sizes, so it is a recipe; give it with --recipe")
+        raise ConfigError(
+            f"{request.file} has published results or sizes, so it is a recipe; give it with --recipe"
+        )
     above_recipe = [Layer(f"file {request.file}", file.settings), *request.layers]
     matrix = join_matrices(matrix, file.matrix)
     if one_run:
@@ -191,7 +201,8 @@ def _published_row(
     figure: PublishedResult, beside: Sequence[tuple[str, MatrixRow]], base: Mapping[str, Any]
 ) -> PublishedRow:
     own = MatrixRow(
-        str(Arm.parse(figure.arm)), {setting_path_of_name(name, f"at: {name}"): at for name, at in figure.at.items()}
+        str(Arm.parse(figure.arm)),
+        {setting_path_of_name(name, f"at: {name}"): at for name, at in figure.at.items()},
     )
     # A row may vary more than the publication did.
     fit = [

@@ -98,7 +98,9 @@ def _run_timing_round(record: RunRecord, number: int, folder: Path, launcher: La
     shutil.rmtree(round_folder / CellFile.CHECKPOINTS, ignore_errors=True)
     asked = config.saving.stop_at_step or 0
     if turn.status == "interrupted" and turn.summary.num_steps < asked:
-        raise Ended(f"{record.arm} was stopped in timing round {number}; the same command runs the round again")
+        raise Ended(
+            f"{record.arm} was stopped in timing round {number}; the same command runs the round again"
+        )
     if turn.status not in ("completed", "interrupted"):
         return None
     return TimingRound(

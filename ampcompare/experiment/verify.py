@@ -112,7 +112,9 @@ class _Verification:
         migrations = self._migrate_files(original)
         self._say_what_original_did(original)
         rewritten = self._run_moved()
-        self._say(f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}")
+        self._say(
+            f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}"
+        )
         if not rewritten.applied and not rewritten.losses:
             made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
             self._say(
@@ -221,7 +223,9 @@ class _Verification:
         if is_there:
             original, rewritten = cut_runs_to_common_steps(original, rewritten)
         verdict, lines = compare_runs(original, rewritten)
-        if verdict == WITHIN or (verdict == DIFFERENT and is_difference_in_weights_alone(original, rewritten)):
+        if verdict == WITHIN or (
+            verdict == DIFFERENT and is_difference_in_weights_alone(original, rewritten)
+        ):
             twin = self._run_moved(twin=True) if is_there else self._run(opt_level=opt_level, twin=True)
             of = rewritten if is_there else original
             if is_there:
@@ -237,10 +241,14 @@ class _Verification:
         assert self._stack is not None
         here = self._run()
         verdict, _ = self._compare_beside_twin(here, rewritten)
-        self._say(f"unchanged, {ENGINE} here: {here.step_counts_text()}; against it, the rewritten script is {verdict}")
+        self._say(
+            f"unchanged, {ENGINE} here: {here.step_counts_text()}; against it, the rewritten script is {verdict}"
+        )
         if verdict != DIFFERENT:
             replay = f"ampcompare replay capsule.pt --stack {self._stack.text()}"
-            self._say(f"so the stacks are apart, not the rewrite; exec --capsule and {replay} name the module")
+            self._say(
+                f"so the stacks are apart, not the rewrite; exec --capsule and {replay} name the module"
+            )
 
     def _command_to_compare_trainings(self, level: str) -> str:
         """Return the command that compares whole trainings."""

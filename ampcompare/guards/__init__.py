@@ -43,7 +43,9 @@ class Guards:
     def _watch_torch(self) -> None:
         importlib.import_module("torch")  # `apex.amp` may be imported before it
         if self._hooks is None:
-            self._hooks = importlib.import_module("ampcompare.guards.hooks").GuardHooks(self._sink, self._passes)
+            self._hooks = importlib.import_module("ampcompare.guards.hooks").GuardHooks(
+                self._sink, self._passes
+            )
 
     def _watch_amp(self, name: str) -> None:
         self._watch_torch()

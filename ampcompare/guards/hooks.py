@@ -28,7 +28,8 @@ CAST_LAYERS = (nn.Linear, conv._ConvNd)
 MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 ASKED = "_ampcompare_asked"
-CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")  # ways to train in which Accelerate leaves fp16 to another library
+# ways to train in which Accelerate leaves fp16 to another library
+CASTS_ITSELF = ("DEEPSPEED", "MEGATRON_LM")
 
 
 class GuardHooks:
@@ -69,7 +70,9 @@ class GuardHooks:
 
     def _collect_listeners(self) -> None:
         self._listeners = {
-            event: [one for one in self._detectors if getattr(type(one), event) is not getattr(Detector, event)]
+            event: [
+                one for one in self._detectors if getattr(type(one), event) is not getattr(Detector, event)
+            ]
             for event in EVENTS
         }
 
@@ -83,7 +86,9 @@ class GuardHooks:
                 self._detectors.remove(detector)
                 self._collect_listeners()
                 warnings.warn(
-                    f"the guard {detector.guard.name} failed and is off: {error!r}", GuardWarning, stacklevel=1
+                    f"the guard {detector.guard.name} failed and is off: {error!r}",
+                    GuardWarning,
+                    stacklevel=1,
                 )
 
     def _watch_backward_passes(self) -> None:
@@ -172,7 +177,9 @@ class GuardHooks:
         def step(original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
-            return self._report_step_attempt(optimizer, scaler, lambda: original(scaler, optimizer, *args, **kwargs))
+            return self._report_step_attempt(
+                optimizer, scaler, lambda: original(scaler, optimizer, *args, **kwargs)
+            )
 
         def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
             facts.clear_update_window()
@@ -202,7 +209,9 @@ class GuardHooks:
             if type(weight) is nn.Parameter and weight.requires_grad and weight.dtype is torch.float32:
                 device = weight.device.type
                 if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-                    self._notify_listeners("at_weight_cast_by_autocast", weight, torch.get_autocast_dtype(device))
+                    self._notify_listeners(
+                        "at_weight_cast_by_autocast", weight, torch.get_autocast_dtype(device)
+                    )
         return original(module, *args, **kwargs)
 
     def _report_dropped_casts(self, original: Any) -> None:
@@ -290,12 +299,16 @@ class GuardHooks:
         facts.amp = amp
         frontend, handle = sys.modules[f"{name}.frontend"], sys.modules[f"{name}.handle"]
 
-        def initialize(original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any) -> Any:
+        def initialize(
+            original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             self._notify_listeners("at_initialize", _as_list(models), _as_list(optimizers), properties)
             return original(models, optimizers, properties, *args, **kwargs)
 
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._watch_scale_loss_block(original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
+            return self._watch_scale_loss_block(
+                original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers)
+            )
 
         def after(event: str) -> Any:
             def around(original: Any, optimizer: Any) -> None:
@@ -372,7 +385,9 @@ def _watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
         result = original(autocast)
         is_enabled, is_dtype_given = getattr(autocast, ASKED, (False, False))
         if is_enabled:
-            entry = EnteredAutocast(autocast.device, autocast.fast_dtype, is_dtype_given, _location_in_script())
+            entry = EnteredAutocast(
+                autocast.device, autocast.fast_dtype, is_dtype_given, _location_in_script()
+            )
             entry.on_for.update(_devices_with_autocast_on())
             facts.autocasts.append(entry)
             del facts.autocasts[:-MAX_ENTRIES]
@@ -396,7 +411,9 @@ def _location_in_script() -> Location:
 
 def _devices_with_autocast_on() -> list[str]:
     return [
-        device for device in DEVICES if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        device
+        for device in DEVICES
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     ]
 
 

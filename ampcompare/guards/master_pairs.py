@@ -64,7 +64,9 @@ class MasterPairs:
             return 0
         stayed = [not written for written in self._are_written([self.params[index] for index in indices])]
         pairs = [
-            (self.params[index], self.masters[index]) for index, stays in zip(indices, stayed, strict=True) if stays
+            (self.params[index], self.masters[index])
+            for index, stays in zip(indices, stayed, strict=True)
+            if stays
         ]
         return sum(not torch.equal(param, master.to(param.dtype)) for param, master in pairs)
 
@@ -89,7 +91,8 @@ class MasterPairs:
             if distance <= ROUNDING * unit * (float(_norm_of_tensors(self.masters)) + self._farthest):
                 return 0
         return sum(
-            not torch.equal(self.params[index], self.masters[index].to(self.params[index].dtype)) for index in written
+            not torch.equal(self.params[index], self.masters[index].to(self.params[index].dtype))
+            for index in written
         )
 
     def _indices_of_written(self, tensors: Sequence[Tensor]) -> list[int]:
@@ -103,7 +106,9 @@ class MasterPairs:
             differ = torch.stack([(self._sums[id(one)] != bit_sum(one)).to(read[0].device) for one in read])
             changed = {id(one): bool(is_other) for one, is_other in zip(read, differ.tolist(), strict=True)}
         return [
-            one._version != self._versions[id(one)] or changed.get(id(one), False) or self._is_kept_data_written(one)
+            one._version != self._versions[id(one)]
+            or changed.get(id(one), False)
+            or self._is_kept_data_written(one)
             for one in tensors
         ]
 
@@ -115,7 +120,9 @@ class MasterPairs:
     @torch.no_grad()
     def _distance_from_masters(self, indices: Sequence[int]) -> float:
         pairs = [(self.params[index], self.masters[index]) for index in indices]
-        return float(_norm_of_tensors([param.float() - master.to(param.dtype).float() for param, master in pairs]))
+        return float(
+            _norm_of_tensors([param.float() - master.to(param.dtype).float() for param, master in pairs])
+        )
 
 
 @torch.no_grad()

@@ -40,7 +40,8 @@ class ScriptState:
     backwards: int = 0  # passes so far; one inside another does not count
     attempts: int = 0  # steps requested so far, skipped ones included
     stepping: list[Any] = field(default_factory=list)  # optimizers, outermost first
-    scaler_stepping: list[list[Any]] = field(default_factory=list)  # what each running step of a GradScaler has stepped
+    # what each running step of a GradScaler has stepped
+    scaler_stepping: list[list[Any]] = field(default_factory=list)
     blocks: list[ScaleLossBlock] = field(default_factory=list)
     scalers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # that have scaled a loss
     # Losses that a scaler or a block has scaled, by id.
@@ -54,7 +55,8 @@ class ScriptState:
     # Optimizers that went through `amp.initialize`, and the number of the call.
     prepared: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)  # modules
-    autocasts: list[EnteredAutocast] = field(default_factory=list)  # since the last backward pass, the latest ones
+    # since the last backward pass, the latest ones
+    autocasts: list[EnteredAutocast] = field(default_factory=list)
     scalers_off: list[tuple[str, Location]] = field(default_factory=list)  # by torch, not yet reported
     accelerators_off: list[tuple[str, Location]] = field(default_factory=list)  # asked for fp16
 

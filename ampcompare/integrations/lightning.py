@@ -62,10 +62,14 @@ class StepCounter:
         self._recorder: Recorder | None = None
         self._rows: Rows | None = None
         if record is not None:
-            self._recorder = Recorder(str(record), record_header(ExecSettings(record=str(record), name=sys.argv[0])))
+            self._recorder = Recorder(
+                str(record), record_header(ExecSettings(record=str(record), name=sys.argv[0]))
+            )
             self._rows = Rows(self._recorder)
 
-    def add_step(self, optimizer: Any, *, applied: bool, loss_scales: tuple[float, ...], loss: Any = None) -> None:
+    def add_step(
+        self, optimizer: Any, *, applied: bool, loss_scales: tuple[float, ...], loss: Any = None
+    ) -> None:
         """Add a step.
 
         Args:
@@ -79,7 +83,9 @@ class StepCounter:
             number, _ = self._rows.number_and_is_new(optimizer)
             after = next(iter(loss_scales), None)
             value = None if loss is None else float(loss)
-            self._rows.add_backward(value, number, (before, after), not applied, [number], [] if applied else [number])
+            self._rows.add_backward(
+                value, number, (before, after), not applied, [number], [] if applied else [number]
+            )
             self._rows.add_step(number, applied)
 
     def close(self) -> None:
@@ -111,7 +117,9 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
 
     precision = "32-true"  # of weights that Lightning itself makes; the arm casts them
 
-    def __init__(self, arm: str = "native:fp16", *, guards: str = "off", record: str | Path | None = None) -> None:
+    def __init__(
+        self, arm: str = "native:fp16", *, guards: str = "off", record: str | Path | None = None
+    ) -> None:
         if guards not in GUARDS:
             raise ConfigError(f"guards={guards!r} is none of {', '.join(GUARDS)}")
         self.arm = Arm.parse(arm)
@@ -138,7 +146,9 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         self._half_dtype = precision.half_dtype
         if optimizers and all(any(one is known for known in self._optimizers) for one in optimizers):
             # An evaluation after a training passes its optimizers again; weights that the arm has cast are cast.
-            if not self._casts_weights() or not any(param.dtype is self._half_dtype for param in model.parameters()):
+            if not self._casts_weights() or not any(
+                param.dtype is self._half_dtype for param in model.parameters()
+            ):
                 (model,), _ = precision.prepare([model], [])
                 self._arm_precision = precision
             return model, optimizers, lr_schedulers
@@ -213,7 +223,9 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
             CheckpointError: they are of another arm.
         """
         if state_dict.get("arm") != str(self.arm):
-            raise CheckpointError(f"the checkpoint is of {state_dict.get('arm')}, and this training of {self.arm}")
+            raise CheckpointError(
+                f"the checkpoint is of {state_dict.get('arm')}, and this training of {self.arm}"
+            )
         if self._arm_precision is not None:
             self._arm_precision.load_state_dict(state_dict["state"])
 

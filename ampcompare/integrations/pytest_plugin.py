@@ -18,7 +18,9 @@ DEFAULT = "bf16, fp16, O2"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the setting of the arms."""
-    parser.addini(ARMS, f"arms of tests that use the fixture `holds`, separated by spaces or commas ({DEFAULT})")
+    parser.addini(
+        ARMS, f"arms of tests that use the fixture `holds`, separated by spaces or commas ({DEFAULT})"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,7 +77,8 @@ def holds(request: pytest.FixtureRequest, ampcompare_arm: str) -> Callable[..., 
             return check(subject, ampcompare_arm, **{**options, **given})[0]
         except EnvironmentUnfit as error:
             pytest.skip(f"{ampcompare_arm}: {error}")
-        except AmpCompareError as error:  # what the caller has to change; ampcompare's frames say nothing of it
+        except AmpCompareError as error:
+            # what the caller has to change; ampcompare's frames say nothing of it
             pytest.fail(f"{ampcompare_arm}: {error}", pytrace=False)
 
     return holds

@@ -37,7 +37,8 @@ from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.training.precision.base import owned_params
 
 ONE_SCALE = (
-    "the script has one loss scale for each loss (num_losses), and all losses share one here, as with one GradScaler"
+    "the script has one loss scale for each loss (num_losses), and all losses share one "
+    "here, as with one GradScaler"
 )
 FUNCTIONS = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts")
 _KINDS = ("half", "float", "promote")
@@ -82,12 +83,20 @@ class ScriptAmp:
                 )
             )
         given = optimizers if isinstance(optimizers, list) else [optimizers]
-        self._plain.initialize(models if isinstance(models, list) else [models], [] if optimizers is None else given)
+        self._plain.initialize(
+            models if isinstance(models, list) else [models], [] if optimizers is None else given
+        )
         self._is_initialized = True
-        _amp_state.loss_scalers = [_ArmScaleShown(self._plain.stages) for _ in range(options.get("num_losses", 1))]
+        _amp_state.loss_scalers = [
+            _ArmScaleShown(self._plain.stages) for _ in range(options.get("num_losses", 1))
+        ]
         registered, self._registered = self._registered, []
         for module, name, kind in registered:
-            setattr(module, name, _with_arguments_cast(getattr(module, name), kind, self._casting.type_cast_to_now))
+            setattr(
+                module,
+                name,
+                _with_arguments_cast(getattr(module, name), kind, self._casting.type_cast_to_now),
+            )
         if self._rows is not None:
             self._rows.has_initialized = True
             if self._plain.stages.needs_scaler and options.get("num_losses", 1) > 1:
@@ -110,7 +119,9 @@ class ScriptAmp:
 
     def _require_initialized(self, function: str) -> None:
         if not self._is_initialized:
-            raise ScalingError(message_with_script_line(f"amp.{function} before amp.initialize; call that first"))
+            raise ScalingError(
+                message_with_script_line(f"amp.{function} before amp.initialize; call that first")
+            )
 
     def master_params(self, optimizer: Any) -> Iterator[Tensor]:
         """Yield the tensors that `optimizer.step` updates; their gradients are true once they are read."""

@@ -137,7 +137,9 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
             # Before the watch, which may end the script at a row.
             under = "" if arm.is_as_written else str(arm)
             _ledgers.append(
-                ScriptLedger(rows, under, emulated_type(half), lambda one: _stand_ins[-1].torch_amp.masters(one))
+                ScriptLedger(
+                    rows, under, emulated_type(half), lambda one: _stand_ins[-1].torch_amp.masters(one)
+                )
             )
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
@@ -155,7 +157,9 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         perturb_optimized_weights()  # until the process ends
     if settings.first_weights is not None:
         _begin_from_stored_weights(Path(settings.first_weights), prepared)
-    child_processes.call_first_in_children(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
+    child_processes.call_first_in_children(
+        dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}"
+    )
     return prepared
 
 
@@ -202,7 +206,9 @@ def _cpu_half_context(arm: Arm, settings: ExecSettings) -> tuple[str | None, Abs
     """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
     dtype = half_dtype_of(arm)
     if settings.device == "cpu":  # the replaced device computes so already
-        return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
+        return (
+            None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"
+        ), nullcontext()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return choose_cpu_half("auto", dtype, device, settings.autocast_lists)
 

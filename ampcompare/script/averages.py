@@ -20,7 +20,13 @@ from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.sampled_calls import SampledCalls
 from ampcompare.training.precision.base import owned_params
 
-WRITES = ((Tensor, "add_"), (Tensor, "lerp_"), (Tensor, "copy_"), (torch, "_foreach_add_"), (torch, "_foreach_lerp_"))
+WRITES = (
+    (Tensor, "add_"),
+    (Tensor, "lerp_"),
+    (Tensor, "copy_"),
+    (torch, "_foreach_add_"),
+    (torch, "_foreach_lerp_"),
+)
 STEPS = 16  # behind which an average that has moved nowhere is one that stands still
 MOST = 0.9  # of the elements that differ from the weights
 MAX_TENSORS = 16

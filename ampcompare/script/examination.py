@@ -113,7 +113,9 @@ def _profile_script(request: ProfileRequest, rank: int) -> int:
     from ampcompare.training.precision.cpu_half import choose_cpu_half
 
     arm = Arm.parse(str(request.settings["arm"]))
-    device = torch.device("cpu" if request.settings["device"] == "cpu" or not torch.cuda.is_available() else "cuda")
+    device = torch.device(
+        "cpu" if request.settings["device"] == "cpu" or not torch.cuda.is_available() else "cuda"
+    )
     profiler = StepProfiler(StepCounts(timed=request.steps, profiled=request.profiled), device)
     is_child = False
 

@@ -32,7 +32,9 @@ class FirstWeights:
     def __init__(self, events: Subscriptions, stored: Path | None = None) -> None:
         self.kept: list[torch.Tensor] = []
         self.count = self.changed = 0
-        self._stored = None if stored is None else list(torch.load(stored, map_location="cpu", weights_only=True))
+        self._stored = (
+            None if stored is None else list(torch.load(stored, map_location="cpu", weights_only=True))
+        )
         self._seen: set[int] = set()
         self._has_stepped = False
         events.wrap(Optimizer, "add_param_group", self._add_group_weights)

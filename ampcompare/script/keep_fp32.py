@@ -27,7 +27,9 @@ def model_inside_wrappers(model: nn.Module) -> nn.Module:
     while True:
         if type(model).__name__ in WRAPPERS:
             model = getattr(model, WRAPPERS[type(model).__name__])
-        elif type(model) is nn.Sequential and [type(part).__name__ for part in list(model)[:-1]] == ["tofp16"]:
+        elif type(model) is nn.Sequential and [type(part).__name__ for part in list(model)[:-1]] == [
+            "tofp16"
+        ]:
             model = model[-1]  # of network_to_half
         else:
             return model
@@ -53,7 +55,10 @@ class KeptFp32AtFirstCall:
             return
         self._seen |= {id(inner): inner for inner in module.modules()}
         for pattern in self._patterns:
-            with suppress(ConfigError), kept_in_fp32([model_inside_wrappers(module)], pattern, None, self._context):
+            with (
+                suppress(ConfigError),
+                kept_in_fp32([model_inside_wrappers(module)], pattern, None, self._context),
+            ):
                 self._unmatched.discard(pattern)
 
     def _refuse_unmatched_patterns(self, *_arguments: Any) -> None:

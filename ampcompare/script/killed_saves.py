@@ -147,7 +147,9 @@ class KilledSaves:
         self._before: dict[str, Path | None] = {}  # what was at a path; None for nothing
         self._seen: dict[str, str] = {}
 
-    def kill_copies(self, enter: Callable[[ChangeWatch], None], note: Callable[[dict[str, Any]], None]) -> bool:
+    def kill_copies(
+        self, enter: Callable[[ChangeWatch], None], note: Callable[[dict[str, Any]], None]
+    ) -> bool:
         """Kill copies; return True in a copy, which is to go on, and False in this process when all have ended.
 
         Args:
@@ -222,7 +224,9 @@ class KilledSaves:
     def _back_up_path(self, path: str) -> None:
         if path not in self._before:
             self._before[path] = None
-            inside = [each for each, kept in self._before.items() if kept is None and path.startswith(each + os.sep)]
+            inside = [
+                each for each, kept in self._before.items() if kept is None and path.startswith(each + os.sep)
+            ]
             if os.path.lexists(path) and not inside:  # else a folder that a copy has made
                 place = self._folder / "before" / str(len(self._before))
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,8 @@ class ScriptLedger:
         self._references: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
         self._count = self._applied = self._passes = self._depth = 0
         self._scale: Any = None
-        self._has_compiled = self._is_pass_compiled = False  # a program that was called in the steps, or in this one
+        # a program that was called in the steps, or in this one
+        self._has_compiled = self._is_pass_compiled = False
         self._follows = False
         self._begins = False
         self._is_stepped = False
@@ -113,7 +114,9 @@ class ScriptLedger:
             if param.dtype in HALF_DTYPES and param not in self._set_by:  # by assigning its data, say
                 self._set_by[param] = f"before {line}"
 
-    def _note_line_that_cast_weights(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _note_line_that_cast_weights(
+        self, original: Any, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
         """Note who casts parameters of a module to 16 bits: the arm, or the line of a script or library."""
         before = {name: param.dtype for name, param in module._parameters.items() if param is not None}
         result = original(module, *args, **kwargs)
@@ -124,15 +127,23 @@ class ScriptLedger:
                 continue
             self._set_by.pop(param, None)
             if param.dtype in HALF_DTYPES:
-                setter = setter or self._setter_of_types_text("cast", is_arms=bool(self._arm) and _is_called_for_arm())
+                setter = setter or self._setter_of_types_text(
+                    "cast", is_arms=bool(self._arm) and _is_called_for_arm()
+                )
                 self._set_by[param] = setter
         return result
 
-    def _note_line_that_made_half_weight(self, original: Any, module: nn.Module, name: str, param: Any) -> None:
+    def _note_line_that_made_half_weight(
+        self, original: Any, module: nn.Module, name: str, param: Any
+    ) -> None:
         """Note the script's line at which a module registers a 16-bit parameter."""
         original(module, name, param)
         if param is not None and param.dtype in HALF_DTYPES and param not in self._set_by:
-            by = f" by set_default_dtype, {self._default_at}" if param.dtype is torch.get_default_dtype() else ""
+            by = (
+                f" by set_default_dtype, {self._default_at}"
+                if param.dtype is torch.get_default_dtype()
+                else ""
+            )
             self._set_by[param] = (
                 f"{user_location(_find_module_maker_frame())}, made so{by if self._default_at is not None else ''}"
             )
@@ -140,7 +151,8 @@ class ScriptLedger:
     def _note_default_type_set(self, original: Any, dtype: Any) -> None:
         original(dtype)
         where = user_location()
-        is_own = where.caller is None  # a library sets it for the models that it makes, at the line that makes one
+        # a library sets it for the models that it makes, at the line that makes one
+        is_own = where.caller is None
         self._default_at = where if is_own and torch.get_default_dtype() in HALF_DTYPES else None
 
     def _note_autocast_made(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
@@ -151,7 +163,9 @@ class ScriptLedger:
     def _note_scaler_made(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
         if scaler._enabled and "loss scale" not in self._by:
-            self._by["loss scale"] = self._setter_of_types_text(type(scaler).__name__, is_arms=bool(self._arm))
+            self._by["loss scale"] = self._setter_of_types_text(
+                type(scaler).__name__, is_arms=bool(self._arm)
+            )
 
     def _setter_of_types_text(self, what: str, *, is_arms: bool) -> str:
         """Return who calls: the arm, or the script's or a library's line."""
@@ -192,7 +206,12 @@ class ScriptLedger:
         if known is not None and known[0]() is module:
             return known[1]
         weights = list(module.parameters())
-        held = {id(param) for one in self._live_optimizers() for group in one.param_groups for param in group["params"]}
+        held = {
+            id(param)
+            for one in self._live_optimizers()
+            for group in one.param_groups
+            for param in group["params"]
+        }
         held |= {id(weight) for one in self._live_optimizers() for weight, _ in self._look.masters(one)}
         found = bool(held and weights) and not any(
             id(one) in held or self._look.is_trained_weight(one) for one in weights
@@ -246,7 +265,8 @@ class ScriptLedger:
             self._look.begin(self._count, self._live_optimizers(), detailed=True)
 
     def _reset_pass_count(self, *_: Any) -> None:
-        self._passes = 0  # where an arm knows only later whether it was applied, the row comes after the next pass
+        # where an arm knows only later whether it was applied, the row comes after the next pass
+        self._passes = 0
 
     def _end_look_at_step_row(self, row: dict[str, Any]) -> None:
         """Count the step of a row, end the look at it, and begin the next where one is due."""
@@ -312,7 +332,9 @@ class ScriptLedger:
         """Return who set the types of weights, the setter of most elements first; "" if nothing is known."""
         counts: Counter[str] = Counter()
         for weight in weights:
-            if (self._arm or weight.dtype in HALF_DTYPES) and (setter := self._set_by.get(weight)) is not None:
+            if (self._arm or weight.dtype in HALF_DTYPES) and (
+                setter := self._set_by.get(weight)
+            ) is not None:
                 counts[setter] += weight.numel()
         return _join_setter_texts([setter for setter, _ in counts.most_common()])
 

@@ -38,7 +38,8 @@ class LiftedWeights:
         self._events = events
         self._wrappers = wrappers
         self._notes: set[str] = set()
-        self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()  # that may be thawed
+        # that may be thawed
+        self._frozen: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()
 
     def lift_weights_of(self, optimizer: Any) -> None:
         """Make the 16-bit weights that `optimizer` trains fp32, and all tensors of the modules that hold them."""
@@ -52,7 +53,9 @@ class LiftedWeights:
         types = sorted({str(param.dtype).removeprefix("torch.") for param in trained})
         self.types += [name for name in types if name not in self.types]
         ids = set(map(id, trained))
-        modules = [one for one in live_modules() if any(id(param) in ids for param in one._parameters.values())]
+        modules = [
+            one for one in live_modules() if any(id(param) in ids for param in one._parameters.values())
+        ]
         wrapped = self._wrappers.wrapped_models_with(ids)
         self._wrappers.refuse_communication_hooks(wrapped, "an arm that lifts 16-bit weights")
         for param in trained:
@@ -80,7 +83,8 @@ class LiftedWeights:
             narrows: fp32 becomes the 16-bit type of frozen weights, as it does for a norm, which takes no two types.
             widens: 16 bits become fp32.
         """
-        compiled = type(module).__name__ == "OptimizedModule"  # torch calls the modules inside of it by no hook
+        # torch calls the modules inside of it by no hook
+        compiled = type(module).__name__ == "OptimizedModule"
         own = module.parameters() if compiled else module._parameters.values()
         held = next((one.dtype for one in own if one is not None), None)
         others: tuple[torch.dtype, ...] = ()
@@ -93,14 +97,18 @@ class LiftedWeights:
                 others += (torch.float32,)
         if not any(tensor.dtype in others for tensor in tensors_in_value(values)):
             return values
-        return map_tensors_in_tree(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
+        return map_tensors_in_tree(
+            values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor
+        )
 
     def result_as_wide_as_inputs(self, result: Any, given: Any, fitted: Any) -> Any:
         """Return the result of a frozen module in fp32 where its inputs were, as the parts around it get both."""
         was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in_value(given))
         if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in_value(fitted)):
             return result
-        return map_tensors_in_tree(result, lambda tensor: tensor.float() if tensor.dtype in HALF_DTYPES else tensor)
+        return map_tensors_in_tree(
+            result, lambda tensor: tensor.float() if tensor.dtype in HALF_DTYPES else tensor
+        )
 
 
 def allow_mixed_averages(events: Subscriptions) -> None:
@@ -109,7 +117,9 @@ def allow_mixed_averages(events: Subscriptions) -> None:
         events.wrap(owner, name, functools.partial(_lerp_of_any_types, name.endswith("_")))
 
 
-def _lerp_of_any_types(is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
+def _lerp_of_any_types(
+    is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Move an average towards weights of another type, which `lerp` refuses, unlike `add_` and `mul_`."""
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         if not is_in_place and start.dtype in HALF_DTYPES:

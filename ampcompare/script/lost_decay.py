@@ -71,7 +71,8 @@ class LostDecay:
         kind = type(optimizer).__name__
         for group in optimizer.param_groups:
             rate, decay = group.get("lr"), group.get("weight_decay")
-            is_decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))  # since 2.7
+            # since 2.7
+            is_decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
             if not is_decoupled or group.get("fused") or not isinstance(rate, float):
                 continue
             stepped = [param.dtype for param in group["params"] if param.grad is not None]

@@ -29,7 +29,11 @@ def layers_with_lost_statistics() -> list[str]:
 
 def _has_lost_statistics(module: nn.Module) -> bool:
     statistics = list(_running_statistics_of(module))
-    return bool(statistics) and not _are_all_finite(statistics) and _are_all_finite(module.parameters(recurse=False))
+    return (
+        bool(statistics)
+        and not _are_all_finite(statistics)
+        and _are_all_finite(module.parameters(recurse=False))
+    )
 
 
 def _running_statistics_of(module: nn.Module) -> Iterator[Tensor]:

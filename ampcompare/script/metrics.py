@@ -35,7 +35,11 @@ def _log_scalars_of_module(events: Subscriptions, name: str) -> None:
         events.wrap(module, "log", _call_behind_log(_log_wandb_scalars))
         run = getattr(getattr(module, "wandb_run", None), "Run", None) or getattr(module, "Run", None)
         if run is not None:  # `run = wandb.init()`, `run.log(...)`
-            events.wrap(run, "log", _call_behind_log(lambda _run, *args, **kwargs: _log_wandb_scalars(*args, **kwargs)))
+            events.wrap(
+                run,
+                "log",
+                _call_behind_log(lambda _run, *args, **kwargs: _log_wandb_scalars(*args, **kwargs)),
+            )
     else:
         events.wrap(module, "log_metric", _call_behind_log(_log_mlflow_metric))
         events.wrap(module, "log_metrics", _call_behind_log(_log_mlflow_metrics))
@@ -49,7 +53,9 @@ def _call_behind_log(log: Callable[..., None]) -> Callable[..., Any]:
     return call_logged
 
 
-def _log_tensorboard_scalar(_writer: Any, tag: str = "", scalar_value: Any = None, *_args: Any, **_kwargs: Any) -> None:
+def _log_tensorboard_scalar(
+    _writer: Any, tag: str = "", scalar_value: Any = None, *_args: Any, **_kwargs: Any
+) -> None:
     log_numbers({tag: scalar_value}, "SummaryWriter.add_scalar")
 
 
@@ -73,5 +79,6 @@ def log_numbers(values: Any, source: str, prefix: str = "") -> None:
         if isinstance(value, Mapping):
             log_numbers(value, source, f"{prefix}{name}/")
         elif isinstance(value, numbers.Real) or getattr(value, "shape", None) in ((), (1,)):
-            detached = value.detach() if hasattr(value, "detach") else value  # torch warns of one that needs gradients
+            # torch warns of one that needs gradients
+            detached = value.detach() if hasattr(value, "detach") else value
             log_metric(f"{prefix}{name}", float(detached), source=source)

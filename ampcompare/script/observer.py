@@ -95,7 +95,9 @@ class ScriptObserver:
         given = list(models) if isinstance(models, list | tuple) else [models]
         result = original(*args, **kwargs)
         for model in given:
-            if isinstance(model, nn.Module) and not self._watch.sites.has_module(model_inside_wrappers(model)):
+            if isinstance(model, nn.Module) and not self._watch.sites.has_module(
+                model_inside_wrappers(model)
+            ):
                 self._name_modules(model, alone=len(given) == 1)
         self._begin_watch()
         return result
@@ -142,7 +144,11 @@ class ScriptObserver:
     def _see_autocast_entered(self, original: Any, block: Any) -> Any:
         """Begin, or begin again after a backward pass, where code without modules may follow."""
         caller = calling_frame().f_globals.get("__name__", "")
-        if block._enabled and torch.is_grad_enabled() and not caller.startswith(("ampcompare.", "contextlib")):
+        if (
+            block._enabled
+            and torch.is_grad_enabled()
+            and not caller.startswith(("ampcompare.", "contextlib"))
+        ):
             self._after_backward = False
             self._begin_watch()
             self._pause_or_resume_watch()

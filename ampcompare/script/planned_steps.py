@@ -11,9 +11,25 @@ from typing import Any
 from ampcompare.base.location import is_installed_file, is_users_file
 
 # Calls that give as many items as their first argument has.
-PASSING = {"enumerate", "iter", "list", "tuple", "sorted", "reversed", "tqdm", "track", "progress_bar", "auto"}
+PASSING = {
+    "enumerate",
+    "iter",
+    "list",
+    "tuple",
+    "sorted",
+    "reversed",
+    "tqdm",
+    "track",
+    "progress_bar",
+    "auto",
+}
 RANGES = {"range", "trange"}
-OPERATIONS = {ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__, ast.FloorDiv: int.__floordiv__}
+OPERATIONS = {
+    ast.Add: int.__add__,
+    ast.Sub: int.__sub__,
+    ast.Mult: int.__mul__,
+    ast.FloorDiv: int.__floordiv__,
+}
 
 
 class _UnknownNumber(Exception):
@@ -101,12 +117,21 @@ def _length_of_iterable(node: ast.expr, frame: FrameType) -> int:
 def _number_of_node(node: ast.expr, frame: FrameType) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         try:
-            return OPERATIONS[type(node.op)](_number_of_node(node.left, frame), _number_of_node(node.right, frame))
+            return OPERATIONS[type(node.op)](
+                _number_of_node(node.left, frame), _number_of_node(node.right, frame)
+            )
         except ZeroDivisionError:
             raise _UnknownNumber from None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("int", "len") and node.args:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("int", "len")
+        and node.args
+    ):
         return (
-            _number_of_node(node.args[0], frame) if node.func.id == "int" else _length_of_iterable(node.args[0], frame)
+            _number_of_node(node.args[0], frame)
+            if node.func.id == "int"
+            else _length_of_iterable(node.args[0], frame)
         )
     value = _value_of_node(node, frame)
     if not isinstance(value, int):

@@ -39,7 +39,9 @@ def run_requests(requests: list[str]) -> int:
         path = Path(name)
         request = json.loads(path.read_text(encoding="utf-8"))
         if number:
-            _set_checkpoint_in_request(request, rows_of_saved_files(rows)[-1]["path"], last_state_folder(rows))
+            _set_checkpoint_in_request(
+                request, rows_of_saved_files(rows)[-1]["path"], last_state_folder(rows)
+            )
             path.write_text(json.dumps(request), encoding="utf-8")
         code = _run_in_fork(path)
         rows = read_trace_rows(Path(request["trace"]))  # missing where the script could not be started

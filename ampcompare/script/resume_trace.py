@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 64  # of a batch that are looked at one by one
 SEARCHES = 2  # steps before which objects of the script are searched for: it may make some behind the first
-OF_MASTERS = ("master", "fp32", "float32")  # in a key of an optimizer's state: that of an fp32 copy of a 16-bit weight
+# in a key of an optimizer's state: that of an fp32 copy of a 16-bit weight
+OF_MASTERS = ("master", "fp32", "float32")
 
 
 class ResumeTrace:
@@ -100,8 +101,11 @@ class ResumeTrace:
         for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedule_classes()):
             events.wrap(kind, "load_state_dict", self._note_restored_object)
         events.wrap(torch, "set_rng_state", self._note_restored_generator)
-        names = ("ampcompare.apex.amp", "apex.amp")  # the second is NVIDIA's, or an alias, which is not followed
-        imports = ImportHook({name: functools.partial(self._follow_amp_restores, events, name) for name in names})
+        # the second is NVIDIA's, or an alias, which is not followed
+        names = ("ampcompare.apex.amp", "apex.amp")
+        imports = ImportHook(
+            {name: functools.partial(self._follow_amp_restores, events, name) for name in names}
+        )
         imports.begin()
         events.call_at_end(imports.end)
         follow_adapters(functools.partial(self._follow_adapter, events), events)
@@ -156,7 +160,9 @@ class ResumeTrace:
     def _fork_copies_to_kill(self, kill: dict[str, Any]) -> None:
         """Let copies of this process save and die, and end it; return in a copy."""
         if torch.cuda.is_initialized():
-            raise UnsupportedCombination("a process that uses a GPU cannot be copied: --fault kill needs --device cpu")
+            raise UnsupportedCombination(
+                "a process that uses a GPU cannot be copied: --fault kill needs --device cpu"
+            )
         folder = os.path.dirname(os.path.abspath(kill["folder"]))
         kills = KilledSaves(kill["points"], Path(kill["folder"]), [folder])
         if not kills.kill_copies(
@@ -186,12 +192,15 @@ class ResumeTrace:
             if not self._is_started:
                 self._is_started, self._first = True, module
                 if self._step < SEARCHES:
-                    gc.collect()  # an optimizer and its schedule hold each other, also when they were replaced
+                    # an optimizer and its schedule hold each other, also when they were replaced
+                    gc.collect()
                     self._owners = _objects_of_script_classes()
                     self._find_uncalled_models()
                 with torch.no_grad():
                     self._write_trace_row(
-                        TraceRowKind.START, state=self._state_digests_at_step(), made=self._numbers_of_living()
+                        TraceRowKind.START,
+                        state=self._state_digests_at_step(),
+                        made=self._numbers_of_living(),
                     )
             if module is self._first:  # others get what it returns
                 given = list(_tensors_in_arguments((args, options), DEPTH))
@@ -225,7 +234,8 @@ class ResumeTrace:
         if kind == TraceRowKind.SAVE:
             made = None if self._stepping is None else self._stepping()
             number = next(
-                (at for at, each in enumerate(self._living_objects(self._optimizers)) if each is made), self._behind
+                (at for at, each in enumerate(self._living_objects(self._optimizers)) if each is made),
+                self._behind,
             )
             values.update(behind=self._behind, number=number, counts=self._counts)
         self._write_trace_row(kind, **values)
@@ -297,7 +307,9 @@ class ResumeTrace:
             for index, parameter in enumerate(given):
                 name = names.get(id(parameter), "")
                 if not name:
-                    half, values = of_adapter.get(id(parameter), (trained[index] if are_copies else None, parameter))
+                    half, values = of_adapter.get(
+                        id(parameter), (trained[index] if are_copies else None, parameter)
+                    )
                     name = names.get(id(half), f"parameter {index + 1}")
                     masters[name + tail] = _digests_of_tensor(values)
                 state = _digests_of_parameter_state(optimizer.state.get(parameter, {}))
@@ -326,7 +338,9 @@ class ResumeTrace:
         for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
             inside = {id(each) for each in module.parameters()} & left
             size = sum(1 for _ in module.modules())
-            owners.update({each: (size, module) for each in inside if size > owners.get(each, (0, module))[0]})
+            owners.update(
+                {each: (size, module) for each in inside if size > owners.get(each, (0, module))[0]}
+            )
         for parameter in given:
             if id(parameter) in owners and not any(owners[id(parameter)][1] is each for each in self._models):
                 self._models.append(owners[id(parameter)][1])
@@ -375,7 +389,9 @@ def _digests_of_tensor(value: Any) -> dict[str, str]:
     if not tensor.is_floating_point():
         return {"values": _hash_of_parts([_bytes_of_tensor(tensor)])}
     wide = tensor.detach().float()
-    rounded = {str(half).removeprefix("torch."): wide.to(half).float() for half in (torch.float16, torch.bfloat16)}
+    rounded = {
+        str(half).removeprefix("torch."): wide.to(half).float() for half in (torch.float16, torch.bfloat16)
+    }
     found = {
         "values": _hash_of_parts([_bytes_of_tensor(wide)]),
         **{name: _hash_of_parts([_bytes_of_tensor(each)]) for name, each in rounded.items()},
@@ -389,7 +405,11 @@ def _digests_of_tensor(value: Any) -> dict[str, str]:
 
 def _digests_of_parameter_state(state: dict[Any, Any]) -> dict[Any, Any]:
     """Return digests of the numbers and tensors in the state of a parameter."""
-    return {key: _digests_of_tensor(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))}
+    return {
+        key: _digests_of_tensor(value)
+        for key, value in state.items()
+        if isinstance(value, (Tensor, int, float))
+    }
 
 
 def _masters_of_adapter(optimizer: Any, adapter: Any) -> dict[int, tuple[Tensor, Tensor]]:
@@ -497,7 +517,8 @@ def _variables_of_script() -> Iterator[tuple[str, Any]]:
 def _is_class_of_script(kind: type) -> bool:
     """Return whether a class is one of the script's own files."""
     file: str = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return bool(file) and is_users_file(file) and not is_installed_file(file)  # functions and modules are of no file
+    # functions and modules are of no file
+    return bool(file) and is_users_file(file) and not is_installed_file(file)
 
 
 def _objects_of_script_classes() -> list[Any]:
@@ -508,7 +529,9 @@ def _objects_of_script_classes() -> list[Any]:
         kind = type(each)
         if kind not in kinds:
             kinds[kind] = (
-                not issubclass(kind, (type, nn.Module)) and hasattr(kind, "__dict__") and _is_class_of_script(kind)
+                not issubclass(kind, (type, nn.Module))
+                and hasattr(kind, "__dict__")
+                and _is_class_of_script(kind)
             )
         if kinds[kind] and hasattr(each, "__dict__"):
             found.append(each)
@@ -553,8 +576,9 @@ def _tensors_in_arguments(values: Any, depth: int) -> Iterator[Tensor]:
 
 
 def _digests_of_generators() -> dict[str, str]:
+    numpy_state: Any = np.random.get_state()
     return {
         "torch": _hash_of_parts([_bytes_of_tensor(torch.get_rng_state())]),
-        "numpy": _hash_of_parts([str(np.random.get_state()[1:3]).encode(), np.random.get_state()[1].tobytes()]),  # type: ignore[index]
+        "numpy": _hash_of_parts([str(numpy_state[1:3]).encode(), numpy_state[1].tobytes()]),
         "random": _hash_of_parts([repr(random.getstate()).encode()]),
     }

@@ -42,11 +42,15 @@ class StandingSumWatch:
     def follow(self, calls: SampledCalls) -> None:
         """Begin at the first step of an optimizer; from the second addition to one tensor on all of them are seen."""
         self._calls = calls
-        self._arounds = {name: functools.partial(self._look_at_addition, name) for name in ("add_", "__iadd__")}
+        self._arounds = {
+            name: functools.partial(self._look_at_addition, name) for name in ("add_", "__iadd__")
+        }
         for name, around in self._arounds.items():
             calls.watch(Tensor, name, around)
 
-    def _look_at_addition(self, name: str, inner: Around, target: Tensor, given: Any, *args: Any, **kwargs: Any) -> Any:
+    def _look_at_addition(
+        self, name: str, inner: Around, target: Tensor, given: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if target.dtype not in HALF_DTYPES or target.numel() > MAX_ELEMENTS or target.requires_grad:
             return inner(target, given, *args, **kwargs)
         one = self._find_sum_of_tensor(target)
@@ -59,7 +63,11 @@ class StandingSumWatch:
         if one.version is not None and name not in self._always:
             self._always.add(name)
             self._calls.watch_always(Tensor, name, self._arounds[name])
-        place = str(user_location()) if one.count_and_is_standing(before, target, given, kwargs.get("alpha", 1)) else ""
+        place = (
+            str(user_location())
+            if one.count_and_is_standing(before, target, given, kwargs.get("alpha", 1))
+            else ""
+        )
         if place and place not in self._noted:
             self._noted.add(place)
             way = "loses" if one.lost_share > 0 else "gains"

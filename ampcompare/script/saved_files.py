@@ -24,7 +24,8 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.settings.resume_trace import TraceRowKind
 
 DEPTH = 6  # of containers in what is saved
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # names of buffers, which no parameter has
+# names of buffers, which no parameter has
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 FOLDERS = "torch.distributed.checkpoint"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -37,7 +38,9 @@ class SavedFilesWatch:
         before_save: gets the path of a file that is about to be written.
     """
 
-    def __init__(self, note: Callable[..., None], before_save: Callable[[str], None] = lambda path: None) -> None:
+    def __init__(
+        self, note: Callable[..., None], before_save: Callable[[str], None] = lambda path: None
+    ) -> None:
         self._note, self._before_save = note, before_save
         self._buffer: dict[str, Any] | None = None  # what was saved into one last, and is in no file yet
         self._thread = threading.get_ident()
@@ -129,7 +132,9 @@ class SavedFilesWatch:
             path = os.path.abspath(os.fsdecode(filename))
             self._before_save(path)
             result = inner(tensors, filename, *args, **options)
-            holds = sorted({"model", *(["buffers"] if any(name.endswith(STATISTICS) for name in tensors) else [])})
+            holds = sorted(
+                {"model", *(["buffers"] if any(name.endswith(STATISTICS) for name in tensors) else [])}
+            )
             self._note(TraceRowKind.SAVE, path=path, line=script_location(), holds=holds)
             return result
 

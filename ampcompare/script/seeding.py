@@ -22,7 +22,12 @@ from torch.utils.data import Sampler
 
 from ampcompare.base.location import PACKAGE, Location, is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Subscriptions, calling_frame
-from ampcompare.script.seed_shift import NUMPY_SEEDS, shifted_numpy_seed, shifted_python_seed, shifted_torch_seed
+from ampcompare.script.seed_shift import (
+    NUMPY_SEEDS,
+    shifted_numpy_seed,
+    shifted_python_seed,
+    shifted_torch_seed,
+)
 
 MAX_CALLS = 50  # that are recorded
 MAX_TEXT = 40
@@ -70,14 +75,22 @@ class SeedWatch:
         wrap(random, "seed", self._call_with_shifted_seed("random.seed", shifted_python_seed))
         # Under the names that scripts and trainers use; torch restores what it has saved under others.
         for owner, name in ((torch, "set_rng_state"), (np.random, "set_state"), (random, "setstate")):
-            wrap(owner, name, functools.partial(self._note_generator_state_set, "state", f"{owner.__name__}.{name}"))
+            wrap(
+                owner,
+                name,
+                functools.partial(self._note_generator_state_set, "state", f"{owner.__name__}.{name}"),
+            )
         if self._shifts is None:
             return
         wrap(random.Random, "seed", self._shift_new_python_generator)
         wrap(np.random, "default_rng", self._shift_new_default_rng)
         self._follow_generator_classes()
         for module, name in ((torch, "load"), (nn.Module, "load_state_dict")):
-            wrap(module, name, functools.partial(self._note_generator_state_set, "load", f"{module.__name__}.{name}"))
+            wrap(
+                module,
+                name,
+                functools.partial(self._note_generator_state_set, "load", f"{module.__name__}.{name}"),
+            )
 
     def _follow_torch_seeds(self) -> None:
         for owner, name, told in (
@@ -103,10 +116,14 @@ class SeedWatch:
             for name in CUDA:
                 if hasattr(module, name):
                     self._events.wrap(
-                        module, name, self._call_with_shifted_seed(f"torch.{device}.{name}", shifted_torch_seed)
+                        module,
+                        name,
+                        self._call_with_shifted_seed(f"torch.{device}.{name}", shifted_torch_seed),
                     )
 
-    def _call_with_shifted_seed(self, function: str, shift: Shift, kind: str = "global") -> Callable[..., Any]:
+    def _call_with_shifted_seed(
+        self, function: str, shift: Shift, kind: str = "global"
+    ) -> Callable[..., Any]:
         def around(inner: Any, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._own, "busy", False):
                 return inner(*args, **kwargs)
@@ -127,7 +144,13 @@ class SeedWatch:
         )
 
     def _seed_generator_shifted(
-        self, seed_with: Callable[[Any], Any], seed: Any, function: str, shift: Shift, kind: str, caller: FrameType
+        self,
+        seed_with: Callable[[Any], Any],
+        seed: Any,
+        function: str,
+        shift: Shift,
+        kind: str,
+        caller: FrameType,
     ) -> Any:
         """Seed a generator as the script does, which raises what it would raise, and again with the offset."""
         if caller.f_code.co_filename.startswith(PACKAGE):
@@ -186,7 +209,9 @@ class SeedWatch:
         function = "torch.default_generator.manual_seed"
         self._calls["", function] = {"place": "", "function": function, "kind": "state", "calls": 1}
 
-    def _note_generator_state_set(self, kind: str, function: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_generator_state_set(
+        self, kind: str, function: str, inner: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         caller = calling_frame()
         # A library sets a state that it has read itself, as around a check; transformers' does from a checkpoint.
         is_own = not _is_of_library(caller) or caller.f_code.co_name == "_load_rng_state"
@@ -214,7 +239,10 @@ class SeedWatch:
     def _follow_generator_classes(self) -> None:
         """Let generators that are made from now on be seeded with the offset; what is made stays of its type."""
         self._events.put_innermost(torch, "Generator", self._shifted_torch_generator_class(torch.Generator))
-        for name, seeds in (("RandomState", NUMPY_SEEDS), *dict.fromkeys(("SeedSequence", *BIT_GENERATORS)).items()):
+        for name, seeds in (
+            ("RandomState", NUMPY_SEEDS),
+            *dict.fromkeys(("SeedSequence", *BIT_GENERATORS)).items(),
+        ):
             made = self._shifted_numpy_class(getattr(np.random, name), f"numpy.random.{name}", seeds)
             self._events.put_innermost(np.random, name, made)
 
@@ -278,7 +306,9 @@ def _subclass_counting_as(base: Any, **members: Any) -> Any:
         return issubclass(other, base) if cls is made else type.__subclasscheck__(cls, other)
 
     kind = type(base)
-    meta: Any = type(kind.__name__, (kind,), {"__instancecheck__": is_instance, "__subclasscheck__": is_subclass})
+    meta: Any = type(
+        kind.__name__, (kind,), {"__instancecheck__": is_instance, "__subclasscheck__": is_subclass}
+    )
     made = meta(base.__name__, (base,), {"__module__": base.__module__, "__doc__": base.__doc__, **members})
     return made
 

@@ -89,7 +89,9 @@ class StandIn:
         self.torch_amp.install(self._events)
         if formats is not None:
             formats.install(self._events)  # before what makes a block of autocast, so inside of it
-        plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights)
+        plain = PlainScript(
+            arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights
+        )
         plain.install(self._events)
         self._casting = plain.casting
         self._whole_numbers = plain.whole_numbers
@@ -101,7 +103,9 @@ class StandIn:
         elif rows is not None:
             self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
         if not arm.is_as_written:
-            follow_adapters(functools.partial(answer_by_apex, importlib.import_module("apex.amp")), self._events)
+            follow_adapters(
+                functools.partial(answer_by_apex, importlib.import_module("apex.amp")), self._events
+            )
         if arm.keep_fp32 and (context := self.torch_amp.find_casts_off_factory()) is not None:
             script = self.torch_amp.script
             KeptFp32AtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
@@ -115,7 +119,9 @@ class StandIn:
         """Remark what rounding takes from the script by its own lines."""
         steps = OptimizerSteps(self._events)
         calls = SampledCalls(steps, self._events)
-        AverageWatch(rows).follow(steps, calls, lambda: self.torch_amp.casts_weights or bool(self._lifted.types))
+        AverageWatch(rows).follow(
+            steps, calls, lambda: self.torch_amp.casts_weights or bool(self._lifted.types)
+        )
         StandingSumWatch(rows).follow(calls)
         LostDecay(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
         StandingVarianceWatch(rows).follow(steps)
@@ -141,13 +147,18 @@ class StandIn:
 
     def _next_batch_without_casts(self, original: Any, iterator: Any) -> Any:
         """Get the next batch of a loader, without the arm's casts meanwhile."""
-        with self._casting.block_without_casts():  # a loader without workers runs the script's transforms here
+        # a loader without workers runs the script's transforms here
+        with self._casting.block_without_casts():
             return original(iterator)
 
     def has_acted(self) -> bool:
         """Return whether the script has reached the arm; a step that its own GradScaler skips reaches no optimizer."""
         has_stepped = self._rows is not None and self._rows.num_steps > 0
-        return self._has_initialized_apex() or self.torch_amp.script.acts or (self.arm.is_as_written and has_stepped)
+        return (
+            self._has_initialized_apex()
+            or self.torch_amp.script.acts
+            or (self.arm.is_as_written and has_stepped)
+        )
 
     @property
     def lifted_types(self) -> list[str]:
@@ -158,14 +169,20 @@ class StandIn:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = bool(self.arm.half) and self.has_acted()
         return find_type_refusal(
-            error, self.arm, self.torch_amp, casts=casts, lifted=self._lifted.types, rounded=self._whole_numbers.seen
+            error,
+            self.arm,
+            self.torch_amp,
+            casts=casts,
+            lifted=self._lifted.types,
+            rounded=self._whole_numbers.seen,
         )
 
     def _has_initialized_apex(self) -> bool:
         """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""
         names = ("ampcompare.apex.amp._amp_state", "apex.amp._amp_state")
         states: list[Any] = [sys.modules.get(name) for name in names]
-        marks = {"opt_properties", "handle"} if self.arm.is_as_written else {"opt_properties"}  # O1 has a handle
+        # O1 has a handle
+        marks = {"opt_properties", "handle"} if self.arm.is_as_written else {"opt_properties"}
         return any(marks & vars(one._amp_state).keys() for one in states if hasattr(one, "_amp_state"))
 
     def end(self) -> None:

@@ -19,7 +19,8 @@ from ampcompare.training.precision.base import owned_params
 
 BATCHES = 16  # behind which statistics that have moved nowhere stand still
 MOST = 0.9  # of their elements
-LOST = 0.25  # relative difference to a batch: where rounding loses less, statistics are near those of the batches
+# relative difference to a batch: where rounding loses less, statistics are near those of the batches
+LOST = 0.25
 
 
 class StandingVarianceWatch:
@@ -27,7 +28,8 @@ class StandingVarianceWatch:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._layers: list[tuple[nn.Module, Tensor, int]] | None = None  # with what they were behind the first step
+        # with what they were behind the first step
+        self._layers: list[tuple[nn.Module, Tensor, int]] | None = None
 
     def follow(self, steps: OptimizerSteps) -> None:
         """Begin behind the first step of an optimizer with 16-bit weights."""
@@ -45,7 +47,9 @@ class StandingVarianceWatch:
         if not seen:
             return
         self._layers = [one for one in self._layers if one not in seen]
-        still = [layer for layer, before, _ in seen if _is_mostly_unchanged(_variances_of_layer(layer), before)]
+        still = [
+            layer for layer, before, _ in seen if _is_mostly_unchanged(_variances_of_layer(layer), before)
+        ]
         if still:
             kinds = format_few_names(
                 list(dict.fromkeys(f"{type(one).__name__}, momentum {one.momentum:g}" for one in still))
@@ -62,14 +66,18 @@ def _layers_that_lose_differences() -> list[Any]:
     """Return the layers of the process whose rounding loses differences that matter."""
     layers = [one for one in gc.get_objects() if issubclass(type(one), _BatchNorm)]
     return [
-        one for one in layers if one.momentum and _has_variance_in_16_bits(one) and _least_difference_kept(one) >= LOST
+        one
+        for one in layers
+        if one.momentum and _has_variance_in_16_bits(one) and _least_difference_kept(one) >= LOST
     ]
 
 
 def _has_variance_in_16_bits(layer: Any) -> bool:
     variance = layer._buffers.get("running_var")
     return (
-        variance is not None and variance.dtype in HALF_DTYPES and layer._buffers.get("num_batches_tracked") is not None
+        variance is not None
+        and variance.dtype in HALF_DTYPES
+        and layer._buffers.get("num_batches_tracked") is not None
     )
 
 

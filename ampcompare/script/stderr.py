@@ -47,4 +47,6 @@ def point_at_migrate(settings: ExecSettings) -> None:
         settings.name,
         *(["--", *settings.arguments] * bool(settings.arguments)),
     ]
-    say_once(f"to move {', '.join(files)} to torch.amp, and check that it trains the same: {shlex.join(command)}")
+    say_once(
+        f"to move {', '.join(files)} to torch.amp, and check that it trains the same: {shlex.join(command)}"
+    )

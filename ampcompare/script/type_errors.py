@@ -26,7 +26,8 @@ from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import half_dtype_of
 
 TYPES = re.compile(
-    rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
+    rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex",
+    re.IGNORECASE,
 )
 # Of an operation that wants fp32, not of one whose operands differ.
 FP32_WANTED = re.compile(
@@ -40,7 +41,9 @@ NO_KERNEL = re.compile(
     r"|but got BFloat16 and BFloat16"
 )
 # Of products, whose operands all arms that cast functions cast; Apex's lists lack that of attention.
-PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors")
+PRODUCT = re.compile(
+    r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors"
+)
 ATTENTION = re.compile("query, key")
 DENSE = re.compile(r"does not support dense gradients")
 BEYOND_RANGE = re.compile(r"converted to type (?:c10|at)::(Half|BFloat16) without overflow")
@@ -57,7 +60,13 @@ NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
 def find_type_refusal(
-    error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str], rounded: str = ""
+    error: BaseException,
+    arm: Arm,
+    names: TorchAmpStandIn,
+    *,
+    casts: bool,
+    lifted: Sequence[str],
+    rounded: str = "",
 ) -> UnsupportedCombination | None:
     """Return that the types of an arm do not fit a script, if torch raised that, and a library perhaps again.
 
@@ -73,7 +82,8 @@ def find_type_refusal(
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
     explained = (
-        _find_refusal_of_failure(one, arm, names, casts=casts, lifted=lifted, rounded=rounded) for one in chain
+        _find_refusal_of_failure(one, arm, names, casts=casts, lifted=lifted, rounded=rounded)
+        for one in chain
     )
     return next((found for found in explained if found is not None), None)
 
@@ -126,7 +136,8 @@ class _ScriptFailure:
     def is_refusal_of_types(self) -> bool:
         """Whether torch refuses types, at a place where those of the arm may be the reason."""
         may_be = self.casts or bool(self.lifted) or self.stands is _WhatStandsIn.NO_CASTS
-        if not isinstance(self.error, RuntimeError):  # as of code of torch whose table of types lacks those of 16 bits
+        # as of code of torch whose table of types lacks those of 16 bits
+        if not isinstance(self.error, RuntimeError):
             return (
                 self.casts
                 and isinstance(self.error, Exception)
@@ -184,7 +195,13 @@ class _FailureKind:
 
 
 def _find_refusal_of_failure(
-    error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str], rounded: str
+    error: BaseException,
+    arm: Arm,
+    names: TorchAmpStandIn,
+    *,
+    casts: bool,
+    lifted: Sequence[str],
+    rounded: str,
 ) -> UnsupportedCombination | None:
     failure = _ScriptFailure(error, arm, _what_stands_in(arm, names), casts, lifted, rounded)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_refusal_of_types else OTHER_ERRORS
@@ -230,7 +247,11 @@ def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
     arms = (str(_arm_keeping_module(failure.arm, kept)),) if kept else ()
     if ATTENTION.search(failure.first_message_line):
         return (*arms, "native:bf16", "native:fp16")
-    return (*arms, "native:bf16", "native:fp16", "apex:O1") if PRODUCT.search(failure.first_message_line) else arms
+    return (
+        (*arms, "native:bf16", "native:fp16", "apex:O1")
+        if PRODUCT.search(failure.first_message_line)
+        else arms
+    )
 
 
 def _arms_for_types_in_torch(failure: _ScriptFailure) -> tuple[str, ...]:
@@ -257,7 +278,9 @@ OTHER_ERRORS = (
         lambda failure: f"an index is out of bounds, and {failure.rounded}",
         ("native:bf16", "native:fp16"),
         "pass whole numbers as integers, which nothing casts",
-        applies=lambda failure: failure.casts and bool(failure.rounded) and isinstance(failure.error, IndexError),
+        applies=lambda failure: (
+            failure.casts and bool(failure.rounded) and isinstance(failure.error, IndexError)
+        ),
     ),
     _FailureKind(
         DENSE,
@@ -269,7 +292,10 @@ OTHER_ERRORS = (
 # The first row that fits: messages that say what is wrong, then what each kind of arm makes of the others.
 TYPE_ERRORS = (
     _FailureKind(
-        BEYOND_RANGE, _beyond_range_text, _arms_with_wider_range, "use torch.finfo(tensor.dtype).min or max there"
+        BEYOND_RANGE,
+        _beyond_range_text,
+        _arms_with_wider_range,
+        "use torch.finfo(tensor.dtype).min or max there",
     ),
     _FailureKind(
         BANNED,
@@ -305,7 +331,9 @@ TYPE_ERRORS = (
         "torch cannot compute this in 16 bits on this device",
         lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 there",
-        applies=lambda failure: failure.names_halves_alone or bool(NO_KERNEL.search(failure.first_message_line)),
+        applies=lambda failure: (
+            failure.names_halves_alone or bool(NO_KERNEL.search(failure.first_message_line))
+        ),
     ),
     _FailureKind(
         HALF_TYPE,
@@ -343,7 +371,8 @@ TYPE_ERRORS = (
         ),
         _arms_for_types_in_torch,  # no line of the user could be changed
         applies=lambda failure: (
-            failure.stands is _WhatStandsIn.O1 and bool(_torch_module_that_raised(failure.error.__traceback__))
+            failure.stands is _WhatStandsIn.O1
+            and bool(_torch_module_that_raised(failure.error.__traceback__))
         ),
     ),
     _FailureKind(
@@ -382,7 +411,10 @@ TYPE_ERRORS = (
         applies=lambda failure: bool(_function_raised_in_backward(failure.error.__traceback__)),
     ),
     _FailureKind(
-        ANY, "an operation gets tensors of both types, and torch.autocast does not cast it", ("fp32",), ONE_TYPE
+        ANY,
+        "an operation gets tensors of both types, and torch.autocast does not cast it",
+        ("fp32",),
+        ONE_TYPE,
     ),
 )
 
@@ -433,7 +465,11 @@ def _modules_that_raised(trace: types.TracebackType | None) -> tuple[list[nn.Mod
 
 def _name_in_model(modules: list[nn.Module]) -> str:
     """Return the name of the last of some modules in the first one; "" if it is that, or there is none."""
-    return next((name for name, module in modules[0].named_modules() if module is modules[-1]), "") if modules else ""
+    return (
+        next((name for name, module in modules[0].named_modules() if module is modules[-1]), "")
+        if modules
+        else ""
+    )
 
 
 def _torch_module_that_raised(trace: types.TracebackType | None) -> str:
@@ -445,7 +481,9 @@ def _torch_module_that_raised(trace: types.TracebackType | None) -> str:
         is_own = is_users_file(code.co_filename)
         if isinstance(module, nn.Module):
             modules.append(model_inside_wrappers(module))
-            names = {id(one): name for name, one in modules[0].named_modules() if "parametrizations" not in name}
+            names = {
+                id(one): name for name, one in modules[0].named_modules() if "parametrizations" not in name
+            }
             inner = "" if is_own else names.get(id(modules[-1]), inner)
         elif is_own:
             inner = ""
@@ -482,7 +520,9 @@ def _function_raised_in_backward(trace: types.TracebackType | None) -> str:
     while trace is not None:
         frame = trace.tb_frame
         first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
-        if is_users_file(frame.f_code.co_filename) and isinstance(first, torch.autograd.function.BackwardCFunction):
+        if is_users_file(frame.f_code.co_filename) and isinstance(
+            first, torch.autograd.function.BackwardCFunction
+        ):
             name = frame.f_code.co_qualname.rpartition(".<locals>.")[2].partition(".")[0]
         trace = trace.tb_next
     return name

@@ -106,7 +106,9 @@ class CellFactsRecorder:
         names = [type(one).__name__ for one in optimizers]
         self._recorder.add_row({"kind": "weights", "sha256": parameters_sha256(held), "optimizers": names})
         if self._memory is None:
-            device = next((param.device for model in held for param in model.parameters()), torch.device("cpu"))
+            device = next(
+                (param.device for model in held for param in model.parameters()), torch.device("cpu")
+            )
             self._recorder.add_row({"kind": "setup", "half": self._half, "device": _device_facts(device)})
             self._memory = make_memory_meter(device)
 
@@ -121,7 +123,9 @@ class CellFactsRecorder:
         self._batches.end()
         if self._memory is not None:
             peak = self._memory.peak_memory()
-            self._recorder.add_row({"kind": "memory", "peak_bytes": peak.used, "peak_reserved_bytes": peak.reserved})
+            self._recorder.add_row(
+                {"kind": "memory", "peak_bytes": peak.used, "peak_reserved_bytes": peak.reserved}
+            )
 
     def _record_metric(self, name: str, value: float, source: str) -> None:
         self._recorder.add_row({"kind": "metric", "name": name, "value": value, "source": source})

@@ -52,7 +52,9 @@ class WholeNumberWatch:
                 )
                 self.seen = self.seen or text
                 if self._rows is not None:
-                    self._rows.add_remark(f"{text}; pass them as integers, which nothing casts ({user_location()})")
+                    self._rows.add_remark(
+                        f"{text}; pass them as integers, which nothing casts ({user_location()})"
+                    )
 
 
 def _named_input_tensors(

@@ -62,7 +62,11 @@ def python_words(words: Sequence[str]) -> list[str]:
         )
     if first in WRAPPERS or first in SHELLS:
         whom = "the command in its file" if first in SHELLS else _script_part_of_command(rest)
-        how = "give what it runs" if first in SHELLS else f"start ampcompare by it, {first} ... ampcompare, and give"
+        how = (
+            "give what it runs"
+            if first in SHELLS
+            else f"start ampcompare by it, {first} ... ampcompare, and give"
+        )
         raise ConfigError(f"{first} is no Python script; {how} after --: {whom}")
     if first in ("lightning", "fabric") and rest[1:2] == ["run"]:
         raise ConfigError(

@@ -51,7 +51,12 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"sequence_length": None},
 }
 # The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
-LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "stack": None, "eval_precision": [], "first_weights": "seed"}
+LATER_RUN_SETTINGS: dict[str, Any] = {
+    "script": None,
+    "stack": None,
+    "eval_precision": [],
+    "first_weights": "seed",
+}
 LATER_SCRIPT_SETTINGS: dict[str, Any] = {"shift_seeds": None, "first_weights": None}
 NO_DEFAULT = object()
 # What casts by the lists of `autocast_lists`, as `Roles.lists` says; records from before that setting used the CPU's.
@@ -61,17 +66,27 @@ AUTOCAST_LISTS = "autocast"
 class SavingConfig(FrozenSettings):
     """When a run is saved, and what it resumes from. Only a resume into another arm changes results, and the digest."""
 
-    every_steps: PositiveInt | None = Field(None, description="save every this many updates, at the next log interval")
-    every_epochs: PositiveInt | None = Field(None, description="save every this many epochs, after the evaluation")
+    every_steps: PositiveInt | None = Field(
+        None, description="save every this many updates, at the next log interval"
+    )
+    every_epochs: PositiveInt | None = Field(
+        None, description="save every this many epochs, after the evaluation"
+    )
     keep_last: PositiveInt = Field(2, description="checkpoints kept besides the best one")
     in_background: bool = Field(False, description="write from a snapshot while training continues")
-    format: Literal["file", "sharded"] = Field("file", description="of older records: each checkpoint is a file")
+    format: Literal["file", "sharded"] = Field(
+        "file", description="of older records: each checkpoint is a file"
+    )
     apex_layout: bool = Field(False, description="also write what a legacy Apex script would save")
     weights_format: Literal["checkpoint", "safetensors"] = Field(
         "checkpoint", description="safetensors: also write the weights alone to a file next to it"
     )
-    resume: str | None = Field(None, description="a checkpoint or its folder; auto: the newest one of this run, if any")
-    resume_into_other_arm: bool = Field(False, description="convert a checkpoint that another arm has written")
+    resume: str | None = Field(
+        None, description="a checkpoint or its folder; auto: the newest one of this run, if any"
+    )
+    resume_into_other_arm: bool = Field(
+        False, description="convert a checkpoint that another arm has written"
+    )
     stop_at_step: PositiveInt | None = Field(
         None, description="stop at the first log interval at or after this update, as SIGTERM would"
     )
@@ -88,7 +103,9 @@ class ParallelConfig(FrozenSettings):
     sync_bn: Literal["none", "torch", "apex"] = Field(
         "none", description="SyncBatchNorm implementation that replaces batch norm"
     )
-    bucket_cap_mb: Positive | None = Field(None, description="ddp, apex-ddp: MiB of gradients reduced together")
+    bucket_cap_mb: Positive | None = Field(
+        None, description="ddp, apex-ddp: MiB of gradients reduced together"
+    )
     delay_allreduce: bool = Field(False, description="apex-ddp: reduce once, at the end of the backward pass")
     find_unused_parameters: bool = Field(False, description="ddp: some parameters may get no gradient")
     backend: Literal["auto", "gloo", "nccl", "mpi"] = Field(
@@ -129,7 +146,9 @@ def _canonical_precision(name: str) -> str:
     bare = name.removeprefix(prefix)
     known = f"{prefix}{SYNONYMS.get(bare, bare)}"
     if known not in EVAL_PRECISIONS:
-        raise ConfigError(f"there is no precision {name!r} to evaluate in; choose from {', '.join(EVAL_PRECISIONS)}")
+        raise ConfigError(
+            f"there is no precision {name!r} to evaluate in; choose from {', '.join(EVAL_PRECISIONS)}"
+        )
     return known
 
 
@@ -144,7 +163,9 @@ class RunConfig(FrozenSettings):
         "auto",
         description="what starts the processes; auto: a fork for one, spawn for several",
     )
-    device: str = Field("auto", description="where to train: auto (a GPU if there is one), cpu, cuda[:N], mps, xpu[:N]")
+    device: str = Field(
+        "auto", description="where to train: auto (a GPU if there is one), cpu, cuda[:N], mps, xpu[:N]"
+    )
     cpu_half: Literal["auto", "emulated", "native"] = Field(
         "auto",
         description="16-bit types on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own "
@@ -169,16 +190,22 @@ class RunConfig(FrozenSettings):
     max_skipped: PositiveInt | None = Field(
         None, description="fail as diverged when more consecutive steps than this are skipped"
     )
-    nan_patience: PositiveInt = Field(10, description="steps in a row with a non-finite loss that count as divergence")
+    nan_patience: PositiveInt = Field(
+        10, description="steps in a row with a non-finite loss that count as divergence"
+    )
     drain_every: PositiveInt = Field(
         20, description="steps between two reads of losses and loss scales from the device"
     )
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(10, description="first steps to leave out of step times")
+    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+        10, description="first steps to leave out of step times"
+    )
     workers: Annotated[int, Field(ge=0)] = Field(0, description="data loader processes")
     pin_memory: bool | None = Field(
         None, description="copy batches to a GPU from pinned memory, without waiting; on by default"
     )
-    prefetch: Annotated[int, Field(ge=0)] = Field(0, description="batches that are copied to a GPU ahead of their step")
+    prefetch: Annotated[int, Field(ge=0)] = Field(
+        0, description="batches that are copied to a GPU ahead of their step"
+    )
     threads: PositiveInt = Field(1, description="CPU threads per operation")
     tf32: Literal["torch", "on", "off"] = Field(
         "torch",
@@ -194,7 +221,8 @@ class RunConfig(FrozenSettings):
         300.0, description="seconds that ranks wait for a stalled rank before the run fails"
     )
     first_weights: Literal["seed", "twin"] = Field(
-        "seed", description="those of the seed, or a twin: each changed by one part in 512, as much as bf16 rounds"
+        "seed",
+        description="those of the seed, or a twin: each changed by one part in 512, as much as bf16 rounds",
     )
     allow_writes: tuple[str, ...] = Field(
         (),
@@ -210,7 +238,9 @@ class RunConfig(FrozenSettings):
     script: ScriptConfig | None = Field(
         None, description="a user's own script, which then trains in place of the recipe"
     )
-    stack: StackConfig | None = Field(None, description="another environment in which it trains; none: this one")
+    stack: StackConfig | None = Field(
+        None, description="another environment in which it trains; none: this one"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -232,7 +262,9 @@ class RunConfig(FrozenSettings):
                 "of them"
             )
         if recipe.compile != "none" and kind == "dp":
-            raise ValueError("dp copies the model at each step, and each copy would be compiled again; use ddp")
+            raise ValueError(
+                "dp copies the model at each step, and each copy would be compiled again; use ddp"
+            )
         if recipe.compile != "none" and self.cpu_half == "emulated":
             raise ValueError(
                 "torch.compile does not see into emulated fp16 and would silently compile nothing; "
@@ -245,7 +277,9 @@ class RunConfig(FrozenSettings):
             )
         if self.fallback_arms and (self.launcher in ("slurm", "ray") or self.script is not None):
             what = "a script" if self.script is not None else f"launcher {self.launcher}"
-            raise ValueError(f"on_nan fallback trains a cell of a recipe again on this machine, and not one of {what}")
+            raise ValueError(
+                f"on_nan fallback trains a cell of a recipe again on this machine, and not one of {what}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -278,7 +312,8 @@ class RunConfig(FrozenSettings):
         obstacles = {
             f"parallel kind {self.parallel.kind} communicates with other processes inside the step": self.parallel.kind
             != "none",
-            f"on_nan {self.on_nan} reads or replaces what the graph holds": self.on_nan in ("skip", "rollback"),
+            f"on_nan {self.on_nan} reads or replaces what the graph holds": self.on_nan
+            in ("skip", "rollback"),
             f"layer_lr {self.recipe.optimizer.layer_lr} runs Python inside the step": (
                 self.recipe.optimizer.layer_lr != "none"
             ),
@@ -309,7 +344,9 @@ class RunConfig(FrozenSettings):
                 arms = parse_arms([text.removeprefix(FALLBACK)])
                 return FALLBACK + ",".join(map(str, arms))
             if text not in ON_NAN:
-                raise ConfigError(f"on_nan {text!r} is unknown; {suggestion_text(text, [*ON_NAN, f'{FALLBACK}ARM'])}")
+                raise ConfigError(
+                    f"on_nan {text!r} is unknown; {suggestion_text(text, [*ON_NAN, f'{FALLBACK}ARM'])}"
+                )
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return text

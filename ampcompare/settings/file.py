@@ -55,8 +55,12 @@ class Matrix(_FilePart):
     title: str = Field("", description="one line for `ampcompare list`")
     arms: list[str] | None = Field(None, description="arms of a comparison, such as [fp32, bf16, 'apex:O2']")
     seeds: int | str | list[int] | None = Field(None, description="such as 0-4, [0, 2, 7] or auto")
-    margin: float | str | None = Field(None, description="equivalence margin of top-1: 0.5 (points), 10%, 2sd or auto")
-    vary: dict[str, list[Any]] | None = Field(None, description="settings with the values that are crossed with arms")
+    margin: float | str | None = Field(
+        None, description="equivalence margin of top-1: 0.5 (points), 10%, 2sd or auto"
+    )
+    vary: dict[str, list[Any]] | None = Field(
+        None, description="settings with the values that are crossed with arms"
+    )
     rows: list[dict[str, Any]] | None = Field(
         None, description="rows one by one, each an arm with settings of its own, in place of arms and vary"
     )
@@ -117,7 +121,9 @@ def settings_file_from_values(values: Mapping[str, Any], name: str) -> SettingsF
             hint = suggestion_text(str(key), [*Matrix.model_fields, *setting_paths(RunConfig)])
             raise ConfigError(f"{name}: there is no setting {key!r} ({hint})")
     try:
-        matrix = build_validated_model(Matrix, {key: value for key, value in values.items() if key in about_many})
+        matrix = build_validated_model(
+            Matrix, {key: value for key, value in values.items() if key in about_many}
+        )
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return SettingsFile(matrix, {key: value for key, value in values.items() if key not in about_many})

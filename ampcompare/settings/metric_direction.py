@@ -19,7 +19,9 @@ PHRASES = {
     "max": r"top_?\d+|average_precision|exact_match|win_rate|success_rate|r_squared",
 }
 # With one of these the rest of the name says little: a scale of a loss, a negated error, a drop of accuracy.
-TURNING = r"neg|negative|minus|inv|inverse|scale|scaler|weight|coef|gain|drop|gap|delta|diff|improvement|reduction"
+TURNING = (
+    r"neg|negative|minus|inv|inverse|scale|scaler|weight|coef|gain|drop|gap|delta|diff|improvement|reduction"
+)
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z][a-z])")
 
 
@@ -36,7 +38,9 @@ def _direction_told_by_name(name: str) -> Literal["max", "min", "turned", ""]:
     words = {word for text in (spaced.lower(), name.lower()) for word in re.split(r"[^a-z0-9.]+", text)}
     words |= {re.sub(r"(?<=[a-z])\d[\d.]*k?$", "", word) for word in words}
     joined = "_".join(re.findall(r"[a-z0-9]+", spaced.lower()))
-    if re.match(r"\s*1\s*-", name) or (_has_word_matching(words, TURNING) and "negative_log_likelihood" not in joined):
+    if re.match(r"\s*1\s*-", name) or (
+        _has_word_matching(words, TURNING) and "negative_log_likelihood" not in joined
+    ):
         return "turned"
     if _has_word_matching(words, LOSSES):
         return "min"

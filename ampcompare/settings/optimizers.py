@@ -25,8 +25,12 @@ BUILT_IN = {
     "sgd": OptimizerSpec("torch.optim:SGD", "torch.optim.SGD"),
     "adam": OptimizerSpec("torch.optim:Adam", "torch.optim.Adam, L2 decay"),
     "adamw": OptimizerSpec("torch.optim:AdamW", "torch.optim.AdamW, decoupled decay"),
-    "fused_adam": OptimizerSpec(f"{OWN_APEX}:FusedAdam", "apex.optimizers.FusedAdam: AdamW with fp32 moments"),
-    "fused_lamb": OptimizerSpec(f"{OWN_APEX}:FusedLAMB", "apex.optimizers.FusedLAMB: clips at a norm of 1 by default"),
+    "fused_adam": OptimizerSpec(
+        f"{OWN_APEX}:FusedAdam", "apex.optimizers.FusedAdam: AdamW with fp32 moments"
+    ),
+    "fused_lamb": OptimizerSpec(
+        f"{OWN_APEX}:FusedLAMB", "apex.optimizers.FusedLAMB: clips at a norm of 1 by default"
+    ),
     "fused_novograd": OptimizerSpec(f"{OWN_APEX}:FusedNovoGrad", "apex.optimizers.FusedNovoGrad"),
     "fused_sgd": OptimizerSpec(f"{OWN_APEX}:FusedSGD", "apex.optimizers.FusedSGD: fp16 and fp32 weights"),
     "fused_adagrad": OptimizerSpec(f"{OWN_APEX}:FusedAdagrad", "apex.optimizers.FusedAdagrad"),
@@ -94,7 +98,11 @@ def _optimizer_rows() -> Iterator[tuple[str, bool, str]]:
         library = LIBRARIES.get(path.partition(".")[0])
         if library is None:
             available = find_module_spec("torch.optim._" + path.rpartition(".")[2].lower())[0]
-            yield path, available, summary if available else "this torch does not have it: pip install -U torch"
+            yield (
+                path,
+                available,
+                summary if available else "this torch does not have it: pip install -U torch",
+            )
         else:
             missing = library.why_missing()
             yield path, not missing, missing or summary

@@ -43,7 +43,9 @@ ASSEMBLY = (
 STEPS = ASSEMBLY | {"recipe.clip_grad", "recipe.grad_accum_steps", "workers", "pin_memory"}
 ARITHMETIC = frozenset({"cpu_half", "autocast_lists"})
 # What a script that is watched is started with.
-WATCHED_SCRIPT = frozenset({"device", "threads", "allow_writes", "autocast_lists", "recipe.seed", "processes"})
+WATCHED_SCRIPT = frozenset(
+    {"device", "threads", "allow_writes", "autocast_lists", "recipe.seed", "processes"}
+)
 # What a script that trains as a cell is started with, and how its record is made. `recipe.max_steps` ends it.
 SCRIPT_CELL = WATCHED_SCRIPT | {"recipe.max_steps", "guards", "first_weights"}
 SCRIPT_RECORD = frozenset({"warmup_steps", "nan_patience", "stall_timeout"})
@@ -113,7 +115,8 @@ VERIFY_RESUME = CommandReads("compare --verify-resume", frozenset(), frozenset({
 KEEP_STEP = CommandReads("compare --capsule", frozenset(), frozenset({"device"}))
 EXPLAIN = CommandReads(
     "explain",
-    (ASSEMBLY | ARITHMETIC | {"recipe.compile"}) - {"recipe.schedule.gamma", "recipe.schedule.step_epochs"},  # one step
+    # one step
+    (ASSEMBLY | ARITHMETIC | {"recipe.compile"}) - {"recipe.schedule.gamma", "recipe.schedule.step_epochs"},
     SCRIPT_CELL - {"guards", "first_weights"},
 )
 DIAGNOSE = CommandReads(
@@ -132,4 +135,7 @@ PROFILE = CommandReads(
 FIND_BATCH = CommandReads("find-batch", EVERY - CHOSEN_BY_FIND_BATCH)
 # Of a loop that the user wrote, in the user's own process.
 LOOP = frozenset({"device", "cpu_half", "autocast_lists", "recipe.seed"})
-DIAGNOSE_LOOP, PROFILE_LOOP = CommandReads("diagnose of a loop", LOOP), CommandReads("profile of a loop", LOOP)
+DIAGNOSE_LOOP, PROFILE_LOOP = (
+    CommandReads("diagnose of a loop", LOOP),
+    CommandReads("profile of a loop", LOOP),
+)

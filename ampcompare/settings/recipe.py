@@ -13,7 +13,8 @@ from ampcompare.base.files.read import check_plain_data
 from ampcompare.settings.optimizers import canonical_optimizer_name
 
 DEFAULT_TASK = "classification"
-OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}  # of a task from elsewhere, which chooses both itself
+# of a task from elsewhere, which chooses both itself
+OWN = {"data": {"name": "task"}, "model": {"arch": "task"}}
 DEFAULTS: dict[str, dict[str, Any]] = {
     DEFAULT_TASK: {},
     "lm": {
@@ -122,7 +123,9 @@ class DataConfig(FrozenSettings):
     )
     dir: str | None = Field(None, description="folder of downloaded sets, or of imagefolder without a path")
     download: bool = Field(False, description="fetch a torchvision set that is not in the folder")
-    image_size: PositiveInt | None = Field(None, description="height and width in pixels that images are resized to")
+    image_size: PositiveInt | None = Field(
+        None, description="height and width in pixels that images are resized to"
+    )
     train_size: PositiveInt | None = Field(None, description="limit the number of training samples")
     val_size: PositiveInt | None = Field(None, description="limit the number of validation samples")
     sequence_length: PositiveInt | None = Field(None, description="tokens per text sample")
@@ -132,7 +135,9 @@ class DataConfig(FrozenSettings):
 class ModelConfig(FrozenSettings):
     """Which network is trained."""
 
-    arch: str = Field("convnet", description="convnet, mlp, transformer, any torchvision classifier, or module:factory")
+    arch: str = Field(
+        "convnet", description="convnet, mlp, transformer, any torchvision classifier, or module:factory"
+    )
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the network")
 
     @field_validator("args")
@@ -145,7 +150,9 @@ class ModelConfig(FrozenSettings):
 class GroupConfig(FrozenSettings):
     """Parameters with a learning rate or weight decay of their own."""
 
-    match: str = Field(description="pattern of parameter names, such as head.* or *.weight; the first that fits counts")
+    match: str = Field(
+        description="pattern of parameter names, such as head.* or *.weight; the first that fits counts"
+    )
     lr_factor: Positive = Field(1.0, description="factor on the learning rate")
     weight_decay: NonNegative | None = Field(None, description="in place of the optimizer's")
 
@@ -158,7 +165,9 @@ class OptimizerConfig(FrozenSettings):
         description="sgd, adam, adamw, fused_adam, ... (see `list optimizers`), torch.optim.CLASS or module:Class",
     )
     lr: Positive = Field(0.05, description="base learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="momentum, where the optimizer has one")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="momentum, where the optimizer has one"
+    )
     nesterov: bool = Field(False, description="Nesterov momentum, where the optimizer has it")
     weight_decay: NonNegative = Field(1e-4, description="weight decay of parameters without their own")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
@@ -167,9 +176,12 @@ class OptimizerConfig(FrozenSettings):
     bias_weight_decay: NonNegative | None = Field(
         None, description="weight decay of biases outside normalization layers"
     )
-    groups: tuple[GroupConfig, ...] = Field((), description="list of match, lr_factor and weight_decay, in order")
+    groups: tuple[GroupConfig, ...] = Field(
+        (), description="list of match, lr_factor and weight_decay, in order"
+    )
     layer_lr: Literal["none", "larc", "lars"] = Field(
-        "none", description="layer-wise learning rates by the norms of weight and gradient; larc: at most the base rate"
+        "none",
+        description="layer-wise learning rates by the norms of weight and gradient; larc: at most the base rate",
     )
     trust_coefficient: Positive = Field(0.02, description="trust coefficient of LARC and LARS")
     implementation: Literal["default", "for-loop", "foreach", "fused"] = Field(
@@ -260,9 +272,13 @@ class Recipe(FrozenSettings):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     epochs: PositiveInt = Field(5, description="passes over the training set")
-    max_steps: PositiveInt | None = Field(None, description="stop after this many updates, regardless of epochs")
+    max_steps: PositiveInt | None = Field(
+        None, description="stop after this many updates, regardless of epochs"
+    )
     batch_size: PositiveInt = Field(64, description="samples in one update of each process")
-    global_batch_size: PositiveInt | None = Field(None, description="samples in one update of all processes together")
+    global_batch_size: PositiveInt | None = Field(
+        None, description="samples in one update of all processes together"
+    )
     grad_accum_steps: PositiveInt = Field(1, description="micro-batches in one update")
     clip_grad: Positive | None = Field(None, description="largest norm of the unscaled gradients")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -273,13 +289,15 @@ class Recipe(FrozenSettings):
     )
     channels_last: bool = Field(False, description="memory format of models and images")
     cudnn_benchmark: bool = Field(
-        False, description="let cuDNN time its convolution kernels at each new shape and keep the fastest; on a GPU"
+        False,
+        description="let cuDNN time its convolution kernels at each new shape and keep the fastest; on a GPU",
     )
     compile: Literal["none", "eager", "aot_eager", "inductor"] = Field(
         "none", description="torch.compile backend for training; evaluation is never compiled"
     )
     cuda_graph: bool = Field(
-        False, description="capture the whole step as one CUDA graph and replay it; needs a GPU and a fused optimizer"
+        False,
+        description="capture the whole step as one CUDA graph and replay it; needs a GPU and a fused optimizer",
     )
     tta: Literal["none", "flips", "shifts"] = Field(
         "none", description="test-time augmentation: average the logits over additional views of an image"
@@ -287,7 +305,9 @@ class Recipe(FrozenSettings):
     checkpoint_activations: bool = Field(
         False, description="recompute activations of blocks in the backward pass instead of keeping them"
     )
-    early_stop: PositiveInt | None = Field(None, description="stop after this many epochs without a better metric")
+    early_stop: PositiveInt | None = Field(
+        None, description="stop after this many epochs without a better metric"
+    )
     target: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="stop when the metric reaches this value, such as 97 for a top-1 of 97 %"
     )

@@ -21,12 +21,15 @@ from ampcompare.settings.recipe import FrozenSettings, PositiveInt
 from ampcompare.settings.stack import StackConfig
 
 LOSS = "training loss"
-SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # which nearly all scripts can train
+# which nearly all scripts can train
+SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")
 # Words of --metric, by the setting that they give.
 WORDS = {"goal": ("max", "min"), "pick": ("last", "best", "first"), "difference": ("points",)}
 NAME = re.compile(r"[^:=]{1,40}")
 SEED_STRIDE = 1_000_003  # larger than the ranks, epochs and samples that scripts add to a seed of their own
-SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
+SEED_OPTION = re.compile(
+    r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']"""
+)
 
 
 class ScriptMetric(FrozenSettings):
@@ -38,7 +41,9 @@ class ScriptMetric(FrozenSettings):
     difference: Literal["ratio", "points"] = Field(
         "ratio", description="how values are compared; points where they can be 0 or below"
     )
-    pattern: str | None = Field(None, description="regular expression whose first group is the value, in the output")
+    pattern: str | None = Field(
+        None, description="regular expression whose first group is the value, in the output"
+    )
 
     @model_validator(mode="after")
     def _require_group_in_pattern(self) -> ScriptMetric:
@@ -46,7 +51,9 @@ class ScriptMetric(FrozenSettings):
             try:
                 groups = re.compile(self.pattern).groups
             except re.error as error:
-                raise ValueError(f"metric {self.name}: {self.pattern!r} is not a regular expression: {error}") from None
+                raise ValueError(
+                    f"metric {self.name}: {self.pattern!r} is not a regular expression: {error}"
+                ) from None
             if groups != 1:
                 raise ValueError(
                     f"metric {self.name}: {self.pattern!r} has {groups} groups; write exactly one, around the value, "
@@ -61,7 +68,8 @@ class ScriptConfig(FrozenSettings):
     name: str = Field(description="path of a script, or name of a module")
     is_module: bool = False
     arguments: tuple[str, ...] = Field(
-        (), description="{seed}, {arm} and {cell_dir} are filled in; a placeholder such as $TOKEN for a secret"
+        (),
+        description="{seed}, {arm} and {cell_dir} are filled in; a placeholder such as $TOKEN for a secret",
     )
     sha256: str | None = Field(None, description="of the file; a changed script is another comparison")
     metrics: tuple[ScriptMetric, ...] = Field(
@@ -69,13 +77,15 @@ class ScriptConfig(FrozenSettings):
     )
     seed_arg: str | None = Field(None, description="argument that gets the seed, such as --seed")
     shift_seeds: Literal["global", "all"] | None = Field(
-        None, description="what adds an offset for each seed: global generators, or also those that the script makes"
+        None,
+        description="what adds an offset for each seed: global generators, or also those that the script makes",
     )
     max_steps: PositiveInt | None = Field(None, description="optimizer steps after which a cell ends")
     compat_torch: bool = Field(False, description="restore what changed since the script was written")
     torchrun: bool = Field(False, description="start it by torchrun, as one process too")
     first_weights: StackConfig | None = Field(
-        None, description="the environment whose first weights, of the same seed, it begins with; none: its own"
+        None,
+        description="the environment whose first weights, of the same seed, it begins with; none: its own",
     )
 
     @property
@@ -178,7 +188,9 @@ def script_config(
     is_module = list(words[:1]) == ["-m"]
     rest = list(words[1:] if is_module else words)
     if not rest:
-        raise ConfigError("no script after --; give a script with its arguments, or -m and the name of a module")
+        raise ConfigError(
+            "no script after --; give a script with its arguments, or -m and the name of a module"
+        )
     note_secret_names(mask)
     read = tuple(map(parse_metric, metrics))
     names = [metric.name for metric in read]

@@ -52,7 +52,9 @@ def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackCon
     stacks: dict[str, StackConfig] = {}
     for name, command in pairs:
         if not NAME.fullmatch(name):
-            raise ConfigError(f"--stack {name}={command}: the name is a word that begins with a letter, as in old")
+            raise ConfigError(
+                f"--stack {name}={command}: the name is a word that begins with a letter, as in old"
+            )
         try:
             words = shlex.split(command)
         except ValueError as error:
@@ -77,7 +79,9 @@ def _parse_stack(text: str) -> tuple[str, str]:
     return name.strip(), command
 
 
-def arms_with_stacks(texts: Sequence[str], stacks: Mapping[str, StackConfig]) -> list[tuple[str, StackConfig | None]]:
+def arms_with_stacks(
+    texts: Sequence[str], stacks: Mapping[str, StackConfig]
+) -> list[tuple[str, StackConfig | None]]:
     """Read arms of which some are ARM@STACK.
 
     Args:
@@ -119,7 +123,9 @@ def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_scr
     if name not in stacks:
         hint = f" {suggestion_text(name, stacks)}" if stacks else ""
         raise ConfigError(
-            f"--first-weights {name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip(".")
+            f"--first-weights {name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip(
+                "."
+            )
         )
     return stacks[name]
 
@@ -142,5 +148,7 @@ def require_used_stacks(stacks: Mapping[str, StackConfig], used: Collection[str 
 def _find_stack(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:
     if name not in stacks:
         hint = f" {suggestion_text(name, stacks)}" if stacks else ""
-        raise ConfigError(f"@{name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip("."))
+        raise ConfigError(
+            f"@{name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip(".")
+        )
     return stacks[name]

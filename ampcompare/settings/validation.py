@@ -51,9 +51,15 @@ def _explain_fault(model: type[BaseModel], fault: Mapping[str, Any], given: Mapp
 
 def _reword_pydantic_message(message: str) -> str:
     """Return a message of pydantic in the words of the others: "must be at least 1"."""
-    text = message.removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid ", "a ")
+    text = (
+        message.removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid ", "a ")
+    )
     text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
-    return text.replace("an integer", "a whole number").replace("a integer", "a whole number").partition(", unable")[0]
+    return (
+        text.replace("an integer", "a whole number")
+        .replace("a integer", "a whole number")
+        .partition(", unable")[0]
+    )
 
 
 def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
@@ -64,7 +70,8 @@ def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
             continue
         yield above + name
         for item in get_args(field.annotation):
-            if isinstance(item, type) and issubclass(item, BaseModel):  # a list of groups: N stands for the index in it
+            # a list of groups: N stands for the index in it
+            if isinstance(item, type) and issubclass(item, BaseModel):
                 yield from setting_paths(item, f"{above}{name}.N.")
 
 
@@ -85,10 +92,14 @@ def paths_and_values(values: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 def suggestion_text(where: str, known: list[str]) -> str:
     """Return what `where` was probably meant to be: a similar name in its group, or the same name elsewhere."""
     group, dot, name = where.rpartition(".")
-    beside = list(dict.fromkeys(path[len(group + dot) :].split(".")[0] for path in known if path.startswith(group)))
+    beside = list(
+        dict.fromkeys(path[len(group + dot) :].split(".")[0] for path in known if path.startswith(group))
+    )
     close = [group + dot + match for match in close_matches(name, beside)]
     close = close or [path for path in known if f".{path}".endswith(f".{where}")]
-    close = close or [f"{path.partition(f'.{where}.')[0]}.{where}" for path in known if f".{where}." in path][:1]
+    close = (
+        close or [f"{path.partition(f'.{where}.')[0]}.{where}" for path in known if f".{where}." in path][:1]
+    )
     close = close or [path for path in known if path.rpartition(".")[2] == name]
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"

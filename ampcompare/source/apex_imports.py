@@ -92,7 +92,9 @@ def _apex_questions_in(node: ast.stmt, reach: Reach) -> Iterator[ApexImport]:
     inside = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
     for call in (one for expression in inside for one in ast.walk(expression) if isinstance(one, ast.Call)):
         named = call.args[0] if call.args else None
-        if not (isinstance(named, ast.Constant) and isinstance(named.value, str) and NAME.fullmatch(named.value)):
+        if not (
+            isinstance(named, ast.Constant) and isinstance(named.value, str) and NAME.fullmatch(named.value)
+        ):
             continue
         function = last_name(call.func) or ""
         if function in ("import_module", "__import__"):

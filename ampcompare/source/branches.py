@@ -12,7 +12,9 @@ from ampcompare.source.syntax import dotted_name
 Facts = Mapping[str, object]
 
 
-def branches_around(module: Module, node: ast.AST, within: ast.AST | None = None) -> Iterator[tuple[ast.If, bool]]:
+def branches_around(
+    module: Module, node: ast.AST, within: ast.AST | None = None
+) -> Iterator[tuple[ast.If, bool]]:
     """Yield the `if` statements around a node, the innermost first, and whether it is in the branch of the test."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if outer is within:

@@ -82,7 +82,9 @@ class CallFollower(abc.ABC):
     def handle_node(self, node: ast.AST, statement: ast.stmt, frame: CallFrame) -> None:
         """Do what is to be done at an expression; `inline` follows its function."""
 
-    def context_of_with_item(self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: CallFrame) -> Any:
+    def context_of_with_item(
+        self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: CallFrame
+    ) -> Any:
         """Return what is to be known of a context of a `with` inside of it."""
         return None
 
@@ -157,7 +159,9 @@ class CallFollower(abc.ABC):
                 test = self.substitute_arguments(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    self._follow_block(branch, replace(frame, facts=add_conditions_of_test(frame.facts, test, holds)))
+                    self._follow_block(
+                        branch, replace(frame, facts=add_conditions_of_test(frame.facts, test, holds))
+                    )
                     for branch, holds in branches
                 ]
                 reached = [facts for facts in known if facts is not None]
@@ -223,7 +227,8 @@ class CallFollower(abc.ABC):
             inner = frame
             for test, holds in tests:
                 inner = replace(
-                    inner, facts=add_conditions_of_test(inner.facts, self.substitute_arguments(test, frame), holds)
+                    inner,
+                    facts=add_conditions_of_test(inner.facts, self.substitute_arguments(test, frame), holds),
                 )
             self.handle_node(each, statement, inner)
 

@@ -83,7 +83,9 @@ class _Notebook:
         data = json.loads(json.dumps(self.data))
         for cell, source in zip(_code_cells(data), self.split(text), strict=True):
             if _source_of_cell(cell) != source:
-                cell["source"] = re.findall(r".*\n|.+", source) if isinstance(cell["source"], list) else source
+                cell["source"] = (
+                    re.findall(r".*\n|.+", source) if isinstance(cell["source"], list) else source
+                )
         separators = (",", ": ") if self.indent is not None else None
         written = json.dumps(data, indent=self.indent, ensure_ascii=self.ascii, separators=separators)
         return (written + self.tail).encode()
@@ -100,7 +102,9 @@ def _read_notebook(content: bytes) -> _Notebook:
         sources = [_source_of_cell(cell) for cell in _code_cells(data)]
     except (AttributeError, KeyError, TypeError):
         raise FileFault("it is not a notebook: it has no list of cells") from None
-    kernel = data.get("metadata", {}).get("kernelspec", {}) if isinstance(data.get("metadata", {}), dict) else {}
+    kernel = (
+        data.get("metadata", {}).get("kernelspec", {}) if isinstance(data.get("metadata", {}), dict) else {}
+    )
     language = kernel.get("language", "python") if isinstance(kernel, dict) else "python"
     if isinstance(language, str) and language.lower() not in ("python", "python3", "ipython", ""):
         sources = ["" for _ in sources]  # its cells are kept, and there is nothing to find in them
@@ -248,7 +252,8 @@ def parse_document(path: Path, content: bytes) -> SourceDocument:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     except SyntaxError as error:
-        if "declaration" not in str(error.msg):  # the first two lines declare an encoding that Python does not know
+        # the first two lines declare an encoding that Python does not know
+        if "declaration" not in str(error.msg):
             raise FileFault(str(error.msg)) from None
         encoding = "utf-8"  # they declare none, and are not text in it, which is said below
     has_mark = content.startswith(codecs.BOM_UTF8)

@@ -216,8 +216,13 @@ class Edits:
                 stop = begin + len(text)
                 ends = text.endswith(("\n", "\r"))
                 inner_first = sorted(line.after, key=lambda each: -each[0])  # of statements that end together
-                below = [content and self._new_indentation_of_line(first) + content for first, content in inner_first]
-                joined = "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
+                below = [
+                    content and self._new_indentation_of_line(first) + content
+                    for first, content in inner_first
+                ]
+                joined = (
+                    "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
+                )
                 self._add_text_to_spans(spans, stop, stop, joined)
         edits = [Edit(start, end, text) for (start, end), text in spans.items()]
         return tuple(sorted(edits, key=lambda edit: (edit.start, edit.end != edit.start, -edit.end)))
@@ -261,7 +266,9 @@ class Edits:
         ):
             above, last = above - 1, last + 1
             stop = module.line_start(last + 1)
-        if module.block_of(statement)[0] is statement and not isinstance(module.parent(statement), ast.Module):
+        if module.block_of(statement)[0] is statement and not isinstance(
+            module.parent(statement), ast.Module
+        ):
             while (
                 last + 1 < len(module.starts) and not module.line_text(last + 1).strip()
             ):  # a block begins without them
@@ -271,7 +278,9 @@ class Edits:
         self._spans[(module.starts[first - 1], stop)] = ""
         if moved is not None and moved.before:
             indent = module.indent(statement)
-            text = "".join(f"{content and indent + content}{module.newline}" for _, _, content in moved.before)
+            text = "".join(
+                f"{content and indent + content}{module.newline}" for _, _, content in moved.before
+            )
             self._spans[(module.starts[first - 1], stop)] = text
 
 

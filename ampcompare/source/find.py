@@ -7,14 +7,19 @@ from pathlib import Path
 
 SUFFIXES = (".py", ".pyi", ".pyw", ".ipynb")
 # Folders that hold no source of the user; a path that names one of them is read anyway.
-SKIPPED_FOLDERS = frozenset({"__pycache__", "__pypackages__", "node_modules", "site-packages", "build", "dist", "venv"})
+SKIPPED_FOLDERS = frozenset(
+    {"__pycache__", "__pypackages__", "node_modules", "site-packages", "build", "dist", "venv"}
+)
 
 # Files by which a virtual environment, the package of Apex and its repository are known.
 FOREIGN_MARKS = ("pyvenv.cfg", "amp/_amp_state.py", "csrc/amp_C_frontend.cpp")
 
 
 def find_sources(
-    paths: Iterable[str | Path], *, exclude: Sequence[str] = (), unreadable: Callable[[Path, str], None] | None = None
+    paths: Iterable[str | Path],
+    *,
+    exclude: Sequence[str] = (),
+    unreadable: Callable[[Path, str], None] | None = None,
 ) -> Iterator[Path]:
     """Yield the files below paths, sorted within each folder, and none twice.
 
@@ -36,7 +41,10 @@ def find_sources(
 
 
 def _walk_folder(
-    folder: Path, exclude: Sequence[str], unreadable: Callable[[Path, str], None] | None, seen: set[tuple[int, int]]
+    folder: Path,
+    exclude: Sequence[str],
+    unreadable: Callable[[Path, str], None] | None,
+    seen: set[tuple[int, int]],
 ) -> Iterator[Path]:
     waiting = [folder]
     while waiting:
@@ -92,7 +100,9 @@ def _holds_source(folder: Path) -> bool:
 def _is_excluded(path: Path, patterns: Sequence[str]) -> bool:
     text = path.as_posix()
     for pattern in patterns:
-        if any(fnmatch.fnmatch(*each) for each in ((path.name, pattern), (text, pattern), (text, f"*/{pattern}"))):
+        if any(
+            fnmatch.fnmatch(*each) for each in ((path.name, pattern), (text, pattern), (text, f"*/{pattern}"))
+        ):
             return True
         if f"/{pattern.strip('/')}/" in f"/{text}/":
             return True

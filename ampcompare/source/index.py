@@ -34,7 +34,9 @@ SAME = frozenset({
 LISTS = frozenset({"list", "tuple", "iter", "reversed", "sorted", "set", "collections.OrderedDict", "dict"})
 PROPERTIES = ("property", "functools.cached_property", "cached_property")
 # What tensors, optimizers and schedulers are called, whose methods have names such as `backward` and `step`.
-NO_PROJECT_CLASS = re.compile(r"^_*(?:\w*loss\w*|err\w*|opt\w*|\w*optim\w*|\w*sched\w*|scaler)$", re.IGNORECASE)
+NO_PROJECT_CLASS = re.compile(
+    r"^_*(?:\w*loss\w*|err\w*|opt\w*|\w*optim\w*|\w*sched\w*|scaler)$", re.IGNORECASE
+)
 OF_OBJECT = frozenset(dir(object))
 BUILTINS = frozenset(dir(builtins))
 
@@ -142,7 +144,13 @@ class _UnknownValue(Enum):
 
 UNKNOWN = _UnknownValue.UNKNOWN
 Value: TypeAlias = (
-    Function | ImportedObject | _ProjectClass | _ClassInstance | _ProjectModule | _WrittenContainer | _UnknownValue
+    Function
+    | ImportedObject
+    | _ProjectClass
+    | _ClassInstance
+    | _ProjectModule
+    | _WrittenContainer
+    | _UnknownValue
 )
 Values: TypeAlias = frozenset[Value]
 NOT_KNOWN: Values = frozenset({UNKNOWN})
@@ -236,15 +244,21 @@ class Index:
             scope: in which the call stands.
             receiver: the class of the object that `self` is there, where it is known.
         """
-        return _callee_of_found(self._functions_behind_values(self.values_of_expression(call.func, scope, receiver)))
+        return _callee_of_found(
+            self._functions_behind_values(self.values_of_expression(call.func, scope, receiver))
+        )
 
     def function_of_expression(self, node: ast.expr, scope: Scope, receiver: Scope | None = None) -> Callee:
         """Return which function an expression is, such as one that is passed to be called."""
-        return _callee_of_found(self._functions_behind_values(self.values_of_expression(node, scope, receiver)))
+        return _callee_of_found(
+            self._functions_behind_values(self.values_of_expression(node, scope, receiver))
+        )
 
     def classes_of_expression(self, node: ast.expr, scope: Scope) -> list[Scope]:
         """Return the classes of the project that an expression may be, such as what is called to make an object."""
-        return [each.scope for each in self.values_of_expression(node, scope) if isinstance(each, _ProjectClass)]
+        return [
+            each.scope for each in self.values_of_expression(node, scope) if isinstance(each, _ProjectClass)
+        ]
 
     def project_functions_of(self, call: ast.Call, scope: Scope) -> list[Function]:
         """Return the functions of the project of which a call surely names one; none where it may name another thing.
@@ -259,7 +273,8 @@ class Index:
     def outside_names_of(self, node: ast.expr, scope: Scope) -> set[str]:
         """Return the full names of other packages that an expression may have; "" stands for anything else."""
         return {
-            each.name if isinstance(each, ImportedObject) else "" for each in self.values_of_expression(node, scope)
+            each.name if isinstance(each, ImportedObject) else ""
+            for each in self.values_of_expression(node, scope)
         }
 
     def calls_of_function(self, function: Scope) -> tuple[list[ast.Call], bool]:
@@ -355,22 +370,32 @@ class Index:
             return frozenset({Function(scope.module.scope_from[node], receiver)})
         if isinstance(node, ast.Constant):
             return (
-                frozenset() if node.value is None else _instance_from_outside(f"builtins.{type(node.value).__name__}")
+                frozenset()
+                if node.value is None
+                else _instance_from_outside(f"builtins.{type(node.value).__name__}")
             )
         if isinstance(node, ast.IfExp):
             return self.values_of_expression(node.body, scope, receiver) | self.values_of_expression(
                 node.orelse, scope, receiver
             )
         if isinstance(node, ast.BoolOp):
-            return frozenset().union(*(self.values_of_expression(each, scope, receiver) for each in node.values))
+            return frozenset().union(
+                *(self.values_of_expression(each, scope, receiver) for each in node.values)
+            )
         if isinstance(node, (ast.NamedExpr, ast.Await)):
             return self.values_of_expression(node.value, scope, receiver)
         if isinstance(node, ast.Starred):
             inside = self.values_of_expression(node.value, scope, receiver)
-            return frozenset().union(*(self._elements_of_value(each) for each in inside)) if inside else frozenset()
+            return (
+                frozenset().union(*(self._elements_of_value(each) for each in inside))
+                if inside
+                else frozenset()
+            )
         if isinstance(node, ast.Subscript):
             return self._values_of_subscript(node, scope, receiver)
-        if isinstance(node, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
+        if isinstance(
+            node, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.ListComp, ast.GeneratorExp, ast.DictComp)
+        ):
             return frozenset({_WrittenContainer(node, scope, receiver)})
         if isinstance(node, ast.JoinedStr):
             return _instance_from_outside("builtins.str")
@@ -383,9 +408,15 @@ class Index:
             bindings = self._bindings_of_scope(one).get(node.id)
             if node.id in one.parameters:
                 known = self._values_of_parameter(one, node.id, receiver)
-                return known | self._values_of_bindings(bindings, node, one, scope, receiver) if bindings else known
+                return (
+                    known | self._values_of_bindings(bindings, node, one, scope, receiver)
+                    if bindings
+                    else known
+                )
             if bindings:
-                return _with_named_containers(self._values_of_bindings(bindings, node, one, scope, receiver), node.id)
+                return _with_named_containers(
+                    self._values_of_bindings(bindings, node, one, scope, receiver), node.id
+                )
         if node.id in BUILTINS:
             return frozenset({ImportedObject(node.id)})
         return NOT_KNOWN
@@ -454,7 +485,9 @@ class Index:
         )
         if bindings:
             kept = _bindings_at(bindings, None, module.top)
-            return frozenset(stored).union(*(self._values_of_binding(each, module.top, None) for each in kept))
+            return frozenset(stored).union(
+                *(self._values_of_binding(each, module.top, None) for each in kept)
+            )
         path = None if self._project is None else self._project.path_of(module)
         if self._project is not None and path is not None and path.name == "__init__.py":
             place = self._project.find_module_file(path, f".{name}")
@@ -465,7 +498,9 @@ class Index:
     def _values_of_parameter(self, scope: Scope, name: str, receiver: Scope | None) -> Values:
         node = scope.node
         assert not isinstance(node, (ast.Module, ast.ClassDef))
-        owner = scope.parent if scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef) else None
+        owner = (
+            scope.parent if scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef) else None
+        )
         first = [each.arg for each in (*node.args.posonlyargs, *node.args.args)][:1]
         if owner is not None and first == [name] and not self._is_static(scope):
             return self._values_of_self(owner, receiver, is_class=_has_decorator(node, "classmethod"))
@@ -498,7 +533,8 @@ class Index:
         if positional[:1] == [name]:
             decorated = self._decorated_by_function.get(scope, ())
             found |= {
-                _ProjectClass(each) if isinstance(each.node, ast.ClassDef) else Function(each) for each in decorated
+                _ProjectClass(each) if isinstance(each.node, ast.ClassDef) else Function(each)
+                for each in decorated
             }
         return frozenset(found)
 
@@ -594,7 +630,11 @@ class Index:
                         order += [each for each in inner if each not in order]
                         outside = theirs if outside is None else outside
                     elif isinstance(base, ImportedObject):
-                        outside = base.name if outside is None and base.name not in ("object", "abc.ABC") else outside
+                        outside = (
+                            base.name
+                            if outside is None and base.name not in ("object", "abc.ABC")
+                            else outside
+                        )
                     else:
                         outside = ""
             self._orders[scope] = (order, outside)
@@ -619,12 +659,15 @@ class Index:
                 found.add(UNKNOWN)
         return frozenset(found)
 
-    def _values_of_outside_call(self, name: str, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+    def _values_of_outside_call(
+        self, name: str, node: ast.Call, scope: Scope, receiver: Scope | None
+    ) -> Values:
         first = node.args[0] if node.args and not isinstance(node.args[0], ast.Starred) else None
         if name in ("functools.partial", "functools.partialmethod") and first is not None:
             inside = self.values_of_expression(first, scope, receiver)
             return frozenset(
-                replace(each, given=(*each.given, node)) if isinstance(each, Function) else each for each in inside
+                replace(each, given=(*each.given, node)) if isinstance(each, Function) else each
+                for each in inside
             )
         if name in SAME and first is not None:
             return self.values_of_expression(first, scope, receiver)
@@ -633,7 +676,11 @@ class Index:
         if name.rpartition(".")[2] in GIVING_BACK and isinstance(node.func, ast.Attribute):
             return self.values_of_expression(node.func.value, scope, receiver)
         if name == "apex.amp.initialize":  # models and optimizers, as they are
-            return frozenset({_WrittenContainer(ast.Tuple(node.args[:2]), scope, receiver)}) if node.args else NOT_KNOWN
+            return (
+                frozenset({_WrittenContainer(ast.Tuple(node.args[:2]), scope, receiver)})
+                if node.args
+                else NOT_KNOWN
+            )
         if name == "getattr" and len(node.args) > 1:
             if isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
                 inside = self.values_of_expression(node.args[0], scope, receiver)
@@ -643,7 +690,9 @@ class Index:
                     else NOT_KNOWN
                 )
                 return found | (
-                    self.values_of_expression(node.args[2], scope, receiver) if len(node.args) > 2 else frozenset()
+                    self.values_of_expression(node.args[2], scope, receiver)
+                    if len(node.args) > 2
+                    else frozenset()
                 )
             return NOT_KNOWN
         if name in (
@@ -674,7 +723,11 @@ class Index:
             return frozenset({base})
         if method in ("get", "pop"):
             key = node.args[0] if node.args else None
-            default = self.values_of_expression(node.args[1], scope, receiver) if len(node.args) > 1 else frozenset()
+            default = (
+                self.values_of_expression(node.args[1], scope, receiver)
+                if len(node.args) > 1
+                else frozenset()
+            )
             return self._elements_of_value(base, key) | default
         return NOT_KNOWN
 
@@ -727,7 +780,9 @@ class Index:
                 found |= self.values_of_expression(each.value, scope, function.receiver)
         return frozenset(found)
 
-    def _functions_behind_values(self, values: Iterable[Value]) -> list[Function | ImportedObject | _UnknownValue]:
+    def _functions_behind_values(
+        self, values: Iterable[Value]
+    ) -> list[Function | ImportedObject | _UnknownValue]:
         """Return the functions that run where values are called."""
         found: list[Function | ImportedObject | _UnknownValue] = []
         for each in values:
@@ -756,7 +811,9 @@ class Index:
         for name in ("__call__", "forward"):
             for each in self._lookup_order_of(scope)[0]:
                 if (bindings := self._bindings_of_scope(each).get(name)) is not None:
-                    return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)] or [UNKNOWN]
+                    return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)] or [
+                        UNKNOWN
+                    ]
         return [UNKNOWN]
 
     # Tables, each made once.
@@ -774,7 +831,9 @@ class Index:
             if alias.name != "*":
                 continue
             path = None if self._project is None else self._project.path_of(module)
-            found = None if self._project is None or path is None else self._project.find_definition(path, full)
+            found = (
+                None if self._project is None or path is None else self._project.find_definition(path, full)
+            )
             place = None if found is None else found[0]
             target = None if place is None or self._project is None else self._project.module_of_file(place)
             if target is None or target is module:
@@ -788,7 +847,9 @@ class Index:
                 known.sort(key=lambda each: each.place)
 
     def _public_names_of(self, module: Module) -> set[str]:
-        lists = (each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple)))
+        lists = (
+            each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple))
+        )
         listed = {str(one.value) for each in lists for one in each.elts if isinstance(one, ast.Constant)}
         return listed or {name for name in self._bindings_of_scope(module.top) if not name.startswith("_")}
 
@@ -814,7 +875,9 @@ class Index:
                             found[target.attr].append((target.value, node.value, module.scope_of[node]))
                 elif isinstance(node, ast.Call) and last_name(node.func) == "setattr" and len(node.args) == 3:
                     if isinstance(node.args[1], ast.Constant):
-                        found[str(node.args[1].value)].append((node.args[0], node.args[2], module.scope_of[node]))
+                        found[str(node.args[1].value)].append(
+                            (node.args[0], node.args[2], module.scope_of[node])
+                        )
         return found
 
     def _values_stored_on_attribute(self, name: str, fits: Callable[[Value], bool]) -> set[Value]:
@@ -867,7 +930,9 @@ class Index:
         passed: set[str] = set()
         for module in self.modules:
             called = {id(call.func) for call in module.calls}
-            called |= {id(each) for scope in module.scopes for each in getattr(scope.node, "decorator_list", [])}
+            called |= {
+                id(each) for scope in module.scopes for each in getattr(scope.node, "decorator_list", [])
+            }
             for call in module.calls:
                 calls[last_name(call.func)].append(call)
             for node in module.nodes:
@@ -948,14 +1013,17 @@ class _CallsByFunction:
             names |= {name}
         calls = [call for each in names for call in by_name.get(each, ())]
         if names & passed or name in ("__call__", "forward") or not name or _is_decorated(scope):
-            calls = list(dict.fromkeys([*calls, *index._calls_of_variables]))  # it may go by the name of any variable
+            # it may go by the name of any variable
+            calls = list(dict.fromkeys([*calls, *index._calls_of_variables]))
         return [call for call in calls if scope in self._scopes_named_by_call(call)]
 
     def _scopes_named_by_call(self, call: ast.Call) -> frozenset[Scope]:
         known = self._called.get(call, self._called_meanwhile.get(call))
         if known is None:
             callee = self._index.callee(call, self._index._scope_of_call[call])
-            known = frozenset(each.scope for each in functions_of_callee(callee) if isinstance(each, Function))
+            known = frozenset(
+                each.scope for each in functions_of_callee(callee) if isinstance(each, Function)
+            )
             # What is found within a question may lack what that question is about.
             (self._called_meanwhile if self._index.is_answering else self._called)[call] = known
         return known
@@ -989,7 +1057,9 @@ def _may_be_call_of(call: ast.Call, method: Scope) -> bool:
     owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     if NO_PROJECT_CLASS.search(owner):
         return False
-    if any(isinstance(each, ast.Starred) for each in call.args) or any(one.arg is None for one in call.keywords):
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(
+        one.arg is None for one in call.keywords
+    ):
         return True
     needed = len(node.args.posonlyargs) + len(node.args.args) - len(node.args.defaults) - 1
     most = len(node.args.posonlyargs) + len(node.args.args) - 1
@@ -1031,13 +1101,18 @@ def _with_named_containers(values: Values, name: str) -> Values:
     if not any(isinstance(each, _WrittenContainer) and not each.name for each in values):
         return values
     return frozenset(
-        replace(each, name=name) if isinstance(each, _WrittenContainer) and not each.name else each for each in values
+        replace(each, name=name) if isinstance(each, _WrittenContainer) and not each.name else each
+        for each in values
     )
 
 
 def _may_belong_to_scopes(value: Value, order: list[Scope]) -> bool:
     holder = (
-        value.of if isinstance(value, _ClassInstance) else value.scope if isinstance(value, _ProjectClass) else None
+        value.of
+        if isinstance(value, _ClassInstance)
+        else value.scope
+        if isinstance(value, _ProjectClass)
+        else None
     )
     return holder in order or value is UNKNOWN
 
@@ -1064,7 +1139,9 @@ def _is_outside_decorator(node: ast.expr) -> bool:
 def _returns_parameter(scope: Scope) -> bool:
     """Return whether a decorator gives back the function itself."""
     return any(
-        isinstance(each, ast.Return) and isinstance(each.value, ast.Name) and each.value.id in scope.parameters
+        isinstance(each, ast.Return)
+        and isinstance(each.value, ast.Name)
+        and each.value.id in scope.parameters
         for each in nodes_of_scope(scope)
     )
 
@@ -1092,7 +1169,9 @@ def _bindings_at(bindings: list[_Binding], use: ast.AST | None, home: Scope) -> 
     if use is not None and hasattr(use, "lineno"):
         place = (use.lineno, use.col_offset)  # type: ignore[attr-defined]
         loops = [
-            each for each in module.nodes_up_to_function(use) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))
+            each
+            for each in module.nodes_up_to_function(use)
+            if isinstance(each, (ast.For, ast.AsyncFor, ast.While))
         ]
         again = [each for each in bindings if any(_is_inside(module, each.node, loop) for loop in loops)]
         before = [each for each in bindings if each.place < place]
@@ -1158,7 +1237,9 @@ def _element_for_target(statement: ast.AST, name: str, value: ast.expr) -> ast.e
         and isinstance(statement, ast.Assign)
     ):
         target = statement.targets[0]
-        if isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
+        if isinstance(target, (ast.Tuple, ast.List)) and not any(
+            isinstance(one, ast.Starred) for one in target.elts
+        ):
             for place, one in enumerate(target.elts):
                 if isinstance(one, ast.Name) and one.id == name:
                     return ast.Subscript(value.value, ast.Constant(place), ast.Load())

@@ -254,7 +254,9 @@ class Module(SourceText):
 
     def nodes_up_to_function(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield the nodes around a node up to its function, or up to the module where it is in none."""
-        for outer in self.ancestors(node) if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ():
+        for outer in (
+            self.ancestors(node) if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else ()
+        ):
             yield outer
             if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 break
@@ -318,7 +320,9 @@ class Module(SourceText):
     def positional_parameters(self, function: Function) -> list[str]:
         """Return the parameters that a call gives by position: without `self` or `cls` of a method."""
         names = parameter_names(function, positional=True)
-        return names[1:] if self.class_of(function) is not None and names[:1] in (["self"], ["cls"]) else names
+        return (
+            names[1:] if self.class_of(function) is not None and names[:1] in (["self"], ["cls"]) else names
+        )
 
     @functools.cached_property
     def indentation_unit(self) -> str:
@@ -373,7 +377,9 @@ class Module(SourceText):
         for alias in node.names:
             self.imports.append(ImportedName(node, alias, prefix + alias.name))
             names = {name: name for name in STARS.get(module, ())}
-            for name, theirs in (names if alias.name == "*" else {alias.asname or alias.name: alias.name}).items():
+            for name, theirs in (
+                names if alias.name == "*" else {alias.asname or alias.name: alias.name}
+            ).items():
                 self._scope_holding_name(scope, name).bind_name(name, prefix + theirs)
         return scope
 
@@ -419,7 +425,9 @@ class Module(SourceText):
                 return None
         return None
 
-    def resolve(self, node: ast.AST, scope: Scope | None = None, *, follow: bool = True, depth: int = 0) -> str | None:
+    def resolve(
+        self, node: ast.AST, scope: Scope | None = None, *, follow: bool = True, depth: int = 0
+    ) -> str | None:
         """Return the full name of an expression by imports, such as `apex.amp.initialize`, or None.
 
         Where several imports bind a name, that of Apex counts, else the last. A parameter is what all calls of its
@@ -459,10 +467,14 @@ class Module(SourceText):
         if follow and head == "self" and scope.owner is not None and rest:
             name, _, beyond = rest.partition(".")
             inside = next(iter(scope.owner.functions.values()), scope)
-            return self._resolve_through_value(scope.owner.values.get(f"self.{name}", []), inside, beyond, depth)
+            return self._resolve_through_value(
+                scope.owner.values.get(f"self.{name}", []), inside, beyond, depth
+            )
         return None
 
-    def _resolve_through_value(self, values: list[ast.expr], scope: Scope, rest: str, depth: int) -> str | None:
+    def _resolve_through_value(
+        self, values: list[ast.expr], scope: Scope, rest: str, depth: int
+    ) -> str | None:
         """Return the full name of an attribute of the only value but None, if that is no more than a name."""
         named = [one for one in flatten_conditional_values(values) if not is_literal(one, None)]
         base = self.resolve(named[0], scope, depth=depth + 1) if len(named) == 1 else None

@@ -10,7 +10,9 @@ from ampcompare.source.torch_methods import PARAMETER_LISTS, receiver_of
 
 # Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
 SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
-OPTIMIZER = re.compile(r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$")
+OPTIMIZER = re.compile(
+    r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$"
+)
 SCHEDULER = re.compile(r"sched|^lr_|warmup|_lr$")
 # Functions that give what the last of their arguments holds, and those that join what all hold.
 SAME_ELEMENTS = ("list", "tuple", "iter", "set", "sorted", "reversed", "filter")
@@ -92,7 +94,9 @@ class ObjectKinds:
         if not isinstance(inside.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
         returned = [
-            each.value for each in nodes_of_scope(inside) if isinstance(each, ast.Return) and each.value is not None
+            each.value
+            for each in nodes_of_scope(inside)
+            if isinstance(each, ast.Return) and each.value is not None
         ]
         model = self.model_of_parameters(returned[0], inside, depth + 1) if len(returned) == 1 else None
         if isinstance(model, ast.Name) and model.id in inside.parameters:

@@ -83,7 +83,8 @@ class Project:
         folders = [importer.parent, *importer.parent.parents][:LEVELS]
         if dots:
             folders = folders[dots - 1 : dots]
-        else:  # a folder of a package is searched last: what is imported by its full name begins above the package
+        else:
+            # a folder of a package is searched last: what is imported by its full name begins above the package
             folders[1:] = sorted(folders[1:], key=lambda each: "__init__.py" in self._names_in_folder(each))
         for folder in folders:
             if parts and not self._names_in_folder(folder) & {parts[0], f"{parts[0]}.py"}:
@@ -171,7 +172,8 @@ class Project:
 
     def _files_importing_words(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
         """Yield the files around one that have one of some words in their imports, those next to it first."""
-        for other in filter(Path.is_file, self._files_around(path.parent)):  # not a link to nothing, nor a pipe
+        # not a link to nothing, nor a pipe
+        for other in filter(Path.is_file, self._files_around(path.parent)):
             status = other.stat()
             if words & _imported_words(other, status.st_mtime_ns, status.st_size):
                 yield other
@@ -191,7 +193,9 @@ def _list_files(folder: Path) -> list[Path]:
         top = top.parent
     near, wide = find_sources([str(folder)]), find_sources([str(top)])
     return [
-        each for each in dict.fromkeys([*islice(near, MAX_FILES), *islice(wide, MAX_FILES)]) if each.suffix == ".py"
+        each
+        for each in dict.fromkeys([*islice(near, MAX_FILES), *islice(wide, MAX_FILES)])
+        if each.suffix == ".py"
     ]
 
 

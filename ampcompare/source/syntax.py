@@ -143,7 +143,9 @@ def argument_values(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(one.value for one in call.keywords)]
 
 
-def parameter_names(function: ast.FunctionDef | ast.AsyncFunctionDef, *, positional: bool = False) -> list[str]:
+def parameter_names(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, *, positional: bool = False
+) -> list[str]:
     """Return the names of the parameters of a function, without those with a star.
 
     Args:

@@ -32,7 +32,8 @@ def known_versions(torch: str | None = None) -> Versions:
         raise ConfigError(f"--torch-version is {torch!r}; give it as 2.9")
     asked = torch or installed_version("torch")
     return Versions(
-        NEWEST if asked is None else _first_two_numbers(asked), _first_two_numbers(installed_version("transformers"))
+        NEWEST if asked is None else _first_two_numbers(asked),
+        _first_two_numbers(installed_version("transformers")),
     )
 
 

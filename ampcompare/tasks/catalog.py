@@ -32,7 +32,9 @@ GAN = (DISTANCE,)
 
 BITS_PER_BYTE = Metric(name="bits per byte", better="lower", decimals=3, margin=0.02, over_samples="mean")
 # A difference of 0.02 bits is this log ratio of perplexities.
-PERPLEXITY = Metric(name="perplexity", better="lower", decimals=3, difference="log ratio", margin=0.02 * math.log(2))
+PERPLEXITY = Metric(
+    name="perplexity", better="lower", decimals=3, difference="log ratio", margin=0.02 * math.log(2)
+)
 LANGUAGE_MODELING = (BITS_PER_BYTE, PERPLEXITY)
 
 RMSE = Metric(name="RMSE", better="lower", decimals=3, difference="ratio", margin=0.02)
@@ -74,7 +76,12 @@ TEXTS = {
 # Models by the names of a library, written PREFIX:NAME: its module, its package, an example, and what they are.
 MODEL_LIBRARIES = {
     "timm": ("timm", "timm", "timm:resnet50", "image classifiers of timm"),
-    "hf": ("transformers", "transformers", "hf:gpt2", "causal language models of Transformers, without weights"),
+    "hf": (
+        "transformers",
+        "transformers",
+        "hf:gpt2",
+        "causal language models of Transformers, without weights",
+    ),
 }
 TASK_GROUP = "ampcompare.tasks"
 # The folder below --data-dir, and the files in it that torchvision needs.
@@ -82,11 +89,18 @@ TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     **{
         name: (
             f"{folder}/raw",
-            tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")),
+            tuple(
+                f"{part}-{kind}-ubyte"
+                for part in ("train", "t10k")
+                for kind in ("images-idx3", "labels-idx1")
+            ),
         )
         for name, folder in (("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST"))
     },
-    "cifar10": ("cifar-10-batches-py", (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch", "batches.meta")),
+    "cifar10": (
+        "cifar-10-batches-py",
+        (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch", "batches.meta"),
+    ),
     "cifar100": ("cifar-100-python", ("train", "test", "meta")),
 }
 
@@ -112,7 +126,9 @@ TASKS = {
         CLASSIFICATION,
         DATA_SETS,
         BUILTIN_MODELS,
-        frozenset({"dir", "download", "image_size", "train_size", "val_size", "augment", "label_smoothing", "tta"}),
+        frozenset(
+            {"dir", "download", "image_size", "train_size", "val_size", "augment", "label_smoothing", "tta"}
+        ),
         libraries=("timm",),
         torchvision="classification",
     ),
@@ -130,7 +146,9 @@ TASKS = {
         "ampcompare.tasks.detection:detection",
         DETECTION,
         {"shapes": "discs, squares and triangles in noise, 32x32, with boxes, generated"},
-        {"centernet": "a small U-Net that maps centers and sides; 30 thousand parameters at its default width"},
+        {
+            "centernet": "a small U-Net that maps centers and sides; 30 thousand parameters at its default width"
+        },
         frozenset({"image_size", "train_size", "val_size"}),
         torchvision="detection",
     ),
@@ -175,13 +193,17 @@ def task_path(name: str) -> tuple[str, bool]:
     registered = {entry.name: entry.value for entry in entry_points(group=TASK_GROUP)}
     if name not in registered:
         known = [*TASKS, *registered]
-        raise ConfigError(f"there is no task {name!r}; {suggestion_text(name, known)}; your own is module:factory")
+        raise ConfigError(
+            f"there is no task {name!r}; {suggestion_text(name, known)}; your own is module:factory"
+        )
     return registered[name], False
 
 
 def list_tasks() -> list[tuple[str, bool, str]]:
     """Return (name, available, reason) of each task."""
-    others = [(entry.name, True, f"of another package: {entry.value}") for entry in entry_points(group=TASK_GROUP)]
+    others = [
+        (entry.name, True, f"of another package: {entry.value}") for entry in entry_points(group=TASK_GROUP)
+    ]
     own = ("module:factory", True, "your function or class that takes a recipe and returns a Task")
     return [*((name, True, spec.summary) for name, spec in TASKS.items()), *others, own]
 
@@ -228,7 +250,11 @@ def _rows_of_libraries() -> Iterator[tuple[str, bool, str]]:
     for task, spec in TASKS.items():
         for prefix in spec.libraries:
             module, package, example, what = MODEL_LIBRARIES[prefix]
-            remedy = "" if find_spec(module) is not None else f"; {package} is not installed: pip install {package}"
+            remedy = (
+                ""
+                if find_spec(module) is not None
+                else f"; {package} is not installed: pip install {package}"
+            )
             chosen = "" if task == DEFAULT_TASK else f"; --task {task}"
             yield f"{prefix}:NAME", not remedy, f"{what}, as {example}{chosen}{remedy}"
 
@@ -271,7 +297,13 @@ def why_files_missing(name: str, data_dir: Path) -> str:
 
 def _missing_package(name: str) -> str:
     """Return which package a data set needs and does not find; "" if none."""
-    needs = {"sklearn": "scikit-learn"} if name == "digits" else {"datasets": "datasets"} if name[:3] == "hf:" else {}
+    needs = (
+        {"sklearn": "scikit-learn"}
+        if name == "digits"
+        else {"datasets": "datasets"}
+        if name[:3] == "hf:"
+        else {}
+    )
     if name.startswith(("imagefolder:", "hf:")) or name in TORCHVISION_FILES:
         needs |= {"torchvision": "torchvision", "PIL": "Pillow"}
     missing = next((package for module, package in needs.items() if find_spec(module) is None), "")
@@ -293,7 +325,9 @@ def _refuse_unused_settings(recipe: Recipe) -> None:
     uses = TASKS[recipe.task].uses
     for name, field in DataConfig.model_fields.items():
         if name not in ("name", *uses) and getattr(recipe.data, name) != field.default:
-            raise ConfigError(f"the task {recipe.task} does not use the setting recipe.data.{name}; leave it out")
+            raise ConfigError(
+                f"the task {recipe.task} does not use the setting recipe.data.{name}; leave it out"
+            )
     for name in ("label_smoothing", "tta"):
         if name not in uses and getattr(recipe, name) != Recipe.model_fields[name].default:
             raise ConfigError(f"the task {recipe.task} does not use the setting recipe.{name}; leave it out")
@@ -306,7 +340,9 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
         _, _, example, what = MODEL_LIBRARIES[prefix]
         if prefix not in spec.libraries:
             tasks = " or ".join(other for other, its in TASKS.items() if prefix in its.libraries)
-            raise ConfigError(f"--arch {prefix}:{name}: these are {what}, for --task {tasks}; the task is {task}")
+            raise ConfigError(
+                f"--arch {prefix}:{name}: these are {what}, for --task {tasks}; the task is {task}"
+            )
         if not name:
             raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
     elif colon:
@@ -319,9 +355,13 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
     known = torchvision_models()
     if known is None or known.get(arch) == spec.torchvision:
         return
-    suggestion = suggestion_text(arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)])
+    suggestion = suggestion_text(
+        arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)]
+    )
     if arch in known:
-        raise ConfigError(f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}")
+        raise ConfigError(
+            f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}"
+        )
     raise ConfigError(f"there is no model {arch!r}; {suggestion}")
 
 

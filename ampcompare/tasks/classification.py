@@ -96,7 +96,12 @@ class Classification(Task):
     data: LabeledData
 
     def __init__(
-        self, data: LabeledData, model: ModelConfig | None = None, *, label_smoothing: float = 0.0, tta: str = "none"
+        self,
+        data: LabeledData,
+        model: ModelConfig | None = None,
+        *,
+        label_smoothing: float = 0.0,
+        tta: str = "none",
     ) -> None:
         self.data = data
         self._model = model or ModelConfig()
@@ -151,4 +156,5 @@ class Classification(Task):
 
 def _five_best_classes(logits: Tensor) -> Tensor:
     """Return the five best classes of each sample, or all: int64 (batch, classes)."""
-    return logits.topk(min(5, logits.shape[1]), dim=1).indices  # of equal logits it may take others than `argmax`
+    # of equal logits it may take others than `argmax`
+    return logits.topk(min(5, logits.shape[1]), dim=1).indices

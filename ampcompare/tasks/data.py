@@ -195,7 +195,8 @@ def split_batch(batch: Any, count: int) -> Sequence[Any]:
 def to_channels_last(batch: Any) -> Any:
     """Return a batch with its tensors of rank four (N, C, H, W) in channels-last format."""
     return map_tensors_in_tree(
-        batch, lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+        batch,
+        lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor,
     )
 
 

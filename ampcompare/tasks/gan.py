@@ -80,8 +80,13 @@ class Gan(Task):
         factory = resolve_factory(arch)
         with blame_factory(arch, "calling it"):
             models = factory(**{**select_arguments(factory, {"latent": LATENT}), **arguments})
-        if not isinstance(models, tuple | list) or [isinstance(model, nn.Module) for model in models] != [True, True]:
-            raise ConfigError(f"factory {arch} must return two torch.nn.Module, a generator and a discriminator")
+        if not isinstance(models, tuple | list) or [isinstance(model, nn.Module) for model in models] != [
+            True,
+            True,
+        ]:
+            raise ConfigError(
+                f"factory {arch} must return two torch.nn.Module, a generator and a discriminator"
+            )
         return models
 
     def phases(self, num_optimizers: int) -> Sequence[Phase]:

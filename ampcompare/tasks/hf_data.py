@@ -25,12 +25,16 @@ class LabeledImages:
         return self._transform(self._rows[index][self._image].convert("RGB")), self.labels[index]
 
 
-def image_parts(name: str, transforms: Mapping[str, Callable[[Any], Any]]) -> tuple[dict[str, LabeledImages], int]:
+def image_parts(
+    name: str, transforms: Mapping[str, Callable[[Any], Any]]
+) -> tuple[dict[str, LabeledImages], int]:
     """Return the images of `hf:PATH_OR_NAME`, transformed by part, and the number of classes."""
     parts = _load_parts(name)
     features = parts["train"].features
     image = _find_column(name, features, "images", {"Image": lambda feature: True})
-    label = _find_column(name, features, "classes", {"ClassLabel": lambda feature: True, "Value": _is_integer})
+    label = _find_column(
+        name, features, "classes", {"ClassLabel": lambda feature: True, "Value": _is_integer}
+    )
     samples = {part: LabeledImages(rows, image, label, transforms[part]) for part, rows in parts.items()}
     names = getattr(features[label], "names", None)
     return samples, len(names) if names else max(max(each.labels, default=0) for each in samples.values()) + 1
@@ -39,7 +43,9 @@ def image_parts(name: str, transforms: Mapping[str, Callable[[Any], Any]]) -> tu
 def text_parts(name: str) -> tuple[bytes, bytes]:
     """Return the texts of `hf:PATH_OR_NAME` for training and validation, a row per line, in UTF-8."""
     parts = _load_parts(name)
-    column = _find_column(name, parts["train"].features, "texts", {"Value": lambda feature: "string" in feature.dtype})
+    column = _find_column(
+        name, parts["train"].features, "texts", {"Value": lambda feature: "string" in feature.dtype}
+    )
     train, val = ("\n".join(parts[part][column]).encode() for part in ("train", "val"))
     return train, val
 
@@ -61,11 +67,15 @@ def _load_parts(name: str) -> dict[str, Any]:
     return {"train": splits["train"], "val": splits[val]}
 
 
-def _find_column(name: str, features: Mapping[str, Any], what: str, kinds: Mapping[str, Callable[[Any], bool]]) -> str:
+def _find_column(
+    name: str, features: Mapping[str, Any], what: str, kinds: Mapping[str, Callable[[Any], bool]]
+) -> str:
     """Return the one column of the first kind, a class of features, that any column has and that will do."""
     for kind, is_usable in kinds.items():
         usable = [
-            column for column, feature in features.items() if type(feature).__name__ == kind and is_usable(feature)
+            column
+            for column, feature in features.items()
+            if type(feature).__name__ == kind and is_usable(feature)
         ]
         if len(usable) == 1:
             return usable[0]
@@ -80,7 +90,9 @@ def _find_column(name: str, features: Mapping[str, Any], what: str, kinds: Mappi
 
 def _type_name(feature: Any) -> str:
     """Return the type of a column as messages name it: of numbers and texts their dtype, else the class of feature."""
-    return str(getattr(feature, "dtype", None) if type(feature).__name__ == "Value" else type(feature).__name__)
+    return str(
+        getattr(feature, "dtype", None) if type(feature).__name__ == "Value" else type(feature).__name__
+    )
 
 
 def _is_integer(feature: Any) -> bool:

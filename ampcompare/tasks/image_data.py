@@ -78,7 +78,9 @@ def _load_imagefolder(name: str, root: str, options: SampleOptions) -> _StreamDa
     classes: dict[str, set[str]] = {}
     for part, transform in _photo_transforms(name, options).items():
         with translate_errors(f"imagefolder: no images in {Path(root) / part}", _LAYOUT, errors=(OSError,)):
-            images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open_image)
+            images = vision.datasets.ImageFolder(
+                str(Path(root) / part), transform=transform, loader=_open_image
+            )
         parts[part] = _SamplesOfPart(images, f"the {part} folder of {root}", torch.tensor(images.targets))
         classes[part] = set(images.classes)
     if apart := sorted(classes["train"] ^ classes["val"]):
@@ -141,7 +143,9 @@ class _TorchvisionSet:
 _KINDS = {
     "mnist": _TorchvisionSet("MNIST", 10, (0.1307,), (0.3081,), margin=2, flip=False),
     "fashion-mnist": _TorchvisionSet("FashionMNIST", 10, (0.2860,), (0.3530,), margin=2, flip=True),
-    "cifar10": _TorchvisionSet("CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), margin=4, flip=True),
+    "cifar10": _TorchvisionSet(
+        "CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), margin=4, flip=True
+    ),
     "cifar100": _TorchvisionSet(
         "CIFAR100", 100, (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762), margin=4, flip=True
     ),
@@ -180,7 +184,9 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return values, int(self.labels[index])
 
 
-def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *, download: bool) -> _StreamData:
+def _torchvision_set(
+    name: str, data_dir: str | None, options: SampleOptions, *, download: bool
+) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set."""
     kind, channels, image_size = _KINDS[name], options.channels, options.image_size
     folder = Path(data_dir or DEFAULT_DATA_DIR)
@@ -198,10 +204,14 @@ def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *,
         where = f"{name} in {folder / TORCHVISION_FILES[name][0]}"
         with translate_errors(f"{where} cannot be read", "delete that folder and pass --download"):
             images, labels = _read_images(dataset(str(folder), train=part == "train"))
-        samples = SmallImages(images, labels, kind, image_size=image_size, augment=options.augment and part == "train")
+        samples = SmallImages(
+            images, labels, kind, image_size=image_size, augment=options.augment and part == "train"
+        )
         parts[part] = _SamplesOfPart(samples, f"the {part} part of {name}", labels)
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
-    return _StreamData.from_parts(name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width))
+    return _StreamData.from_parts(
+        name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width)
+    )
 
 
 def _read_images(samples: Any) -> tuple[Tensor, Tensor]:
@@ -216,7 +226,10 @@ def _download_set(name: str, dataset: Any, folder: Path) -> None:
     remedy = f"copy it to {folder / TORCHVISION_FILES[name][0]} from a machine with a network, or use --data digits"
     what, errors = f"{name} could not be downloaded to {folder}", (OSError, RuntimeError)
     before = socket.getdefaulttimeout()
-    with translate_errors(what, remedy, errors=errors, fault=EnvironmentUnfit), contextlib.redirect_stdout(sys.stderr):
+    with (
+        translate_errors(what, remedy, errors=errors, fault=EnvironmentUnfit),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(str(folder / f".{name}.lock")):
             socket.setdefaulttimeout(_NETWORK_TIMEOUT_SECONDS)  # torchvision sets none
@@ -227,7 +240,9 @@ def _download_set(name: str, dataset: Any, folder: Path) -> None:
                 socket.setdefaulttimeout(before)
 
 
-def _load_user_data(path: str, data_dir: str | None, options: SampleOptions, *, download: bool) -> LabeledData:
+def _load_user_data(
+    path: str, data_dir: str | None, options: SampleOptions, *, download: bool
+) -> LabeledData:
     """Call the user's factory and build a data set from what it returns.
 
     It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
@@ -243,11 +258,15 @@ def _load_user_data(path: str, data_dir: str | None, options: SampleOptions, *, 
         is_whole = isinstance(result, LabeledData)
         for option in ("image_size", *(("train_size", "val_size") if is_whole else ())):
             if (value := getattr(options, option)) is not None and option not in taken:
-                raise ConfigError(f"factory {path} has no parameter {option}, and {value} was requested; add it")
+                raise ConfigError(
+                    f"factory {path} has no parameter {option}, and {value} was requested; add it"
+                )
         if is_whole:
             return cast(LabeledData, result)
         train, val, num_classes = _unpack_factory_result(path, result)
-        sample = [_first_sample(path, part, samples) for part, samples in (("train", train), ("val", val))][-1]
+        sample = [_first_sample(path, part, samples) for part, samples in (("train", train), ("val", val))][
+            -1
+        ]
         if channels is not None and sample.shape[0] not in (1, channels):
             raise ConfigError(
                 f"factory {path} gives samples of shape {tuple(sample.shape)}, and the model takes {channels}; "
@@ -281,7 +300,9 @@ def _type_of_value_text(values: Any) -> str:
 def _unpack_factory_result(path: str, result: Any) -> tuple[Any, Any, int | None]:
     """Return both parts that a factory returned, and the number of classes where it has that."""
     is_tuple = isinstance(result, tuple | list) and len(result) in (2, 3)
-    has_samples = is_tuple and all(hasattr(part, "__getitem__") and hasattr(part, "__len__") for part in result[:2])
+    has_samples = is_tuple and all(
+        hasattr(part, "__getitem__") and hasattr(part, "__len__") for part in result[:2]
+    )
     count = result[2] if is_tuple and len(result) == 3 else 1
     if not has_samples or not isinstance(count, int) or count < 1 or not all(map(len, result[:2])):
         raise ConfigError(f"factory {path} returned {_type_of_value_text(result)}; {_WANTED}")
@@ -440,7 +461,9 @@ class _StreamData(LabeledData):
         keyed = {}
         for part, (samples, what, labels) in parts.items():
             chosen = choose_evenly(len(samples), options.sizes_by_part[part], what=what, labels=labels)
-            keyed[part] = _KeyedSamples(samples, chosen, name, part, options.seed, num_classes, options.channels)
+            keyed[part] = _KeyedSamples(
+                samples, chosen, name, part, options.seed, num_classes, options.channels
+            )
         return cls(
             name,
             num_train=len(keyed["train"]),

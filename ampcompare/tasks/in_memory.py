@@ -29,7 +29,9 @@ class TensorData(Data):
 
     @classmethod
     def of(cls, name: str, train: Any, val: Any, *, seed: int) -> TensorData:
-        counts = [_count_samples(name, part, value) for part, value in (("training", train), ("validation", val))]
+        counts = [
+            _count_samples(name, part, value) for part, value in (("training", train), ("validation", val))
+        ]
         return cls(name, num_train=counts[0], num_val=counts[1], seed=seed, train=train, val=val)
 
     def _read_batches(
@@ -42,7 +44,8 @@ class TensorData(Data):
         pin_memory: bool | None,
     ) -> Iterator[Any]:
         return _gather_batches(
-            self._training_samples(epoch, device) if part == "train" else self._parts_on_device(device)[1], batches
+            self._training_samples(epoch, device) if part == "train" else self._parts_on_device(device)[1],
+            batches,
         )
 
     def _training_samples(self, epoch: int, device: torch.device) -> Any:
@@ -50,7 +53,9 @@ class TensorData(Data):
 
     def _parts_on_device(self, device: torch.device) -> tuple[Any, Any]:
         if device not in self._moved:
-            parts = [map_tensors_in_tree(part, lambda tensor: tensor.to(device)) for part in (self.train, self.val)]
+            parts = [
+                map_tensors_in_tree(part, lambda tensor: tensor.to(device)) for part in (self.train, self.val)
+            ]
             self._moved[device] = parts[0], parts[1]
         return self._moved[device]
 

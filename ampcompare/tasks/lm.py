@@ -67,7 +67,9 @@ def lm(recipe: Recipe) -> LanguageModeling:
         train_size=recipe.data.train_size,
         val_size=recipe.data.val_size,
     )
-    return LanguageModeling(data, recipe.model, sequence_length=length, label_smoothing=recipe.label_smoothing)
+    return LanguageModeling(
+        data, recipe.model, sequence_length=length, label_smoothing=recipe.label_smoothing
+    )
 
 
 class LanguageModeling(Task):
@@ -111,7 +113,9 @@ class LanguageModeling(Task):
         targets = _bytes_to_predict(batch)
         smoothing = self._label_smoothing
         # Looked up on the module at each call: O1 replaces the function there.
-        mean = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
+        mean = F.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
+        )
         if "mask" not in batch:
             return mean
         wide = torch.float64 if mean.device.type in WITH_FLOAT64 else torch.float32
@@ -157,7 +161,9 @@ class LanguageModeling(Task):
     def labels(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return a hash of each sample's bytes, so that another text, or another version of it, is seen."""
         tokens = batch["tokens"].long()
-        factors = (torch.arange(1, tokens.shape[1] + 1, device=tokens.device) * HASH_MULTIPLIER) % HASH_MODULUS
+        factors = (
+            torch.arange(1, tokens.shape[1] + 1, device=tokens.device) * HASH_MULTIPLIER
+        ) % HASH_MODULUS
         return (tokens * factors).sum(1) % HASH_MODULUS
 
     def checkpointed_modules(self, models: Sequence[nn.Module]) -> Sequence[nn.Module]:
@@ -189,7 +195,9 @@ class Gpt(nn.Module):
         super().__init__()
         require_positive(width=width, depth=depth, heads=heads)
         if width % (2 * heads):
-            raise ConfigError(f"gpt has width {width} and {heads} heads; the width must be a multiple of {2 * heads}")
+            raise ConfigError(
+                f"gpt has width {width} and {heads} heads; the width must be a multiple of {2 * heads}"
+            )
         self.embed = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(_CausalBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -236,7 +244,9 @@ def _rotate_by_position(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return rotate_part(query), rotate_part(key)
 
 
-def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments: Mapping[str, Any]) -> nn.Module:
+def _causal_model(
+    name: str, *, vocabulary: int, sequence_length: int, arguments: Mapping[str, Any]
+) -> nn.Module:
     """Build a model of Transformers that gives logits, with weights from torch's global generator.
 
     Attention is Transformers' "eager" one, written in matrix products and softmax, so that each arm's casts reach it.
@@ -248,7 +258,9 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
         transformers: Any = importlib.import_module("transformers")
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if name not in known:
-        raise ConfigError(f"Transformers has no causal language model {name!r}; {suggestion_text(name, known)}")
+        raise ConfigError(
+            f"Transformers has no causal language model {name!r}; {suggestion_text(name, known)}"
+        )
     options = {
         "vocab_size": vocabulary,
         "max_position_embeddings": sequence_length,
@@ -260,7 +272,9 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
         known = [*config.to_dict(), *config.attribute_map]
         for argument in arguments:
             if argument not in known:  # which Transformers would keep silently
-                raise ConfigError(f"hf:{name} has no argument {argument!r}; {suggestion_text(argument, known)}")
+                raise ConfigError(
+                    f"hf:{name} has no argument {argument!r}; {suggestion_text(argument, known)}"
+                )
         config = transformers.AutoConfig.for_model(name, **{**options, **arguments})
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return _LogitsModel(model)
@@ -291,7 +305,9 @@ def build_language_model(
         return Gpt(vocabulary, **arguments)
     library, _, name = arch.partition(":")
     if library == "hf":
-        return _causal_model(name, vocabulary=vocabulary, sequence_length=sequence_length, arguments=arguments)
+        return _causal_model(
+            name, vocabulary=vocabulary, sequence_length=sequence_length, arguments=arguments
+        )
     check_model(arch, "lm")
     return user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
 
@@ -336,7 +352,11 @@ class _RandomLanguage:
 
     def _draw_noun_phrase(self, number: int) -> Sequence[str]:
         adjectives = [self._draw_word(self._adjectives)] if self._random() < 0.3 else []
-        return self._draw_word(DETERMINERS[number]), *adjectives, self._draw_word(self._nouns) + NOUN_ENDINGS[number]
+        return (
+            self._draw_word(DETERMINERS[number]),
+            *adjectives,
+            self._draw_word(self._nouns) + NOUN_ENDINGS[number],
+        )
 
     def _draw_verb(self, number: int) -> str:
         return self._draw_word(self._verbs) + VERB_ENDINGS[number]
@@ -348,7 +368,9 @@ class _RandomLanguage:
         words: dict[str, None] = {}
         while len(words) < count:
             syllables = 2 + (self._random() < 0.5)
-            words["".join(self._draw_letter(CONSONANTS) + self._draw_letter(VOWELS) for _ in range(syllables))] = None
+            words[
+                "".join(self._draw_letter(CONSONANTS) + self._draw_letter(VOWELS) for _ in range(syllables))
+            ] = None
         return list(words)
 
     def _draw_letter(self, letters: str) -> str:
@@ -414,7 +436,9 @@ def _text_from_factory(path: str) -> tuple[bytes, bytes]:
         texts = factory(**select_arguments(factory, {}))
     is_pair = isinstance(texts, Sequence) and len(texts) == 2
     if not is_pair or not all(isinstance(text, bytes | str) for text in texts):
-        raise ConfigError(f"factory {path} must return two texts, for training and validation, as bytes or str")
+        raise ConfigError(
+            f"factory {path} must return two texts, for training and validation, as bytes or str"
+        )
     train, val = (text.encode() if isinstance(text, str) else text for text in texts)
     return train, val
 
@@ -429,7 +453,11 @@ def _cut_into_windows(text: bytes, length: int) -> dict[str, Tensor]:
     if len(text) <= length:
         return {"tokens": torch.empty(0, length + 1, dtype=torch.uint8)}
     # A copy: a tensor of the windows' view would not be the data set's own.
-    return {"tokens": torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, length + 1, length).contiguous()}
+    return {
+        "tokens": torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        .unfold(0, length + 1, length)
+        .contiguous()
+    }
 
 
 def _cut_into_lines(text: bytes, length: int) -> dict[str, Tensor]:

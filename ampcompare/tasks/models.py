@@ -16,7 +16,9 @@ from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 
-def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], arguments: Mapping[str, Any]) -> nn.Module:
+def timm_model(
+    name: str, *, num_classes: int, sample_shape: Sequence[int], arguments: Mapping[str, Any]
+) -> nn.Module:
     """Build a model of timm for images (channels, height, width), with weights from torch's global generator."""
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # timm imports it, and could not where its operators do not fit torch
@@ -26,10 +28,13 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
         raise ConfigError(f"timm has no model {name!r}; {suggestion_text(name, timm.list_models())}")
     shape = tuple(sample_shape)
     if len(shape) != 3:
-        raise ConfigError(f"timm:{name} takes images (channels, height, width), and a sample has shape {shape}")
+        raise ConfigError(
+            f"timm:{name} takes images (channels, height, width), and a sample has shape {shape}"
+        )
     options: dict[str, Any] = {"num_classes": num_classes, "in_chans": shape[0]}
     known = timm.get_pretrained_cfg(name)
-    if known is not None and known.fixed_input_size:  # as a ViT, whose positions belong to patches of one size
+    # as a ViT, whose positions belong to patches of one size
+    if known is not None and known.fixed_input_size:
         options["img_size"] = shape[1:]
     with translate_errors(f"timm:{name} cannot be built for samples of shape {shape}", _REMEDY):
         model: nn.Module = timm.create_model(name, pretrained=False, **{**options, **arguments})
@@ -45,7 +50,9 @@ _NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {
 _TORCHVISION_CHANNELS = 3
 _REMEDY = "give other images by --image-size, or choose another model"
 # Auxiliary heads would make the output a tuple; the slow initialization is deprecated in torchvision.
-_SPECIAL_OPTIONS = {name: {"aux_logits": False, "init_weights": False} for name in ("googlenet", "inception_v3")}
+_SPECIAL_OPTIONS = {
+    name: {"aux_logits": False, "init_weights": False} for name in ("googlenet", "inception_v3")
+}
 
 
 def build_model(
@@ -76,7 +83,11 @@ def build_model(
     if library == "timm" and kind == "classification":
         return timm_model(name, num_classes=num_classes, sample_shape=sample_shape, arguments=arguments)
     if ":" in arch:
-        offered = {"num_classes": num_classes, "sample_shape": tuple(sample_shape), "in_channels": sample_shape[0]}
+        offered = {
+            "num_classes": num_classes,
+            "sample_shape": tuple(sample_shape),
+            "in_channels": sample_shape[0],
+        }
         return user_model(arch, offered, arguments)
     if network := _NETWORKS[kind].get(arch):
         check_network_arguments(arch, network, arguments)
@@ -106,7 +117,9 @@ def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, An
     with blame_factory(path, "calling it"):
         model = factory(**{**select_arguments(factory, offered), **arguments})
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"factory {path} returned a {type(model).__name__}; it must return a torch.nn.Module")
+        raise ConfigError(
+            f"factory {path} returned a {type(model).__name__}; it must return a torch.nn.Module"
+        )
     return model
 
 
@@ -129,7 +142,9 @@ def _torchvision_model(
         options["weights_backbone"] = None  # torchvision would download those of ImageNet
     if arch.startswith("vit_"):
         if shape[1] != shape[2]:
-            raise ConfigError(f"{arch} takes square images, and a sample is {shape[1]}x{shape[2]}; give --image-size")
+            raise ConfigError(
+                f"{arch} takes square images, and a sample is {shape[1]}x{shape[2]}; give --image-size"
+            )
         options["image_size"] = shape[1]
     if arch.startswith("maxvit_"):
         options["input_size"] = shape[1:]
@@ -148,7 +163,8 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
         translate_errors(
             f"{arch} cannot process samples of shape {shape}", _REMEDY, errors=(RuntimeError, AssertionError)
         ),
-        contextlib.suppress(NotImplementedError),  # an operator without a meta kernel tells nothing about the image
+        # an operator without a meta kernel tells nothing about the image
+        contextlib.suppress(NotImplementedError),
         torch.no_grad(),
     ):
         on_meta = {name: tensor.to("meta") for name, tensor in tensors.items()}
@@ -156,7 +172,9 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     model.train()
 
 
-def check_network_arguments(arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> None:
+def check_network_arguments(
+    arch: str, network: Callable[..., nn.Module], arguments: Mapping[str, Any]
+) -> None:
     parameters = inspect.signature(network).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:

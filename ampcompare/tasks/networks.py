@@ -23,7 +23,9 @@ class ConvNet(nn.Module):
     classes.
     """
 
-    def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 32, depth: int = 2) -> None:
+    def __init__(
+        self, num_classes: int, sample_shape: Sequence[int], *, width: int = 32, depth: int = 2
+    ) -> None:
         super().__init__()
         require_positive(width=width, depth=depth)
         if len(sample_shape) != 3:
@@ -48,7 +50,9 @@ class ConvNet(nn.Module):
 class Mlp(nn.Module):
     """Linear layers with ReLU over the flattened sample."""
 
-    def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 128, depth: int = 2) -> None:
+    def __init__(
+        self, num_classes: int, sample_shape: Sequence[int], *, width: int = 128, depth: int = 2
+    ) -> None:
         super().__init__()
         require_positive(width=width, depth=depth)
         layers: list[nn.Module] = []
@@ -88,7 +92,9 @@ class Transformer(nn.Module):
             )
         if len(sample_shape) == 3:
             channels, height, width_pixels = sample_shape
-            self.patch_size = max(2, math.ceil(max(height, width_pixels) / 8)) if patch_size is None else patch_size
+            self.patch_size = (
+                max(2, math.ceil(max(height, width_pixels) / 8)) if patch_size is None else patch_size
+            )
             require_positive(patch_size=self.patch_size)
             tokens = math.ceil(height / self.patch_size) * math.ceil(width_pixels / self.patch_size)
             features = channels * self.patch_size**2
@@ -165,7 +171,9 @@ class UNet(nn.Module):
     Source: Ronneberger, Fischer and Brox, MICCAI 2015; padded convolutions, so that sizes stay.
     """
 
-    def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 8, depth: int = 3) -> None:
+    def __init__(
+        self, num_classes: int, sample_shape: Sequence[int], *, width: int = 8, depth: int = 3
+    ) -> None:
         super().__init__()
         if len(sample_shape) != 3:
             raise ConfigError(
@@ -174,10 +182,12 @@ class UNet(nn.Module):
         require_positive(width=width, depth=depth)
         widths = [width * 2**stage for stage in range(depth)]
         self.down = nn.ModuleList(
-            _make_stage(before, after) for before, after in zip([sample_shape[0], *widths], widths, strict=False)
+            _make_stage(before, after)
+            for before, after in zip([sample_shape[0], *widths], widths, strict=False)
         )
         self.up = nn.ModuleList(
-            _make_stage(deep + level, level) for deep, level in zip(widths[:0:-1], widths[-2::-1], strict=True)
+            _make_stage(deep + level, level)
+            for deep, level in zip(widths[:0:-1], widths[-2::-1], strict=True)
         )
         self.head = nn.Conv2d(width, num_classes, 1)
 
@@ -207,7 +217,9 @@ class CenterNet(nn.Module):
     sides instead of size and offset.
     """
 
-    def __init__(self, num_classes: int, sample_shape: Sequence[int], *, width: int = 8, depth: int = 3) -> None:
+    def __init__(
+        self, num_classes: int, sample_shape: Sequence[int], *, width: int = 8, depth: int = 3
+    ) -> None:
         super().__init__()
         self.num_kinds = num_classes - 1
         self.unit = max(sample_shape[1:]) / 8  # pixels
@@ -237,14 +249,18 @@ class CenterNet(nn.Module):
         labels = pad_sequence([target["labels"] for target in targets], batch_first=True)
         return self._detection_losses(centers, sides, boxes, labels)
 
-    def _detection_losses(self, centers: Tensor, sides: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def _detection_losses(
+        self, centers: Tensor, sides: Tensor, boxes: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
         """Compare maps (batch, ..., height, width) with boxes (batch, objects, 4) of labels (batch, objects)."""
         down, right = _flatten_pixels(centers)
         middle = (boxes[..., :2] + boxes[..., 2:])[..., None, None] / 2
         size = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)[..., None, None]
         there = (labels > 0)[..., None, None]
         across, along = right - middle[:, :, 0], down - middle[:, :, 1]  # (batch, objects, height, width)
-        hill = torch.exp(-((across / size[:, :, 0]).square() + (along / size[:, :, 1]).square()) / (2 * SPREAD**2))
+        hill = torch.exp(
+            -((across / size[:, :, 0]).square() + (along / size[:, :, 1]).square()) / (2 * SPREAD**2)
+        )
         top = (across.abs() <= 0.5) & (along.abs() <= 0.5)
         hill = torch.where(top, 1.0, hill) * there
         kinds = torch.arange(1, self.num_kinds + 1, device=labels.device)
@@ -255,7 +271,8 @@ class CenterNet(nn.Module):
 
         near = ((across.abs() <= NEAR) & (along.abs() <= NEAR) & there).float()
         left, above, rest, below = boxes[..., None, None].unbind(2)
-        ways = torch.stack([right - left, down - above, rest - right, below - down], 2)  # (batch, objects, 4, h, w)
+        # (batch, objects, 4, h, w)
+        ways = torch.stack([right - left, down - above, rest - right, below - down], 2)
         misses = (sides[:, None] - ways).abs().mean(2) / self.unit
         return {
             "center": _focal_loss(centers, truth).sum() / objects,

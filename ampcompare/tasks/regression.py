@@ -53,7 +53,11 @@ class Regression(Task):
         self._shape = tuple(train[0].shape[1:])
 
     def make_models(self) -> Sequence[nn.Module]:
-        return [build_model(self._model.arch, num_classes=1, sample_shape=self._shape, model_args=self._model.args)]
+        return [
+            build_model(
+                self._model.arch, num_classes=1, sample_shape=self._shape, model_args=self._model.args
+            )
+        ]
 
     def loss(self, models: Sequence[nn.Module], batch: Part) -> Tensor:
         # Looked up on the module at each call: O1 replaces the function there.
@@ -96,7 +100,9 @@ def _parts_from_factory(path: str) -> tuple[Part, Part]:
         train, val = ((torch.as_tensor(x).float(), torch.as_tensor(y).float().flatten()) for x, y in parts)
     for samples, targets in (train, val):
         if len(samples) != len(targets) or not len(targets):
-            raise ConfigError(f"factory {path} returned {len(samples)} samples and {len(targets)} targets in one part")
+            raise ConfigError(
+                f"factory {path} returned {len(samples)} samples and {len(targets)} targets in one part"
+            )
     return train, val
 
 

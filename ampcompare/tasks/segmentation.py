@@ -31,7 +31,12 @@ class Segmentation(Task):
     data: TensorData
 
     def __init__(
-        self, data: TensorData, num_classes: int, model: ModelConfig | None = None, *, label_smoothing: float = 0.0
+        self,
+        data: TensorData,
+        num_classes: int,
+        model: ModelConfig | None = None,
+        *,
+        label_smoothing: float = 0.0,
     ) -> None:
         self.data = data
         self.num_classes = num_classes
@@ -50,7 +55,9 @@ class Segmentation(Task):
         ]
 
     def loss(self, models: Sequence[nn.Module], batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(self._logits(models[0], batch[0]), batch[1], label_smoothing=self._label_smoothing)
+        return F.cross_entropy(
+            self._logits(models[0], batch[0]), batch[1], label_smoothing=self._label_smoothing
+        )
 
     def predict(self, models: Sequence[nn.Module], batch: tuple[Tensor, Tensor]) -> Tensor:
         return self._logits(models[0], batch[0])

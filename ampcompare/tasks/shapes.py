@@ -37,7 +37,9 @@ def boxed_shapes(options: SampleOptions) -> TensorData:
     """
     parts = []
     for images, classes, owners in _draw_parts(options, BOXED_SIZE):
-        boxes, labels = zip(*(_box_of_shape(owners == number, classes) for number in range(1, SHAPES + 1)), strict=True)
+        boxes, labels = zip(
+            *(_box_of_shape(owners == number, classes) for number in range(1, SHAPES + 1)), strict=True
+        )
         parts.append({"image": images, "boxes": torch.stack(boxes, 1), "labels": torch.stack(labels, 1)})
     return TensorData.of("shapes", *parts, seed=options.seed)
 

@@ -59,7 +59,9 @@ class Task(abc.ABC):
     def make_models(self) -> Sequence[nn.Module]:
         """Build the models in fp32 on the CPU; weights come from torch's global generator, which is seeded."""
 
-    def make_optimizers(self, models: Sequence[nn.Module], make: Callable[[nn.Module], Optimizer]) -> list[Optimizer]:
+    def make_optimizers(
+        self, models: Sequence[nn.Module], make: Callable[[nn.Module], Optimizer]
+    ) -> list[Optimizer]:
         """Build the optimizers over models that are on their device; by default one for each model.
 
         Args:
@@ -156,7 +158,9 @@ def make_task(recipe: Recipe) -> Task:
     with blame_factory(path, "calling it"):
         task: Any = factory(recipe)
     if not isinstance(task, Task):
-        raise ConfigError(f"factory {path} returned a {type(task).__name__}; it must return an ampcompare.tasks.Task")
+        raise ConfigError(
+            f"factory {path} returned a {type(task).__name__}; it must return an ampcompare.tasks.Task"
+        )
     _check_user_task(path, task)
     return task
 
@@ -165,7 +169,9 @@ def _check_user_task(path: str, task: Task) -> None:
     """Check that a user's task has what the contract asks for."""
     metrics = getattr(task, "metrics", ())
     if not metrics:
-        raise ConfigError(f"task {path} has no metrics; set the class attribute metrics to one or more Metric")
+        raise ConfigError(
+            f"task {path} has no metrics; set the class attribute metrics to one or more Metric"
+        )
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names):
         raise ConfigError(f"task {path} has two metrics of one name: {', '.join(names)}")

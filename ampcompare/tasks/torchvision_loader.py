@@ -17,7 +17,9 @@ import torch
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.tasks.boxes import nms
 
-_INSTALL_HINT = "install the version that matches torch (2.13 takes torchvision 0.28): pip install torchvision"
+_INSTALL_HINT = (
+    "install the version that matches torch (2.13 takes torchvision 0.28): pip install torchvision"
+)
 
 
 def load_torchvision() -> ModuleType:
@@ -76,4 +78,6 @@ def _replace_operators_of_detectors() -> None:
 
 def _torchvision_unavailable_error(error: Exception) -> BackendUnavailable:
     text = str(error).partition("\n")[0]
-    return BackendUnavailable(f"torchvision cannot be imported ({type(error).__name__}: {text}); {_INSTALL_HINT}")
+    return BackendUnavailable(
+        f"torchvision cannot be imported ({type(error).__name__}: {text}); {_INSTALL_HINT}"
+    )

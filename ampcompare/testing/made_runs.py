@@ -72,7 +72,12 @@ def make_record(
 
 
 def make_comparison(
-    records: Sequence[RunRecord], reference: str = "", *, arms: Sequence[str] = (), command: str = "", **terms: Any
+    records: Sequence[RunRecord],
+    reference: str = "",
+    *,
+    arms: Sequence[str] = (),
+    command: str = "",
+    **terms: Any,
 ) -> Comparison:
     """Return the comparison of these runs, as `ampcompare report` makes it from a folder of them.
 
@@ -88,4 +93,6 @@ def make_comparison(
         ConfigError: the records are of several tasks, or a margin does not apply to their metric.
     """
     rows = list(arms or dict.fromkeys(record.arm for record in records))
-    return summarize(records, arms=rows, reference=reference or rows[0], command=command, terms=Terms(**terms))
+    return summarize(
+        records, arms=rows, reference=reference or rows[0], command=command, terms=Terms(**terms)
+    )

@@ -65,7 +65,9 @@ def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
         module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
 
 
-def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: int) -> Callable[[int], float] | None:
+def make_schedule(
+    config: ScheduleConfig, *, steps_per_epoch: int, total_steps: int
+) -> Callable[[int], float] | None:
     """Return the factor on the base learning rate at each step; None if it is always 1.
 
     torch's schedulers count calls, warn when a first step was skipped, and cost about 15 microseconds a step; a
@@ -148,7 +150,9 @@ def assemble_run(
     if recipe.checkpoint_activations:
         checkpoint_activations(task, built)
     engine = precision.engine.name if precision.engine else None
-    unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer, engine=engine))
+    unprepared = task.make_optimizers(
+        built, functools.partial(make_optimizer, recipe.optimizer, engine=engine)
+    )
     if is_twin:
         perturb_weights(param for optimizer in unprepared for param in owned_params(optimizer))
     prepare_torch_compile(recipe.compile)
@@ -158,7 +162,9 @@ def assemble_run(
     names = parameter_names_by_model(built, unprepared)
     precision.expect_losses(len(task.phases(len(unprepared))))
     replicas, optimizers = precision.prepare(built, unprepared)
-    require_equal_on_ranks(ranks, "model", model_facts_by_parameter(replicas), "build the same model on every rank")
+    require_equal_on_ranks(
+        ranks, "model", model_facts_by_parameter(replicas), "build the same model on every rank"
+    )
     parallel.shard(replicas, optimizers)
     base_lrs = [[rate_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
@@ -215,13 +221,19 @@ def import_optimizer_factory(name: str, engine: str | None = None) -> Callable[.
     kinds = {key: value for key, value in vars(found).items() if _is_optimizer(value)}
     if attribute not in kinds:
         version = f"torch {torch.__version__}" if package == "torch" else f"this {package}"
-        raise ConfigError(f"{version} has no optimizer {module}.{attribute}; {suggestion_text(attribute, kinds)}")
+        raise ConfigError(
+            f"{version} has no optimizer {module}.{attribute}; {suggestion_text(attribute, kinds)}"
+        )
     kind: Callable[..., Any] = kinds[attribute]
     return kind
 
 
 def _is_optimizer(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
+    return (
+        isinstance(value, type)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+    )
 
 
 def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) -> dict[str, Any]:
@@ -237,7 +249,9 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
         value = getattr(config, name)
         if name in config.args:
             if name in given:
-                raise ConfigError(f"recipe.optimizer.{name} and args.{name} are the same; give only one of them")
+                raise ConfigError(
+                    f"recipe.optimizer.{name} and args.{name} are the same; give only one of them"
+                )
         elif name in parameters and _argument_fits_setting(value, parameters[name].default):
             arguments[name] = value
         elif name in given:
@@ -261,7 +275,9 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
     known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]
     for name, value in config.args.items():
         if name not in known and not open_ended:
-            raise ConfigError(f"optimizer {config.name} has no argument {name!r}; {suggestion_text(name, known)}")
+            raise ConfigError(
+                f"optimizer {config.name} has no argument {name!r}; {suggestion_text(name, known)}"
+            )
         arguments[name] = value
     return arguments
 
@@ -275,7 +291,9 @@ def _parameters_of_factory(name: str, factory: Callable[..., Any]) -> Mapping[st
         return {}
     kinds = {parameter.kind for parameter in parameters.values()}
     if "lr" not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds:
-        raise ConfigError(f"optimizer {name} takes no lr, which every run sets; name a function with an lr argument")
+        raise ConfigError(
+            f"optimizer {name} takes no lr, which every run sets; name a function with an lr argument"
+        )
     return parameters
 
 
@@ -339,7 +357,9 @@ def make_optimizer(config: OptimizerConfig, model: nn.Module, *, engine: str | N
     arguments = optimizer_arguments(config, factory)
     groups = make_param_groups(config, model)
     if "weight_decay" not in arguments:
-        groups = [{name: value for name, value in group.items() if name != "weight_decay"} for group in groups]
+        groups = [
+            {name: value for name, value in group.items() if name != "weight_decay"} for group in groups
+        ]
     optimizer = _call_optimizer_factory(config.name, factory, groups, arguments)
     if config.skip_on_device:
         try:
@@ -366,7 +386,9 @@ def _call_optimizer_factory(
         text = " ".join(str(error).split())
         raise ConfigError(f"optimizer {name} cannot be built: {type(error).__name__}: {text}") from error
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"optimizer {name} is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
+        raise ConfigError(
+            f"optimizer {name} is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer"
+        )
     return optimizer
 
 

@@ -21,7 +21,9 @@ WARM_UP = 3  # updates: the first ones create lazy state and choose kernels
 T = TypeVar("T")
 
 
-def build_training_loop(recipe: Recipe, assembly: TrainingAssembly, precision: Precision, *, drain_every: int) -> Loop:
+def build_training_loop(
+    recipe: Recipe, assembly: TrainingAssembly, precision: Precision, *, drain_every: int
+) -> Loop:
     """Return the loop of a run.
 
     Args:
@@ -54,7 +56,9 @@ def build_training_loop(recipe: Recipe, assembly: TrainingAssembly, precision: P
     )
 
 
-def _make_update_function(phases: Sequence[Phase], assembly: TrainingAssembly, *, recorded: bool) -> Callable[..., Any]:
+def _make_update_function(
+    phases: Sequence[Phase], assembly: TrainingAssembly, *, recorded: bool
+) -> Callable[..., Any]:
     """Return what makes an update: all optimizers at once, or phase by phase; or a CUDA graph of it."""
     if len(phases) > 1:
         if recorded:
@@ -137,13 +141,17 @@ class StepGraph:
         elif shapes != self._shapes:
             return self._update(*arguments, microbatches, clip_norm)
         assert self._inputs is not None
-        for target, part in zip(tensors_in_value(self._inputs), tensors_in_value(list(microbatches)), strict=True):
+        for target, part in zip(
+            tensors_in_value(self._inputs), tensors_in_value(list(microbatches)), strict=True
+        ):
             target.copy_(part, non_blocking=True)
         self._recorder.replay_kernels()
         norm = None if self._norm is None else self._norm.clone()
         return [loss.clone() for loss in self._losses], norm, precision.replayed_outcome()
 
-    def _record(self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None) -> None:
+    def _record(
+        self, arguments: tuple[Any, ...], microbatches: Sequence[Any], clip_norm: float | None
+    ) -> None:
         _, optimizers, precision, _, _ = arguments
         inputs = self._inputs = map_tensors_in_tree(list(microbatches), Tensor.clone)
         # A gradient that exists now would be read by every replay, from memory that is freed.

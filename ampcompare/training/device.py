@@ -48,7 +48,9 @@ def _resolve_accelerator_device(name: str, kind: str) -> torch.device:
     device = torch.device(name)
     count = module.device_count()
     if device.index is not None and device.index >= count:
-        raise EnvironmentUnfit(f"device {name} was requested, but there are {count} such devices, starting at {kind}:0")
+        raise EnvironmentUnfit(
+            f"device {name} was requested, but there are {count} such devices, starting at {kind}:0"
+        )
     return torch.device(kind, device.index or 0)
 
 

@@ -37,7 +37,9 @@ class ModelEma:
         self._owned: list[Tensor] = []
         self._sources: _AveragedTensors | None = None
 
-    def follow(self, replicas: Sequence[nn.Module], optimizers: Sequence[Optimizer], owned: Sequence[Tensor]) -> None:
+    def follow(
+        self, replicas: Sequence[nn.Module], optimizers: Sequence[Optimizer], owned: Sequence[Tensor]
+    ) -> None:
         """Average the weights of `replicas` from now on, as `prepare` returned them, unwrapped.
 
         `owned` are the parameters that the optimizers held before `prepare`, in order; masters replace them at the same
@@ -69,7 +71,9 @@ class ModelEma:
     @contextmanager
     def average_in_place(self, precision: Precision) -> Iterator[None]:
         """Write the average into the replicas, cast to their dtypes, and restore their own weights on exit."""
-        both = zip(_parameters_and_buffers(self._replicas), _parameters_and_buffers(self._models), strict=True)
+        both = zip(
+            _parameters_and_buffers(self._replicas), _parameters_and_buffers(self._models), strict=True
+        )
         pairs = [(tensor, mean) for tensor, mean in both if tensor.is_floating_point()]
         targets = [tensor for tensor, _ in pairs]
         weights = [tensor.detach().clone() for tensor in targets]

@@ -78,7 +78,9 @@ def evaluate_models(
     return EvaluationResult(
         samples=samples,
         values=task.values(whole, samples),
-        counts={metric.name: int(whole[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
+        counts={
+            metric.name: int(whole[metric.name]) for metric in task.metrics if metric.over_samples == "share"
+        },
         loss=float(whole["loss"]) / samples if "loss" in whole else None,
         chance=task.chance(whole, samples),
         per_sample=_find_sample_results(by_sample, is_share=first.over_samples == "share"),
@@ -116,7 +118,9 @@ class _RankSums:
 
     def take_shapes_of_batch(self, measured: Mapping[str, Tensor]) -> None:
         """Set all sums to 0, in the shapes of a batch that is not counted."""
-        self.by_name = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in measured.items()}
+        self.by_name = {
+            name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in measured.items()
+        }
 
 
 @contextlib.contextmanager
@@ -142,7 +146,9 @@ def _sums_over_ranks(
     whole = np.array((flat if total is None else total(flat)).tolist())  # the one read from the device
     ends = np.cumsum([part.numel() for part in sums.by_name.values()])
     *parts, rest = np.split(whole, ends)
-    by_name = {name: part.reshape(sums.by_name[name].shape) for name, part in zip(sums.by_name, parts, strict=True)}
+    by_name = {
+        name: part.reshape(sums.by_name[name].shape) for name, part in zip(sums.by_name, parts, strict=True)
+    }
     return by_name, int(rest[0]), rest[1:]
 
 
@@ -160,7 +166,13 @@ def _find_sample_results(kept: np.ndarray, *, is_share: bool) -> SampleResults |
 
 
 def _measure_batch(
-    task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any, *, extra: Extra | None, on_host: bool
+    task: Task,
+    models: Sequence[nn.Module],
+    precision: Precision,
+    batch: Any,
+    *,
+    extra: Extra | None,
+    on_host: bool,
 ) -> Mapping[str, Tensor]:
     with precision.autocast():
         outputs = tensors_in_fp32(task.predict(models, batch))

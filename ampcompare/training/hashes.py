@@ -18,7 +18,9 @@ def parameters_sha256(models: Sequence[nn.Module]) -> str:
 
     Floating ones count by value, as float32: lifting 16-bit weights keeps their hash. Shards are gathered by all ranks.
     """
-    return _sha256_of_tensors(_as_float32_tensor(parameter) for model in models for parameter in model.parameters())
+    return _sha256_of_tensors(
+        _as_float32_tensor(parameter) for model in models for parameter in model.parameters()
+    )
 
 
 def weights_sha256(models: Sequence[nn.Module]) -> str:

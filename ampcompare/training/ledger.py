@@ -21,7 +21,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.tensors.lists import largest_magnitudes
-from ampcompare.base.tensors.products import LinearProduct, OperationMode, narrowest_type_name, product_flops, type_name
+from ampcompare.base.tensors.products import (
+    LinearProduct,
+    OperationMode,
+    narrowest_type_name,
+    product_flops,
+    type_name,
+)
 from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
@@ -32,7 +38,8 @@ DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
 HALF = ("fp16", "bf16")
 SAMPLE = 1024  # elements of a tensor whose update is followed
-SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")  # of Adam, RMSprop, Adagrad, Adamax, by which they divide
+# of Adam, RMSprop, Adagrad, Adamax, by which they divide
+SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")
 
 
 @dataclass
@@ -42,14 +49,18 @@ class _SeenTypes:
     groups: dict[tuple[int, int], dict[str, Counter[str]]] = field(default_factory=dict)
     names: dict[tuple[int, int], str] = field(default_factory=dict)
     parameters: dict[tuple[int, int], int] = field(default_factory=dict)
-    weights: dict[int, tuple[weakref.ref[Tensor], str, int]] = field(default_factory=dict)  # by id: type, elements
-    trained: set[int] = field(default_factory=set)  # ids of weights that optimizers update, by masters perhaps
+    # by id: type, elements
+    weights: dict[int, tuple[weakref.ref[Tensor], str, int]] = field(default_factory=dict)
+    # ids of weights that optimizers update, by masters perhaps
+    trained: set[int] = field(default_factory=set)
     stepped: set[int] = field(default_factory=set)  # ids of what has had a gradient in a step
-    outcomes: list[Callable[[], bool]] = field(default_factory=list)  # of steps: whether an update was applied
+    # of steps: whether an update was applied
+    outcomes: list[Callable[[], bool]] = field(default_factory=list)
     accumulated: Counter[str] = field(default_factory=Counter)
     forward: Counter[str] = field(default_factory=Counter)
     backward: Counter[str] = field(default_factory=Counter)
-    looks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # by type of forward products
+    # by type of forward products
+    looks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     products: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     linear: dict[tuple[str, str], list[LinearProduct]] = field(default_factory=lambda: defaultdict(list))
     reduced: Counter[str] = field(default_factory=Counter)
@@ -140,7 +151,9 @@ class StepLook:
         """Note what holds the gradients of earlier micro-batches; called in a further backward pass."""
         held = [param.grad for param in self._parameters() if param.grad is not None]
         stepped = [p.grad for one in self._order for group in one.param_groups for p in group["params"]]
-        _count_elements_by_type(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
+        _count_elements_by_type(
+            self._seen.accumulated, held or [grad for grad in stepped if grad is not None]
+        )
 
     def end(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after the step, and look no longer."""
@@ -176,7 +189,9 @@ class StepLook:
     # A step that is looked at stays on the device, as the others do.
     _note_gradients_at_step.only_looks = True  # type: ignore[attr-defined]
 
-    def _follow_sampled_update(self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False) -> None:
+    def _follow_sampled_update(
+        self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False
+    ) -> None:
         """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
         if not (self._is_detailed and grads):
             return
@@ -244,7 +259,11 @@ class StepLook:
                 self._seen.has_compensation |= COMPENSATION in state
                 _count_elements_by_type(
                     counts["state"],
-                    [one for name, one in _entries_of_state(state) if _is_gradient_statistic(name, one, param)],
+                    [
+                        one
+                        for name, one in _entries_of_state(state)
+                        if _is_gradient_statistic(name, one, param)
+                    ],
                 )
             key = self._number_of_optimizer(optimizer), number
             self._seen.parameters[key] = max(elements, self._seen.parameters.get(key, 0))
@@ -256,7 +275,9 @@ class StepLook:
         pairs = [*zip(*of_apex, strict=False), *self.masters(optimizer)]
         return {id(master): weight for weight, master in pairs}
 
-    def _weights_behind_master(self, param: Tensor, pairs: Mapping[int, Tensor], free: list[Tensor]) -> list[Tensor]:
+    def _weights_behind_master(
+        self, param: Tensor, pairs: Mapping[int, Tensor], free: list[Tensor]
+    ) -> list[Tensor]:
         """Return the weights that `param` is a master of; none if it is a weight itself.
 
         A master that the script keeps belongs to that 16-bit weight of `free`, of its shape, whose values are nearest,
@@ -269,7 +290,9 @@ class StepLook:
             alike = [one for one in free if one.shape == param.shape]
             if len(alike) > 1:
                 alike.sort(
-                    key=lambda one: float((_sample_of_tensor(one).to(param) - _sample_of_tensor(param)).abs().sum())
+                    key=lambda one: float(
+                        (_sample_of_tensor(one).to(param) - _sample_of_tensor(param)).abs().sum()
+                    )
                 )
             if not alike and (param.dim() != 1 or param.numel() > sum(one.numel() for one in free)):
                 return []
@@ -283,12 +306,18 @@ class StepLook:
         """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded
         to the nearest of what the optimizer has computed on a copy."""
         stepped = self._stepped.pop(id(optimizer), [])
-        held = [(param, group) for group in optimizer.param_groups for param in group["params"]] if stepped else []
+        held = (
+            [(param, group) for group in optimizer.param_groups for param in group["params"]]
+            if stepped
+            else []
+        )
         for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
             second = find_second_moment(optimizer, param)
             if moves is not None and second is not None:
                 zero = (
-                    (_sample_of_tensor(second) == 0) if is_eps_zero_in(group, second.dtype) else torch.zeros_like(moves)
+                    (_sample_of_tensor(second) == 0)
+                    if is_eps_zero_in(group, second.dtype)
+                    else torch.zeros_like(moves)
                 )
                 self._seen.denominators.append(torch.stack([torch.ones_like(zero).sum(), zero.sum()]))
         for old, (copy, given, moves), (new, _) in zip(
@@ -325,7 +354,10 @@ class StepLook:
                 GroupTypes(
                     name=seen.names[key],
                     parameters=seen.parameters.get(key, 0),
-                    **{part: _shares_of_counts(counts[part]) for part in ("weights", "masters", "gradients", "state")},
+                    **{
+                        part: _shares_of_counts(counts[part])
+                        for part in ("weights", "masters", "gradients", "state")
+                    },
                 )
                 for key, counts in sorted(seen.groups.items())
             ],
@@ -364,7 +396,9 @@ class _ProductCounter(OperationMode):
         space, _, name = func._schema.name.partition("::")
         if space == "c10d":
             if "reduce" in name:
-                _count_elements_by_type(self._seen.reduced, [one for one in tensors_in_value(args) if one.numel() > 1])
+                _count_elements_by_type(
+                    self._seen.reduced, [one for one in tensors_in_value(args) if one.numel() > 1]
+                )
             return
         flops = product_flops(func, args, kwargs, result)
         if not flops:
@@ -396,7 +430,10 @@ class LedgerKeeper:
         """Return `update` of the loop with looks at some of its calls."""
 
         def watched_update(
-            models: Sequence[nn.Module], optimizers: Sequence[Optimizer], precision: Precision, *arguments: Any
+            models: Sequence[nn.Module],
+            optimizers: Sequence[Optimizer],
+            precision: Precision,
+            *arguments: Any,
         ) -> Any:
             step, self._step = self._step, self._step + 1
             may_look = self._spent <= MAX_SHARE * (time.perf_counter() - self._since)
@@ -456,7 +493,9 @@ def _formats_by_role(seen: _Linear) -> list[LinearFormat]:
     """Return the formats of each role, read from the device."""
     flops = {key: sum(one.flops for one in products) for key, products in seen.items()}
     found = []
-    for (role, text), products in sorted(seen.items(), key=lambda item: ("fdw".index(item[0][0][0]), item[0][1])):
+    for (role, text), products in sorted(
+        seen.items(), key=lambda item: ("fdw".index(item[0][0][0]), item[0][1])
+    ):
         total = sum(count for (other, _), count in flops.items() if other == role)
         entry: dict[str, Any] = {"role": role, "format": text, "share": flops[role, text] / total}
         entry["layers"] = sorted({one.layer for one in products if one.format == "bf16"})
@@ -542,7 +581,9 @@ def _sample_of_tensor(tensor: Tensor) -> Tensor:
 def _find_moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
     """Return where a weight should move; nowhere in a step that is skipped."""
     return (
-        None if grad is None or grad.is_sparse else (_sample_of_tensor(grad) != 0).logical_and_(is_good.to(grad.device))
+        None
+        if grad is None or grad.is_sparse
+        else (_sample_of_tensor(grad) != 0).logical_and_(is_good.to(grad.device))
     )
 
 

@@ -61,7 +61,9 @@ def update(
     norm = None
     if clip_norm is not None:
         # Looked up on the module at each call, so that guards can replace it.
-        norms = [clip_grad.clip_grad_norm_(precision.unscale(optimizer), clip_norm) for optimizer in optimizers]
+        norms = [
+            clip_grad.clip_grad_norm_(precision.unscale(optimizer), clip_norm) for optimizer in optimizers
+        ]
         norm = norms[0] if len(norms) == 1 else torch.stack(norms).amax()
     outcome = precision.step(*optimizers)
     for optimizer in optimizers:
@@ -93,14 +95,17 @@ class Loop:
     after_step: Sequence[Callable[[], None]] = ()  # called in order; their time counts as part of the step
     split: Callable[[Any, int], Sequence[Any]] = split_batch  # cuts a batch into micro-batches of equal size
     to_channels_last: Callable[[Any], Any] = to_channels_last
-    update: Callable[..., tuple[list[Tensor], Tensor | None, StepOutcome]] = update  # itself, or a CUDA graph of it
+    # itself, or a CUDA graph of it
+    update: Callable[..., tuple[list[Tensor], Tensor | None, StepOutcome]] = update
     step: int = 0  # updates made so far
     _scales: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self._scales = self.precision.loss_scales()
 
-    def run(self, batches: Iterable[Any], *, epoch: int, steps: int | None = None) -> Iterator[list[StepRecord]]:
+    def run(
+        self, batches: Iterable[Any], *, epoch: int, steps: int | None = None
+    ) -> Iterator[list[StepRecord]]:
         """Train on `batches`, at most `steps` of them, yielding blocks of at most `drain_every` records."""
         pending: list[tuple[Any, ...]] = []
         models = self.models
@@ -126,7 +131,9 @@ class Loop:
                 self._set_rates_by_factor(factor)
                 lr = None if first_lr is None else first_lr * factor
             microbatches = self.microbatches(batch) if splits else (batch,)
-            losses, norm, outcome = make(models, optimizers, precision, parallel, loss_of, microbatches, clip_norm)
+            losses, norm, outcome = make(
+                models, optimizers, precision, parallel, loss_of, microbatches, clip_norm
+            )
             for call in after_step:
                 call()
             end = mark()
@@ -172,12 +179,16 @@ class Loop:
         step = self.step
         records = []
         last = None
-        for (_, norm, outcome, start, end, waited, lr), loss, losses in zip(pending, sums, parts, strict=True):
+        for (_, norm, outcome, start, end, waited, lr), loss, losses in zip(
+            pending, sums, parts, strict=True
+        ):
             before, scales = scales, outcome.loss_scales
             grad_norm = None if norm is None else next(norm_values)
             took, waited = seconds(start, end), idle(waited, last, start)
             applied = outcome.applied
-            records.append(StepRecord(step, epoch, loss, before, scales, applied, grad_norm, took, waited, losses, lr))
+            records.append(
+                StepRecord(step, epoch, loss, before, scales, applied, grad_norm, took, waited, losses, lr)
+            )
             last = end
             step += 1
         self._scales, self.step = scales, step
@@ -193,7 +204,9 @@ class Loop:
         return list(map(sum, parts)), parts
 
 
-def measure_allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float) -> float:
+def measure_allreduce_share(
+    loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float
+) -> float:
     """Time further steps with and without all-reduce, alternating, and return the share that the all-reduce takes.
 
     Communication that overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all

@@ -111,7 +111,9 @@ class AcceleratorMemoryMeter:
         """Return the peak so far."""
         if not self.counts_peak:
             return PeakMemory(self.module.driver_allocated_memory(), None)
-        return PeakMemory(self.module.max_memory_allocated(self.device), self.module.max_memory_reserved(self.device))
+        return PeakMemory(
+            self.module.max_memory_allocated(self.device), self.module.max_memory_reserved(self.device)
+        )
 
 
 class ResidentMemoryMeter:

@@ -29,7 +29,9 @@ DIFFERING = "differing"
 MOVED = "moved"
 
 
-def evaluate_in_other_precisions(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:
+def evaluate_in_other_precisions(
+    session: Session, compute: AbstractContextManager[Any]
+) -> list[PrecisionResult]:
     """Evaluate the weights, and their moving average if there is one, in each precision that the configuration names.
 
     Every rank calls it after the last step.
@@ -48,7 +50,9 @@ def evaluate_in_other_precisions(session: Session, compute: AbstractContextManag
         results = [_result_or_error_in_precision(session, name, compute, averaged=False) for name in names]
         if session.assembly.average is not None:
             with session.weights_averaged():
-                results += [_result_or_error_in_precision(session, name, compute, averaged=True) for name in names]
+                results += [
+                    _result_or_error_in_precision(session, name, compute, averaged=True) for name in names
+                ]
     return results
 
 
@@ -67,8 +71,12 @@ def _evaluate_in_precision(
 ) -> PrecisionResult:
     assembly, own = session.assembly, session.precision
     config = session.config
-    other = EvaluationPrecision(name, assembly.device, choice=config.cpu_half, lists=config.autocast_lists, outside=own)
-    models = _models_with_weights_of(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
+    other = EvaluationPrecision(
+        name, assembly.device, choice=config.cpu_half, lists=config.autocast_lists, outside=own
+    )
+    models = _models_with_weights_of(
+        assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last
+    )
     models, _ = other.prepare(models, [])
     with _models_in_evaluation(assembly.replicas):
         evaluation = session.evaluate_with(
@@ -153,7 +161,13 @@ class EvaluationPrecision(Precision):
     """
 
     def __init__(
-        self, name: str, device: torch.device, *, choice: str = "auto", lists: str = "cuda", outside: Precision
+        self,
+        name: str,
+        device: torch.device,
+        *,
+        choice: str = "auto",
+        lists: str = "cuda",
+        outside: Precision,
     ) -> None:
         under_autocast, _, type_name = name.rpartition(":")
         dtype = DTYPES[type_name]

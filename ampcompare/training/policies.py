@@ -20,7 +20,13 @@ from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import TrainingAssembly
 from ampcompare.training.ema import ModelEma
-from ampcompare.training.precision.base import FixedOutcome, Precision, PrecisionWrapper, StepOutcome, owned_params
+from ampcompare.training.precision.base import (
+    FixedOutcome,
+    Precision,
+    PrecisionWrapper,
+    StepOutcome,
+    owned_params,
+)
 
 NO_VALUE = -1.0  # what older checkpoints hold as the best value before the first evaluation
 
@@ -166,7 +172,8 @@ class EarlyStop(Policy):
         if self._target is not None and not metric.is_better(self._target, metric.factor * value):
             unit = f" {metric.unit}" if metric.unit else ""
             self.end_reason = (
-                f"{metric.name} of {metric.text(value)} reached {self._target:g}{unit} after epoch {result.epoch}"
+                f"{metric.name} of {metric.text(value)} reached {self._target:g}{unit} after epoch "
+                f"{result.epoch}"
             )
         elif self._patience is not None and self._waited >= self._patience:
             self.end_reason = f"no better {metric.name} for {self._waited} epochs, after epoch {result.epoch}"
@@ -188,7 +195,10 @@ class LossScaleLimits(Policy):
     name = "limits"
 
     def __init__(
-        self, divergence: DivergenceDetector, stop_loss_scale: float | None = None, max_skipped: int | None = None
+        self,
+        divergence: DivergenceDetector,
+        stop_loss_scale: float | None = None,
+        max_skipped: int | None = None,
     ) -> None:
         self._divergence = divergence
         self._stop_loss_scale = stop_loss_scale
@@ -228,7 +238,9 @@ class SkippingPrecision(PrecisionWrapper):
     changed, such as running statistics, are restored. Each step waits for its losses.
     """
 
-    def __init__(self, inner: Precision, models: Sequence[nn.Module], any_rank: Callable[[bool], bool] = bool) -> None:
+    def __init__(
+        self, inner: Precision, models: Sequence[nn.Module], any_rank: Callable[[bool], bool] = bool
+    ) -> None:
         super().__init__(inner)
         self._any_rank = any_rank
         self._losses: list[Tensor] = []
@@ -309,7 +321,8 @@ class StepStateSnapshot:
 
 def _copy_of_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        key: value.detach().clone() if isinstance(value, Tensor) else copy.copy(value) for key, value in state.items()
+        key: value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
+        for key, value in state.items()
     }
 
 
@@ -322,7 +335,11 @@ class Rollback(Policy):
     name = "rollback"
 
     def __init__(
-        self, take: Callable[[], StepStateSnapshot], divergence: DivergenceDetector, every: int, max_rollbacks: int
+        self,
+        take: Callable[[], StepStateSnapshot],
+        divergence: DivergenceDetector,
+        every: int,
+        max_rollbacks: int,
     ) -> None:
         self._take = take
         self._divergence = divergence
@@ -365,7 +382,9 @@ class Rollback(Policy):
         self.steps = [int(step) for step in state["steps"]]
 
 
-def make_policies(config: RunConfig, assembly: TrainingAssembly, divergence: DivergenceDetector) -> list[Policy]:
+def make_policies(
+    config: RunConfig, assembly: TrainingAssembly, divergence: DivergenceDetector
+) -> list[Policy]:
     """Return the policies that a configuration asks for; each applies its rule to what those before it left."""
     recipe = config.recipe
     policies: list[Policy] = [divergence]

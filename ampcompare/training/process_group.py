@@ -37,7 +37,9 @@ def choose_group_backend(name: str, device: str) -> str:
     if not getattr(dist, f"is_{name}_available")():
         remedy = "use --dist-backend gloo"
         if name == "mpi":
-            remedy += ", which joins ranks of mpirun too; mpi needs a torch built from source with MPI installed"
+            remedy += (
+                ", which joins ranks of mpirun too; mpi needs a torch built from source with MPI installed"
+            )
         raise EnvironmentUnfit(f"this torch is built without {name}; {remedy}")
     return name
 
@@ -46,7 +48,9 @@ def choose_group_backend(name: str, device: str) -> str:
 def process_group_of_one(backend: str, device: torch.device) -> Iterator[None]:
     """Set up a process group without other processes, for wrappers that require one."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=0, world_size=1, **select_gpu_for_group(backend, device))
+    dist.init_process_group(
+        backend, store=store, rank=0, world_size=1, **select_gpu_for_group(backend, device)
+    )
     try:
         yield
     finally:

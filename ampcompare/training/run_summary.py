@@ -63,7 +63,9 @@ class StepSampler:
         """Return the points with the last step, and quantiles of step times; None before the first step."""
         if self.last is None:
             return None
-        points = self.points if self.points and self.points[-1][0] == self.last[0] else [*self.points, self.last]
+        points = (
+            self.points if self.points and self.points[-1][0] == self.last[0] else [*self.points, self.last]
+        )
         scales = [scale for _, _, scale, _ in points if scale is not None]
         return RunTrace(
             steps=[step for step, *_ in points],
@@ -165,7 +167,9 @@ class RunMetrics:
             metric_last_mean=statistics.fmean(epoch.value for epoch in last) if ended_well else None,
             last_epochs=len(last),
             ema_metric_final=epochs[-1].ema_value if ended_well else None,
-            ema_metric_best=self.metric.best(epoch.ema_value for epoch in epochs if epoch.ema_value is not None),
+            ema_metric_best=self.metric.best(
+                epoch.ema_value for epoch in epochs if epoch.ema_value is not None
+            ),
             others_final=dict(list(epochs[-1].values.items())[1:]) if ended_well else {},
             loss_final=epochs[-1].loss if epochs else None,
             epochs=epochs,
@@ -221,7 +225,10 @@ def find_medians_of_halves(seconds: Sequence[float]) -> _MedianStepTimes | None:
     if min(medians) <= 0:
         return None
     errors = [
-        MEDIAN_TO_MEAN_ERROR * MAD_TO_SD * _median_deviation_from(part, median) / (median * math.sqrt(len(part)))
+        MEDIAN_TO_MEAN_ERROR
+        * MAD_TO_SD
+        * _median_deviation_from(part, median)
+        / (median * math.sqrt(len(part)))
         for part, median in zip(parts, medians, strict=True)
     ]
     return _MedianStepTimes(medians[0], medians[1], math.hypot(*errors))

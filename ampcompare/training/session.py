@@ -300,7 +300,8 @@ class Session:
         """Compare weights, loss scales and skipped steps of all ranks; buffers are set to those of rank 0."""
         # Each rank has seen other batches; the statistics that are evaluated are those of rank 0, as with torch's DDP.
         self.assembly.ranks.equalize_buffers(self.assembly.replicas)
-        if self.divergence.diverged_step is not None:  # NaNs are equal in meaning and may differ in their bits
+        # NaNs are equal in meaning and may differ in their bits
+        if self.divergence.diverged_step is not None:
             return
         state = {
             "loss scales": self.precision.loss_scales(),

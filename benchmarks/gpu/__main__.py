@@ -16,7 +16,19 @@ from benchmarks.gpu.context import PART_SECONDS, Context
 from benchmarks.gpu.report import Report, environment
 
 PARTS = (
-    *("smoke", "tasks", "scripts", "tests", "golden", "syncs", "profile", "speed", "memory", "resume", "comparisons"),
+    *(
+        "smoke",
+        "tasks",
+        "scripts",
+        "tests",
+        "golden",
+        "syncs",
+        "profile",
+        "speed",
+        "memory",
+        "resume",
+        "comparisons",
+    ),
 )
 LEAST_SECONDS = 20.0  # that a part is begun with
 # What `setup.py` asks for, by the names of import, and the runner of tests.
@@ -27,19 +39,29 @@ NEEDED = (
 
 
 @click.command()
-@click.option("--part", "parts", type=click.Choice(PARTS), multiple=True, help="Repeat it.  [default: all, in order]")
+@click.option(
+    "--part", "parts", type=click.Choice(PARTS), multiple=True, help="Repeat it.  [default: all, in order]"
+)
 @click.option("--out", default="runs/gpu-check", show_default=True, help="Folder for PART.json.")
 @click.option("--rehearse", is_flag=True, help="The same on the CPU, small: shows that the programs work.")
-@click.option("--minutes", type=click.FloatRange(min=1), help="For all parts together.  [default: 8.5 for each]")
-@click.option("--apex-src", envvar="APEX_SRC", help="Folder that holds apex/ of Apex 25.05; Python alone is enough.")
-def main(parts: tuple[str, ...], out: str, rehearse: bool, minutes: float | None, apex_src: str | None) -> None:
+@click.option(
+    "--minutes", type=click.FloatRange(min=1), help="For all parts together.  [default: 8.5 for each]"
+)
+@click.option(
+    "--apex-src", envvar="APEX_SRC", help="Folder that holds apex/ of Apex 25.05; Python alone is enough."
+)
+def main(
+    parts: tuple[str, ...], out: str, rehearse: bool, minutes: float | None, apex_src: str | None
+) -> None:
     """Check ampcompare on one NVIDIA GPU, in parts of less than nine minutes; each ends with one line.
 
     Exit codes: 0 all checks held; 1 one did not; 2 usage; 4 there is no GPU, or a package is missing.
     """
     source = None if apex_src is None else Path(apex_src).resolve()
     if source is not None and not (source / "apex" / "amp").is_dir():
-        raise click.UsageError(f"--apex-src {apex_src}: there is no apex/amp in it; give the folder that holds apex/")
+        raise click.UsageError(
+            f"--apex-src {apex_src}: there is no apex/amp in it; give the folder that holds apex/"
+        )
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         click.echo(

@@ -12,11 +12,33 @@ from benchmarks.gpu.report import Report, describe_runs
 ARMS = "fp32,native:fp16,native:bf16,apex:O1,apex:O2,apex:O3,half:bn_fp32,half:bf16"
 CLAIMS = ROOT / "examples" / "claims" / "gpu.yaml"
 COMPARED = {
-    "eight-arms": ("--arm", ARMS, "--arch", "resnet18", "--data", "synthetic", "--epochs", "2", "--batch-size", "128"),
+    "eight-arms": (
+        "--arm",
+        ARMS,
+        "--arch",
+        "resnet18",
+        "--data",
+        "synthetic",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "128",
+    ),
     "claims": ("--config", str(CLAIMS)),
 }
 # In the place of these in a rehearsal, or, for a file, over it.
-REHEARSED = ("--arm", "fp32,native:fp16", "--arch", "mlp", "--epochs", "1", "--train-size", "64", "--val-size", "32")
+REHEARSED = (
+    "--arm",
+    "fp32,native:fp16",
+    "--arch",
+    "mlp",
+    "--epochs",
+    "1",
+    "--train-size",
+    "64",
+    "--val-size",
+    "32",
+)
 
 
 def run(context: Context, report: Report) -> None:

@@ -20,7 +20,8 @@ Step = Callable[[], object]
 
 # Names of kernels that compute products and convolutions on tensor cores, as cuBLAS, cuDNN and CUTLASS give them.
 TENSOR_CORES = re.compile(
-    r"(hmma|wgmma|[hs]16\d{3,}|16816|1688|tensorop|gmma|nvjet|xmma.*(f16|bf16|tf32)|(f16|bf16|tf32).*xmma)", re.I
+    r"(hmma|wgmma|[hs]16\d{3,}|16816|1688|tensorop|gmma|nvjet|xmma.*(f16|bf16|tf32)|(f16|bf16|tf32).*xmma)",
+    re.I,
 )
 PRODUCTS = re.compile(r"^aten::(mm|addmm|bmm|baddbmm|mkldnn_convolution|convolution_backward|thnn_conv2d)$")
 # Of each wait; the mode itself warns once that it is a prototype for "synchronizing operations".

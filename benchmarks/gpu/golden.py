@@ -33,7 +33,15 @@ REHEARSED = (
     "resume-init-then-load-O1-convnet-sgd",
 )
 WHATEVER_THE_KERNELS = (
-    *("step", "out_dtypes", "loss_dtypes", "param_dtypes", "grad_dtypes", "master_dtypes", "master_grad_dtypes"),
+    *(
+        "step",
+        "out_dtypes",
+        "loss_dtypes",
+        "param_dtypes",
+        "grad_dtypes",
+        "master_dtypes",
+        "master_grad_dtypes",
+    ),
     *("buffer_dtypes", "skipped", "scalers"),
 )
 # Scaled half gradients that nobody reads: Apex frees or keeps them as it likes.
@@ -109,7 +117,11 @@ def _compare_with_apex(context: Context, report: Report, files: list[Path], ours
         report.check(f"{name}: the bits of genuine Apex", not difference, difference)
     report.figures["against_apex"] = rows
     equal = sum(text == "equal bits" for text in rows.values())
-    apart = [f"{name} ({text})" for name, text in rows.items() if text.startswith(("Apex itself", "not reproducible"))]
+    apart = [
+        f"{name} ({text})"
+        for name, text in rows.items()
+        if text.startswith(("Apex itself", "not reproducible"))
+    ]
     report.says += f", {equal} scenarios with the bits of genuine Apex on this device"
     report.check("genuine Apex took part", equal > 0, "no scenario could be compared")
     if apart:
@@ -201,7 +213,9 @@ def replay(paths: list[str], device: str, apex_src: str | None) -> dict[str, Any
     for path in paths:
         scenario = json.loads(Path(path).read_text())["scenario"]
         try:
-            results[Path(path).stem] = replayed.Replay(scenario, scenario["name"] in STRICT, amp, device).run()
+            results[Path(path).stem] = replayed.Replay(
+                scenario, scenario["name"] in STRICT, amp, device
+            ).run()
         except Exception as error:
             results[Path(path).stem] = {"error": f"{type(error).__name__}: {error}"}
     return results
@@ -215,4 +229,6 @@ def replay_casts(device: str, apex_src: str | None) -> dict[str, dict[str, str]]
     casts = importlib.import_module("test_o1_casts")
     model = torch.nn.Linear(2, 2).to(device)
     amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), opt_level="O1", verbosity=0)
-    return {name: {key: casts.outcome(row, key, device) for key in row["O1"]} for name, row in casts.ROWS.items()}
+    return {
+        name: {key: casts.outcome(row, key, device) for key in row["O1"]} for name, row in casts.ROWS.items()
+    }

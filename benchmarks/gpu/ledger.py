@@ -11,8 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # Operations whose result is a number for Python: on a GPU the host waits for them.
 READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero"}
 # Operations that only make room or look elsewhere at the same bytes.
-ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
-ALLOCATIONS |= {"aten::detach", "aten::alias", "aten::lift_fresh", "aten::_unsafe_view", "aten::_reshape_alias"}
+ALLOCATIONS = {
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+}
+ALLOCATIONS |= {
+    "aten::detach",
+    "aten::alias",
+    "aten::lift_fresh",
+    "aten::_unsafe_view",
+    "aten::_reshape_alias",
+}
 
 
 class Ledger(TorchDispatchMode):
@@ -38,7 +50,9 @@ class Ledger(TorchDispatchMode):
             self.reads += 1
         elif name not in ALLOCATIONS and not func.is_view:
             self.writes += 1
-            self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in _tensors((args, kwargs, result)))
+            self.bytes += sum(
+                tensor.numel() * tensor.element_size() for tensor in _tensors((args, kwargs, result))
+            )
         return result
 
 

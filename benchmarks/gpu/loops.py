@@ -37,7 +37,9 @@ class Loop:
     steps: int = 1
 
 
-def build(name: str, model_name: str, device: str, *, small: bool, apex_src: Path | None, batch: int = 0) -> Loop:
+def build(
+    name: str, model_name: str, device: str, *, small: bool, apex_src: Path | None, batch: int = 0
+) -> Loop:
     """Build a loop; raises ImportError where what it needs is not installed."""
     if device == "cuda":
         torch.cuda.set_device(0)
@@ -67,7 +69,13 @@ def build_step(name: str, made: Model, make: Make, device: str, apex_src: Path |
 
 
 def _arm(
-    arm: str, model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, device: str, extras: list[str]
+    arm: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    device: str,
+    extras: list[str],
 ) -> Loop:
     from ampcompare.base.tensors.skippable_step import make_step_skippable
     from ampcompare.settings.config import ParallelConfig

@@ -12,12 +12,24 @@ from benchmarks.gpu.loops import build_step
 from benchmarks.gpu.models import Model, make_model, make_optimizer
 from benchmarks.gpu.report import Report
 
-ARMS = ("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:masters=fp32")
+ARMS = (
+    "fp32",
+    "apex:O0",
+    "apex:O1",
+    "apex:O2",
+    "apex:O3",
+    "native:fp16",
+    "native:bf16",
+    "half",
+    "half:masters=fp32",
+)
 HALF_ACTIVATIONS = ("half", "apex:O3", "apex:O2", "native:fp16")
 REHEARSED = ("fp32", "apex:O2", "half")
-LIMIT = {False: 16 << 30, True: 1 << 19}  # bytes that the largest batch is looked for in, on the GPU and in a rehearsal
+# bytes that the largest batch is looked for in, on the GPU and in a rehearsal
+LIMIT = {False: 16 << 30, True: 1 << 19}
 MOST = {False: 4096, True: 64}
-LENGTH = 64  # tokens of the one sentence: activations stay below the gradients that come to be while they are freed
+# tokens of the one sentence: activations stay below the gradients that come to be while they are freed
+LENGTH = 64
 # Around the arithmetic a peak may lie so far away: workspaces of products.
 TOLERANCE = 0.05
 
@@ -42,7 +54,9 @@ def run(context: Context, report: Report) -> None:
     # In a rehearsal masters outweigh activations.
     for arm in () if small else HALF_ACTIVATIONS:
         ours, fp32 = batches[arm], batches["fp32"]
-        report.check(f"{arm}: a batch at least as large as that of fp32", ours >= fp32, f"{ours} against {fp32}")
+        report.check(
+            f"{arm}: a batch at least as large as that of fp32", ours >= fp32, f"{ours} against {fp32}"
+        )
     report.figures |= {"peaks": peaks, "largest_batch": batches, "batch_limit_bytes": LIMIT[small]}
     agree = "are not below" if small else "agree with"
     report.says = (
@@ -87,7 +101,9 @@ def largest_batch(arm: str, device_kind: str, small: bool) -> int:
 
     def fits(batch: int) -> bool:
         def train() -> None:
-            _train(arm, make_model("resnet50", device_kind, small=small, batch=batch), "resnet50", device_kind)
+            _train(
+                arm, make_model("resnet50", device_kind, small=small, batch=batch), "resnet50", device_kind
+            )
 
         return device.fits(train, LIMIT[small])
 

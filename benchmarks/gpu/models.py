@@ -16,7 +16,9 @@ def _resnet(name: str) -> Callable[[int, bool], Model]:
     def make(batch: int, small: bool) -> Model:
         if small:
             layers = [nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
-            model: nn.Module = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES))
+            model: nn.Module = nn.Sequential(
+                *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, CLASSES)
+            )
         else:
             from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -34,7 +36,13 @@ class Transformer(nn.Module):
     def __init__(self, width: int, layers: int, tokens: int) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(
-            width, max(1, width // 64), 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            width,
+            max(1, width // 64),
+            4 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
         self.tokens = nn.Embedding(tokens, width)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)

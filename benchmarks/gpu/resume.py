@@ -7,7 +7,18 @@ from benchmarks.gpu.context import Context, Done
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.smoke import ARMS, FUSED, installed_runs
 
-SMALL = ("--batch-size", "16", "--train-size", "64", "--val-size", "32", "--epochs", "2", "--no-progress", "-q")
+SMALL = (
+    "--batch-size",
+    "16",
+    "--train-size",
+    "64",
+    "--val-size",
+    "32",
+    "--epochs",
+    "2",
+    "--no-progress",
+    "-q",
+)
 # Dropout draws from the generator of the device at each step; prefetch and the average are states of their own.
 FURTHER = {
     "fp32 with dropout": ("--arm", "fp32", "--arch", "benchmarks.gpu.networks:dropout"),

@@ -29,7 +29,15 @@ def run(context: Context, report: Report) -> None:
     epochs = ("--epochs", "1" if context.rehearse else "4", "--device", context.device)
     for name, arms in ARMS.items():
         used = [arm for arm in arms if not context.rehearse or arm in REHEARSED]
-        where = ("-o", str(folder / f"{name}-runs"), "--device", context.device, "--no-progress", "-q", "--json")
+        where = (
+            "-o",
+            str(folder / f"{name}-runs"),
+            "--device",
+            context.device,
+            "--no-progress",
+            "-q",
+            "--json",
+        )
         words = ("compare", "--arm", ",".join(used), *seeded, *METRIC, *where, "--", str(folder / name))
         done = context.ampcompare(*words, *epochs)
         if "arms" not in (answer := done.document):
@@ -39,6 +47,10 @@ def run(context: Context, report: Report) -> None:
             seen = f"{describe_runs(row)}; {done.reason}"
             report.check(f"{name} with {row['arm']}", row["completed"] == len(seeds), seen)
         paired = any(text.startswith("Paired:") for text in answer["reading"])
-        report.check(f"{name}: equal weights and batches in all arms", paired, "; ".join(answer["reading"])[:300])
+        report.check(
+            f"{name}: equal weights and batches in all arms", paired, "; ".join(answer["reading"])[:300]
+        )
         report.figures[name] = answer["arms"]
-    report.says = f"a script for Apex and its migrated version went through {len(ARMS['apex.py'])} arms at most"
+    report.says = (
+        f"a script for Apex and its migrated version went through {len(ARMS['apex.py'])} arms at most"
+    )

@@ -30,7 +30,17 @@ ONLY_ON_GPUS = {
     "a CUDA graph": (*FUSED, "--cuda-graph"),
 }
 METHODS = (
-    *("--ema-decay", "0.9", "--clip-grad", "1.0", "--grad-accum-steps", "2", "--prefetch", "2", "--channels-last"),
+    *(
+        "--ema-decay",
+        "0.9",
+        "--clip-grad",
+        "1.0",
+        "--grad-accum-steps",
+        "2",
+        "--prefetch",
+        "2",
+        "--channels-last",
+    ),
     *("--layerwise-lr", "larc", "--save-every-epochs", "1", "--save-apex-format"),
 )
 # In a folder of its own: next to it, `profile.py` would stand for the module of that name.
@@ -54,12 +64,20 @@ def run(context: Context, report: Report) -> None:
     if context.rehearse:
         report.leave_out(f"{', '.join(ONLY_ON_GPUS)} (need a GPU)")
     trained = context.scratch / "methods"
-    _check(report, "run", context.ampcompare("run", "--arm", "apex:O2", *METHODS, *small, *size, "-o", str(trained)))
+    _check(
+        report,
+        "run",
+        context.ampcompare("run", "--arm", "apex:O2", *METHODS, *small, *size, "-o", str(trained)),
+    )
     commands = _check_commands(context, report, folder, trained)
-    report.says = f"{len(arms)} arms, {len(runs)} runs with options and {commands} other commands ran to their end"
+    report.says = (
+        f"{len(arms)} arms, {len(runs)} runs with options and {commands} other commands ran to their end"
+    )
 
 
-def installed_runs(context: Context, report: Report, runs: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def installed_runs(
+    context: Context, report: Report, runs: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
     """Return the runs, options by name, whose arm can be tried here; leave out the others with the reason."""
     from ampcompare import Arm
 
@@ -98,7 +116,13 @@ def _check_commands(context: Context, report: Report, folder: Path, trained: Pat
         ("config", "show", "--lr", "0.1"),
         ("judge", "--example"),
         ("report", str(folder), "--format", "md"),
-        ("convert", str(saved[0]) if saved else "no checkpoint", str(context.scratch / "native.pt"), "--to", "native"),
+        (
+            "convert",
+            str(saved[0]) if saved else "no checkpoint",
+            str(context.scratch / "native.pt"),
+            "--to",
+            "native",
+        ),
     ]
     for words in calls:
         done = context.ampcompare(*words)
@@ -116,7 +140,9 @@ def _check_exec(context: Context, report: Report, level: str) -> None:
     _check(report, f"exec at {level}", ours)
     last = [line for line in ours.out.splitlines() if line.startswith("LAST")]
     skipped = "'loss_scale': 32768.0" in "".join(last)
-    report.check(f"exec at {level}: the overflow halved the loss scale", skipped, "; ".join(last) or ours.reason)
+    report.check(
+        f"exec at {level}: the overflow halved the loss scale", skipped, "; ".join(last) or ours.reason
+    )
     report.figures[f"exec {level}"] = last
     if context.rehearse or context.apex_src is None:
         return

@@ -69,8 +69,20 @@ GROUPS = {
 }
 # The most telling first; those for which no time is left are left out.
 TURNS = (
-    *(("resnet50", "main"), ("tiny", "main"), ("tiny", "graph"), ("transformer", "main"), ("resnet50", "others")),
-    *(("resnet50", "graph"), ("tiny", "engine"), ("resnet18", "main"), ("resnet50", "engine"), ("tiny", "others")),
+    *(
+        ("resnet50", "main"),
+        ("tiny", "main"),
+        ("tiny", "graph"),
+        ("transformer", "main"),
+        ("resnet50", "others"),
+    ),
+    *(
+        ("resnet50", "graph"),
+        ("tiny", "engine"),
+        ("resnet18", "main"),
+        ("resnet50", "engine"),
+        ("tiny", "others"),
+    ),
     ("transformer", "others"),
 )
 # What an arm may cost at most, as a share of the loop it is divided by, and on a network that is host work alone. Arms

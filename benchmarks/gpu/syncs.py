@@ -55,7 +55,14 @@ SYNCS: dict[str, int] = {
 # Figures only: the real Apex has the waits that it has, and a drained block reads its losses and scales at its end.
 FIGURES = ("apex O1", "apex O2", "arm fp32, drained", "arm apex:O2, drained", "arm native:fp16, drained")
 REHEARSED = (
-    *("bare fp32", "bare native:fp16", "arm fp32", "arm native:fp16, fused", "arm half:dynamic", "arm apex:O1"),
+    *(
+        "bare fp32",
+        "bare native:fp16",
+        "arm fp32",
+        "arm native:fp16, fused",
+        "arm half:dynamic",
+        "arm apex:O1",
+    ),
     *("arm native:fp16, skip", "arm half:dynamic, skip", "arm apex:O2, skip"),
     *("arm apex:O2", "arm apex:O2, fused", "arm apex:O2, drained", "arm accelerate:fp16", "apex O2"),
 )
@@ -66,7 +73,9 @@ def run(context: Context, report: Report) -> None:
     names = [name for name in (*SYNCS, *FIGURES) if not context.rehearse or name in REHEARSED]
     model = "tiny" if context.rehearse else "resnet50"
     figures: dict[str, Any] = {}
-    for name, counts in zip(names, context.at_once(lambda name: _try_count(context, name, model), names), strict=True):
+    for name, counts in zip(
+        names, context.at_once(lambda name: _try_count(context, name, model), names), strict=True
+    ):
         if isinstance(counts, str):
             if is_missing(counts):
                 report.leave_out(f"{name} ({counts})")

@@ -10,14 +10,34 @@ REHEARSED = ("fp32", "apex:O1")
 STEPS = 6
 # Further ways to train, each with a task that it changes.
 RUNS = {
-    "lm, blocks recomputed in the backward pass": ("--task", "lm", "--arm", "native:bf16", "--checkpoint-activations"),
+    "lm, blocks recomputed in the backward pass": (
+        "--task",
+        "lm",
+        "--arm",
+        "native:bf16",
+        "--checkpoint-activations",
+    ),
     "lm, weights in shards": ("--task", "lm", "--arm", "fsdp:bf16"),
     "lm, fp8 products": ("--task", "lm", "--arm", "fp8:rowwise"),
 }
 ONLY_ON_GPUS = {
     "lm, compiled": ("--task", "lm", "--arm", "native:bf16", "--compile"),
-    "segmentation by torchvision": ("--task", "segmentation", "--arm", "apex:O2", "--arch", "deeplabv3_resnet50"),
-    "detection by torchvision": ("--task", "detection", "--arm", "native:fp16", "--arch", "fcos_resnet50_fpn"),
+    "segmentation by torchvision": (
+        "--task",
+        "segmentation",
+        "--arm",
+        "apex:O2",
+        "--arch",
+        "deeplabv3_resnet50",
+    ),
+    "detection by torchvision": (
+        "--task",
+        "detection",
+        "--arm",
+        "native:fp16",
+        "--arch",
+        "fcos_resnet50_fpn",
+    ),
 }
 DIAGNOSED = (("--task", "lm", "--arm", "native:fp16"), ("--task", "segmentation", "--arm", "apex:O2"))
 
@@ -43,7 +63,9 @@ def run(context: Context, report: Report) -> None:
     if context.rehearse:
         report.leave_out(f"{', '.join(ONLY_ON_GPUS)} (need a GPU)")
     for options in DIAGNOSED[: 1 if context.rehearse else None]:
-        done = context.ampcompare("diagnose", *options, "--device", context.device, "--steps", "3", most=120.0)
+        done = context.ampcompare(
+            "diagnose", *options, "--device", context.device, "--steps", "3", most=120.0
+        )
         name = f"diagnose {' '.join(options)}"
         report.check(name, done.code == 0, done.reason)
         report.figures[name] = done.out.splitlines()[:1]

@@ -35,8 +35,14 @@ class Suite:
 
 ON_CUDA = ("-p", "benchmarks.gpu.default_device")
 SUITES = (
-    Suite("tests that need a GPU", ("tests", "-m", "requires"), ("tests/training/test_meters.py",), seconds=90.0),
-    Suite("contract on the device", ("tests/training/precision",), ("tests/training/precision/test_half_cast.py",)),
+    Suite(
+        "tests that need a GPU", ("tests", "-m", "requires"), ("tests/training/test_meters.py",), seconds=90.0
+    ),
+    Suite(
+        "contract on the device",
+        ("tests/training/precision",),
+        ("tests/training/precision/test_half_cast.py",),
+    ),
     Suite("engine on the CPU", ("tests/apex", "-m", "not slow"), ("tests/apex/parallel/test_larc.py",)),
     Suite(
         "checkpoints on the CPU",

@@ -92,7 +92,9 @@ def _receive(pipe: Connection, seconds: float) -> dict[str, float] | str:
     return answer  # type: ignore[no-any-return]
 
 
-def _serve(pipe: Connection, name: str, model: str, device_kind: str, small: bool, apex_src: Path | None) -> None:
+def _serve(
+    pipe: Connection, name: str, model: str, device_kind: str, small: bool, apex_src: Path | None
+) -> None:
     """Be one loop, until the pipe is closed."""
     device = make_device(device_kind)
     loop = build(name, model, device_kind, small=small, apex_src=apex_src)

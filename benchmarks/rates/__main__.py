@@ -23,10 +23,14 @@ STUDIES = ("verdicts", "loss_curve", "order", "new_images", "gates", "aa")
 @click.argument("name", type=click.Choice(STUDIES))
 @click.option("--part", "parts", multiple=True, help="A table of it.  [default: all]")
 @click.option("--replicates", type=int, help="Comparisons that are drawn, or trained, for a cell.")
-@click.option("--jobs", default=1, show_default=True, help="Processes, where each cell has random numbers of its own.")
+@click.option(
+    "--jobs", default=1, show_default=True, help="Processes, where each cell has random numbers of its own."
+)
 @click.option("--out", help="Write OUT.json and OUT.md; tables that did not run stay as they are.")
 @click.option("--page", is_flag=True, help="Only write OUT.md again, from OUT.json.")
-def main(name: str, parts: Sequence[str], replicates: int | None, jobs: int, out: str | None, page: bool) -> None:
+def main(
+    name: str, parts: Sequence[str], replicates: int | None, jobs: int, out: str | None, page: bool
+) -> None:
     """Draw comparisons again and again, and count what the verdicts on them say."""
     if page:
         if out is None:
@@ -36,7 +40,9 @@ def main(name: str, parts: Sequence[str], replicates: int | None, jobs: int, out
     begin = time.monotonic()
     data = run(name, parts, replicates, jobs)
     for table, rows in data["tables"].items():
-        click.echo(f"## {table}\n\n{tabulate(rows, headers='keys', tablefmt='github', disable_numparse=True)}\n")
+        click.echo(
+            f"## {table}\n\n{tabulate(rows, headers='keys', tablefmt='github', disable_numparse=True)}\n"
+        )
     click.echo("\n".join([*data.get("notes", []), f"{time.monotonic() - begin:.0f} s"]))
     if out is not None:
         write(name, data, out)

@@ -22,7 +22,12 @@ from scipy.stats import binomtest
 
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR, invalid_time_reason
-from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
+from ampcompare.results.analysis.inference.effect import (
+    Effect,
+    min_resolvable_spread,
+    p_values,
+    paired_effect,
+)
 from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_t_test
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
@@ -73,7 +78,9 @@ def _effect_without_gate(records: Sequence[RunRecord]) -> Effect:
     """Return the effect on time that there would be without the gate of validity."""
     pairs = list(_pairs(records))
     return paired_effect(
-        [-math.log(_seconds(arm)) for arm, _ in pairs], [-math.log(_seconds(other)) for _, other in pairs], TIME_FLOOR
+        [-math.log(_seconds(arm)) for arm, _ in pairs],
+        [-math.log(_seconds(other)) for _, other in pairs],
+        TIME_FLOOR,
     )
 
 
@@ -105,7 +112,13 @@ def _rate(what: str, words: Sequence[str]) -> Row:
     valid = [word for word in words if not word.startswith("invalid")]
     row = {"verdict on": what, "comparisons": str(len(words)), "valid": str(len(valid))}
     if not valid:
-        return {**row, "better or worse": "-", "95 % interval": "-", "at most 5 %": "-", "all verdicts": "all invalid"}
+        return {
+            **row,
+            "better or worse": "-",
+            "95 % interval": "-",
+            "at most 5 %": "-",
+            "all verdicts": "all invalid",
+        }
     called = count_verdicts(valid)
     test = binomtest(int(called["better or worse"].split()[0]), len(valid), 0.05, alternative="greater")
     return {
@@ -121,16 +134,27 @@ def _share_worse(spread: float, shift: float, pairs: int, floor: float, margin: 
     """Return how often simulated pairs with a true difference of `shift` are called worse."""
     generator = np.random.default_rng(0)
     samples = generator.normal(shift, spread, (SIMULATIONS, pairs))
-    verdicts = (decide_verdicts([paired_effect(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
+    verdicts = (
+        decide_verdicts([paired_effect(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples
+    )
     return sum(str(verdict) == "worse" for verdict in verdicts) / SIMULATIONS
 
 
 def _power(points: float, log_ratio: float) -> Iterator[Row]:
     floor = 100 * min_resolvable_spread(360)
     cases = [
-        *((f"{worse:g} points worse", worse, points, floor, Margin(0.5, "0.5")) for worse in (1.0, 2.0, 3.0, 5.0)),
         *(
-            (f"{100 * slower:.0f} % slower", math.log1p(slower), log_ratio, TIME_FLOOR, TERMS.log_time_margin())
+            (f"{worse:g} points worse", worse, points, floor, Margin(0.5, "0.5"))
+            for worse in (1.0, 2.0, 3.0, 5.0)
+        ),
+        *(
+            (
+                f"{100 * slower:.0f} % slower",
+                math.log1p(slower),
+                log_ratio,
+                TIME_FLOOR,
+                TERMS.log_time_margin(),
+            )
             for slower in (0.05, 0.10, 0.20)
         ),
     ]

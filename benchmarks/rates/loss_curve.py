@@ -28,7 +28,17 @@ from ampcompare.results.analysis.inference.verdict import decide_verdicts
 from ampcompare.results.records.run import RunRecord, loss_tail
 from ampcompare.settings.config import RunConfig
 from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, of_pair, own_seed, summarize_pair
-from benchmarks.rates.study import KEEPS, WINNER, Row, Study, Table, begin_with, count_verdicts, percent, total
+from benchmarks.rates.study import (
+    KEEPS,
+    WINNER,
+    Row,
+    Study,
+    Table,
+    begin_with,
+    count_verdicts,
+    percent,
+    total,
+)
 
 STEPS = 500
 MARGIN = 0.01
@@ -82,7 +92,9 @@ def _words(curves: Curves) -> list[str]:
     runs = [
         [
             TEMPLATE.model_copy(
-                update={"summary": TEMPLATE.summary.model_copy(update={"num_steps": STEPS, **loss_tail(losses)})}
+                update={
+                    "summary": TEMPLATE.summary.model_copy(update={"num_steps": STEPS, **loss_tail(losses)})
+                }
             )
             for losses in arm.tolist()
         ]

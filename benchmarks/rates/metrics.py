@@ -71,7 +71,9 @@ def _simulate(case: Scenario, seeds: int, truth: float, replicates: int) -> Coun
 
     def trial() -> dict[str, float]:
         shared = case.shared * generator.normal(size=seeds)
-        values = np.array([[case.base], [truth]]) * (1 + shared + case.own * generator.normal(size=(2, seeds)))
+        values = np.array([[case.base], [truth]]) * (
+            1 + shared + case.own * generator.normal(size=(2, seeds))
+        )
         records = [
             _with_value(run, case.metric.name, value, f"{run.arm} {number}")
             for runs, its in zip(templates, values.tolist(), strict=True)
@@ -99,7 +101,9 @@ def _with_value(run: RunRecord, name: str, value: float, losses: str) -> RunReco
         epoch=0, samples=500, values={name: value}, counts={}, chance=None, loss=None, ema_values=None,
         ema_counts={}, ema_loss=None, train_seconds=1.0, eval_seconds=0.1, per_sample=None,
     )  # fmt: skip
-    summary = RunSummary.model_construct(metric_final=value, epochs=[epoch], num_steps=10, losses_sha256=losses)
+    summary = RunSummary.model_construct(
+        metric_final=value, epochs=[epoch], num_steps=10, losses_sha256=losses
+    )
     return run.model_copy(update={"summary": summary})
 
 

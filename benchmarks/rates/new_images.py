@@ -24,7 +24,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import expit, stdtrit
 
-from ampcompare.results.analysis.effects.samples import mean_squares_of_differences, standard_error_over_new_samples
+from ampcompare.results.analysis.effects.samples import (
+    mean_squares_of_differences,
+    standard_error_over_new_samples,
+)
 from benchmarks.rates.study import Row, Study, Table
 
 MEAN, DIFFICULTY, SEED_EFFECT = 6.0, 3.0, 0.1
@@ -41,7 +44,10 @@ def _image_share(tau: float) -> float:
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     weights /= weights.sum()
     difficulty = MEAN + DIFFICULTY * nodes[:, None, None]
-    one, other = expit(difficulty + tau * nodes[None, :, None]), expit(difficulty + tau * nodes[None, None, :])
+    one, other = (
+        expit(difficulty + tau * nodes[None, :, None]),
+        expit(difficulty + tau * nodes[None, None, :]),
+    )
     every = weights[:, None, None] * weights[None, :, None] * weights[None, None, :]
     return float((every * (one - other) ** 2).sum() / (every * (one * (1 - other) + other * (1 - one))).sum())
 
@@ -79,12 +85,20 @@ def _train(
 
 
 def _few(
-    draw: np.random.Generator, seeds: int, images: int, repetitions: int, better: float, worse: float, often: float
+    draw: np.random.Generator,
+    seeds: int,
+    images: int,
+    repetitions: int,
+    better: float,
+    worse: float,
+    often: float,
 ) -> Draws:
     """Yield differences on few images: a share `better` and a share `worse`, each in a share `often` of the seeds."""
     for count in _chunks(repetitions, seeds * images):
         kinds = draw.random((count, 1, images), dtype=np.float32)
-        signs = (kinds < better).astype(np.int8) - ((kinds >= better) & (kinds < better + worse)).astype(np.int8)
+        signs = (kinds < better).astype(np.int8) - ((kinds >= better) & (kinds < better + worse)).astype(
+            np.int8
+        )
         yield (signs * (draw.random((count, seeds, images), dtype=np.float32) < often)).astype(np.int8)
 
 
@@ -165,7 +179,9 @@ def _at_the_margin(cell: tuple[float, int, int], repetitions: int, draw: np.rand
     }
 
 
-def _on_few_images(cell: tuple[tuple[float, float, float], int], repetitions: int, draw: np.random.Generator) -> Row:
+def _on_few_images(
+    cell: tuple[tuple[float, float, float], int], repetitions: int, draw: np.random.Generator
+) -> Row:
     (better, worse, often), images = cell
     truth = (better - worse) * often
     got = _intervals(_few(draw, 5, images, round(repetitions * SHARES[images]), better, worse, often), truth)

@@ -207,7 +207,12 @@ STUDY = Study(
     title="Order of cells under drift, and cells on several GPUs",
     about=__doc__,
     tables=(
-        Table("order", list(itertools.product(MACHINES, (2, 3, 5, 9), (3, 5, 10))), _row, by=("machine", "seeds")),
+        Table(
+            "order",
+            list(itertools.product(MACHINES, (2, 3, 5, 9), (3, 5, 10))),
+            _row,
+            by=("machine", "seeds"),
+        ),
         Table("pool", list(itertools.product(POOLS, SIZES)), _pool_row, by=("machine",)),
     ),
     replicates=20_000,

@@ -50,7 +50,9 @@ def comparisons(what: str, count: int, compare: Callable[[int], list[RunRecord]]
     return results
 
 
-def of_pair(recipe: Recipe, number: int, pairs: int, other: Callable[[Recipe], Recipe] = own_seed) -> list[RunRecord]:
+def of_pair(
+    recipe: Recipe, number: int, pairs: int, other: Callable[[Recipe], Recipe] = own_seed
+) -> list[RunRecord]:
     """Train a comparison in this process: pair after pair, first and second name.
 
     Args:
@@ -61,7 +63,9 @@ def of_pair(recipe: Recipe, number: int, pairs: int, other: Callable[[Recipe], R
         for seed in range(number * pairs, (number + 1) * pairs):
             its = {**recipe, "seed": seed}
             for name, trained in zip(NAMES, (its, other(its)), strict=True):
-                records.append(rename_arm(run_cell(config_of(trained), Path(folder, f"{seed} {name}")), name, its))
+                records.append(
+                    rename_arm(run_cell(config_of(trained), Path(folder, f"{seed} {name}")), name, its)
+                )
     return records
 
 

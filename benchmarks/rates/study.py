@@ -92,7 +92,9 @@ def run(name: str, parts: Sequence[str] = (), replicates: int | None = None, job
         if parts:
             raise SystemExit(f"the tables of {name} draw from one stream of random numbers: leave out --part")
         generator = np.random.default_rng(chosen.seed)
-        tables = {table.name: [table.row(cell, count, generator) for cell in table.cells] for table in chosen.tables}
+        tables = {
+            table.name: [table.row(cell, count, generator) for cell in table.cells] for table in chosen.tables
+        }
     else:
         for table in chosen.tables:
             if not parts or table.name in parts:
@@ -157,7 +159,10 @@ def write(name: str, data: Mapping[str, Any], out: str) -> None:
     tables = dict(data["tables"])
     if path.exists():
         tables = {**json.loads(path.read_text(encoding="utf-8"))["tables"], **tables}
-    data = {**data, "tables": {table.name: tables[table.name] for table in chosen.tables if table.name in tables}}
+    data = {
+        **data,
+        "tables": {table.name: tables[table.name] for table in chosen.tables if table.name in tables},
+    }
     facts = data["environment"]
     rest = {key: value for key, value in data.items() if key != "environment"}
     write_results(out, chosen.title, chosen.about, facts, text_of(chosen, data), rest)
@@ -179,9 +184,13 @@ def text_of(chosen: Study, data: Mapping[str, Any]) -> str:
         if ranges or same:
             parts.append(" ".join(filter(None, [ranges, same])))
         parts.append(tabulate(shown, headers="keys", tablefmt="pipe", disable_numparse=True))
-    sizes = [int(row["replicates"]) for rows in data["tables"].values() for row in rows if "replicates" in row]
+    sizes = [
+        int(row["replicates"]) for rows in data["tables"].values() for row in rows if "replicates" in row
+    ]
     if sizes:
-        each = "; ".join(f"{bounds(round(size / 20), size)} at {size:,} replicates" for size in sorted(set(sizes)))
+        each = "; ".join(
+            f"{bounds(round(size / 20), size)} at {size:,} replicates" for size in sorted(set(sizes))
+        )
         parts.append(f"The 95 % interval of a rate of 5 %: {each}.")
     return "\n\n".join([*parts, *data.get("notes", [])])
 

@@ -100,7 +100,9 @@ class Scenario:
             return rule.amount
         if rule.kind == "sd":
             return rule.amount * self.sd / math.sqrt(2)
-        return min(MAX_POINTS, MAX_ERROR_SHARE * errors) if rule.kind == "auto" else rule.amount / 100 * errors
+        return (
+            min(MAX_POINTS, MAX_ERROR_SHARE * errors) if rule.kind == "auto" else rule.amount / 100 * errors
+        )
 
     @property
     def counts(self) -> bool:
@@ -156,12 +158,23 @@ def _effects(values: Floats, case: Scenario, margin: QualityMargin, pilot: int =
 
 def _as_looks(rates: Sequence[float]) -> list[Look]:
     return [
-        Look(number=number, error_rate=rate, reference="", arms=[], seeds=[], cells={}, margin=0.5, time_margin=0.02)
+        Look(
+            number=number,
+            error_rate=rate,
+            reference="",
+            arms=[],
+            seeds=[],
+            cells={},
+            margin=0.5,
+            time_margin=0.02,
+        )
         for number, rate in enumerate(rates, 1)
     ]
 
 
-def _judge(values: Floats, case: Scenario, rate: float, after: float | None = None, pilot: int = 0) -> Outcome:
+def _judge(
+    values: Floats, case: Scenario, rate: float, after: float | None = None, pilot: int = 0
+) -> Outcome:
     margin = _margin(values, case)
     effects = _effects(values, case, margin, pilot)
     return Outcome(decide_verdicts(effects, margin.margin_of_scores(), rate, after), effects, rate)
@@ -196,7 +209,9 @@ def _auto(draw: Draw, case: Scenario) -> Outcome:
     margin = _margin(values, case)
     pilot = _effects(values, case, margin)
     needed = max(
-        pairs_needed_by_stein(effect.spread, effect.freedom, margin.margin_of_scores().size, rate / len(pilot))
+        pairs_needed_by_stein(
+            effect.spread, effect.freedom, margin.margin_of_scores().size, rate / len(pilot)
+        )
         for effect in pilot
     )
     if needed > size:
@@ -208,7 +223,14 @@ PROCEDURES = {"fixed": _look_once, "followed": _look_again, "auto": _auto}
 
 
 def _simulate(case: Scenario, truth: float, replicates: int) -> Counter[str]:
-    begin = [round(100 * case.sd), case.arms, case.first, round(1e5 * -truth), len(case.noise), round(10 * case.base)]
+    begin = [
+        round(100 * case.sd),
+        case.arms,
+        case.first,
+        round(1e5 * -truth),
+        len(case.noise),
+        round(10 * case.base),
+    ]
     draw = _draw(case, truth, np.random.default_rng(begin))
 
     def trial() -> dict[str, float]:
@@ -263,7 +285,12 @@ def _row(case: Scenario, replicates: int) -> Row:
 SIZES = (3, 5, 10)
 RULES = ("auto", "10%", "2sd")
 FIXED = [
-    *(Scenario("fixed", sd=sd, first=n, looks=looks) for sd in (0.5, 1.5) for n in SIZES for looks in (1, None)),
+    *(
+        Scenario("fixed", sd=sd, first=n, looks=looks)
+        for sd in (0.5, 1.5)
+        for n in SIZES
+        for looks in (1, None)
+    ),
     *(Scenario("fixed", kind, 1.5, first=n) for kind in ("counts", "t3") for n in SIZES),
     *(Scenario("fixed", "counts", 0.5, first=n) for n in SIZES),
     *(Scenario("fixed", "images", first=n, base=base) for base in (94.0, 99.0) for n in SIZES),

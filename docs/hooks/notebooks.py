@@ -31,7 +31,9 @@ def on_files(files: Any, *, config: Any) -> Any:
     from mkdocs.structure.files import File
 
     for path in notebooks():
-        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=markdown_of(read(path), path.name)))
+        files.append(
+            File.generated(config, f"notebooks/{path.stem}.md", content=markdown_of(read(path), path.name))
+        )
     return files
 
 
@@ -87,7 +89,9 @@ def run(path: Path) -> dict[str, Any]:
 
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "examples", Path(folder, "examples"), ignore=shutil.ignore_patterns("runs", "*.ipynb"))
+        shutil.copytree(
+            ROOT / "examples", Path(folder, "examples"), ignore=shutil.ignore_patterns("runs", "*.ipynb")
+        )
         here = Path(folder, "examples", path.parent.name)
         here.mkdir(exist_ok=True)
         NotebookClient(

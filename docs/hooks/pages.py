@@ -35,7 +35,18 @@ BOOSTS = (
     ("settings.md", 0.5),
 )
 DECLARING = (
-    *("fp32", "apex:O1", "apex:O2", "apex:O3", "apex:O4", "apex:O5", "native:fp16", "native:bf16", "half", "half:bf16"),
+    *(
+        "fp32",
+        "apex:O1",
+        "apex:O2",
+        "apex:O3",
+        "apex:O4",
+        "apex:O5",
+        "native:fp16",
+        "native:bf16",
+        "half",
+        "half:bf16",
+    ),
     *("half:bf16,masters=fp32", "half:bf16,kahan", "native:bf16,weights=bf16,state=fp32", "fsdp:bf16"),
 )
 log = logging.getLogger("mkdocs.hooks.pages")
@@ -43,7 +54,9 @@ log = logging.getLogger("mkdocs.hooks.pages")
 
 def on_config(config: Any) -> Any:
     """Add pages of folders that grow, the address of the repository, and a choice of versions where there is one."""
-    address = re.search(r'^ADDRESS = "(.+)"', (ROOT / "setup.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    address = re.search(
+        r'^ADDRESS = "(.+)"', (ROOT / "setup.py").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     if address is not None:
         config["repo_url"] = address[1]
     if "MIKE_DOCS_VERSION" in os.environ:
@@ -56,7 +69,9 @@ def on_config(config: Any) -> Any:
         ("benchmarks", "Measurements"),
         (".", "More"),
     ):
-        pages = [path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"), key=_first)]
+        pages = [
+            path.relative_to(DOCS).as_posix() for path in sorted((DOCS / folder).glob("*.md"), key=_first)
+        ]
         pages = [page for page in pages if page not in named]
         if pages:
             config["nav"].append({title: pages})
@@ -143,7 +158,13 @@ def command_reference() -> str:
     for name, summary in COMMANDS.items():
         command = cli.get_command(context, name)
         assert command is not None
-        parts += [f"## ampcompare {name}", "", summary, "", *_body(command, click.Context(command, context, name))]
+        parts += [
+            f"## ampcompare {name}",
+            "",
+            summary,
+            "",
+            *_body(command, click.Context(command, context, name)),
+        ]
     return "\n".join(parts)
 
 
@@ -200,7 +221,9 @@ def settings_reference() -> str:
     for path, field in _fields(schema, schema):
         default = field.get("default")
         shown = "" if default is None else f"`{json.dumps(default)}`"
-        rows.append(f"| `{path}` | {_takes(field)} | {shown} | {_cell(_plain(field.get('description', '')))} |")
+        rows.append(
+            f"| `{path}` | {_takes(field)} | {shown} | {_cell(_plain(field.get('description', '')))} |"
+        )
     return "\n".join(rows)
 
 
@@ -213,7 +236,9 @@ def guards_table() -> str:
     return "\n".join(rows)
 
 
-def _fields(schema: dict[str, Any], group: dict[str, Any], above: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def _fields(
+    schema: dict[str, Any], group: dict[str, Any], above: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, field in group["properties"].items():
         if "$ref" in field:
             inner = schema["$defs"][field["$ref"].rpartition("/")[2]]

@@ -27,7 +27,8 @@ def commands() -> dict[str, str]:
     """Return the command of each picture of the front page by its name: that of the block before it."""
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     return {
-        name: line for line, name in re.findall(r"```\n(ampcompare .*)\n```\n\n!\[[^\]]*\]\(images/(\w+)\.svg\)", text)
+        name: line
+        for line, name in re.findall(r"```\n(ampcompare .*)\n```\n\n!\[[^\]]*\]\(images/(\w+)\.svg\)", text)
     }
 
 

@@ -51,7 +51,9 @@ def room_imports(root: Path = ROOT) -> dict[str, set[str]]:
         root: of a checkout.
     """
     package = root / "ampcompare"
-    rooms = {path.stem for path in package.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))} - {"__init__"}
+    rooms = {path.stem for path in package.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))} - {
+        "__init__"
+    }
     found: dict[str, set[str]] = {}
     for path in sorted(package.rglob("*.py")):
         place = path.relative_to(package)
@@ -95,7 +97,10 @@ def rooms_table() -> str:
     rows = ["| floor | room | what it is | imports |", "|---|---|---|---|"]
     imports = room_imports()
     for room, floor in sorted(floors().items(), key=lambda item: (-item[1], item[0])):
-        for name, path in ((f"{room}/", PACKAGE / room / "__init__.py"), (f"{room}.py", PACKAGE / f"{room}.py")):
+        for name, path in (
+            (f"{room}/", PACKAGE / room / "__init__.py"),
+            (f"{room}.py", PACKAGE / f"{room}.py"),
+        ):
             if path.is_file():
                 others = " ".join(sorted(imports.get(room, ())))
                 rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} | {others} |")

@@ -46,7 +46,10 @@ def _step() -> dict[str, Any]:
 
 def _published(name: str, schema: dict[str, Any], what: str) -> dict[str, Any]:
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"ampcompare {what}"}
-    published: dict[str, Any] = {**head, **{key: _strict(value) for key, value in schema.items() if key != "title"}}
+    published: dict[str, Any] = {
+        **head,
+        **{key: _strict(value) for key, value in schema.items() if key != "title"},
+    }
     if name.startswith(("report", "record")):
         published["properties"]["schema"] = {
             "const": REPORT_SCHEMA if name.startswith("report") else SCHEMA,
@@ -67,11 +70,18 @@ def _strict(value: Any) -> Any:
         return [_strict(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.get("type") == "number" and not {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"} & set(
-        value
-    ):
+    if value.get("type") == "number" and not {
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+    } & set(value):
         return {**{key: item for key, item in value.items() if key != "type"}, **STRICT}
-    return {key: _strict(item) for key, item in value.items() if key != "additionalProperties" or item is not False}
+    return {
+        key: _strict(item)
+        for key, item in value.items()
+        if key != "additionalProperties" or item is not False
+    }
 
 
 def text(schema: dict[str, Any]) -> str:

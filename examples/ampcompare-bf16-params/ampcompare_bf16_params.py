@@ -87,7 +87,8 @@ class BF16Params(Precision):
             self._adopt(optimizer)
         yield loss
         if delay_unscale:
-            return  # ranks exchange gradients in the last pass only: what was moved before would stay unshared
+            # ranks exchange gradients in the last pass only: what was moved before would stay unshared
+            return
         for optimizer in optimizers:
             for param, master in self._pairs[id(optimizer)]:
                 if param.grad is not None:

@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-HALF = {"O1": torch.float16, "O2": torch.float16, "O3": torch.float16, "O4": torch.bfloat16, "O5": torch.bfloat16}
+HALF = {
+    "O1": torch.float16,
+    "O2": torch.float16,
+    "O3": torch.float16,
+    "O4": torch.bfloat16,
+    "O5": torch.bfloat16,
+}
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
@@ -76,14 +82,24 @@ class AmpByHand:
         self.casts = None
 
     def initialize(
-        self, models: Any, optimizer: torch.optim.Optimizer, *, opt_level: str, enabled: bool = True, **options: Any
+        self,
+        models: Any,
+        optimizer: torch.optim.Optimizer,
+        *,
+        opt_level: str,
+        enabled: bool = True,
+        **options: Any,
     ) -> tuple[Any, Any]:
         options.pop("verbosity"), options.pop("strict")
         stays_wide = opt_level in ("O0", "O1", "O4") or not enabled
         half = torch.float32 if stays_wide else HALF[opt_level]
         keeps_norms = str(options.get("keep_batchnorm_fp32", opt_level in ("O2", "O5"))) == "True"
         has_masters = options.get("master_weights", opt_level in ("O2", "O5")) and enabled
-        given = str(options.get("loss_scale", "dynamic" if opt_level in ("O1", "O2") else 1.0)) if enabled else "1"
+        given = (
+            str(options.get("loss_scale", "dynamic" if opt_level in ("O1", "O2") else 1.0))
+            if enabled
+            else "1"
+        )
         first = min(2.0**16, options.get("max_loss_scale", 2.0**24)) if given == "dynamic" else float(given)
         self.scaler = SimpleNamespace(
             scale=first, dynamic=given == "dynamic", unskipped=0, overflows=False,
@@ -155,7 +171,9 @@ class AmpByHand:
             master.grad = None if param.grad is None else param.grad.float()
         grads = [param.grad for param in self.master_params(optimizer) if param.grad is not None]
         raw = [param.grad for param, _ in self.pairs if param.grad is not None]
-        self.scaler.overflows = self.scaler.dynamic and not all(bool(grad.isfinite().all()) for grad in (*grads, *raw))
+        self.scaler.overflows = self.scaler.dynamic and not all(
+            bool(grad.isfinite().all()) for grad in (*grads, *raw)
+        )
         if self.scaler.scale != 1 and not self.scaler.overflows:
             for grad in grads:
                 grad.mul_(1 / self.scaler.scale)

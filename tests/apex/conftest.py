@@ -30,7 +30,10 @@ _CHECKED: list[str] = []
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the tests of this folder use what Apex itself declared deprecated."""
-    folder, declared = f"{HERE}{os.sep}", pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+    folder, declared = (
+        f"{HERE}{os.sep}",
+        pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning"),
+    )
     for item in items:
         if str(item.path).startswith(folder):
             item.add_marker(declared)
@@ -50,7 +53,13 @@ def replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `golden_replay.py` writes about all golden scenarios, from one child process."""
     output = tmp_path_factory.mktemp("golden") / "results.json"
     files = [*sorted(map(str, (GOLDEN / "apex-25.05").glob("*.json"))), str(GOLDEN / "rocm-apex.json.xz")]
-    command = [sys.executable, str(HERE / "golden_replay.py"), str(output), ",".join(STRICT_SCENARIOS), *files]
+    command = [
+        sys.executable,
+        str(HERE / "golden_replay.py"),
+        str(output),
+        ",".join(STRICT_SCENARIOS),
+        *files,
+    ]
     # Processors with fp16 instructions sum in half precision; the recording's had none. An interpreter of its own, as
     # oneDNN reads the variable once.
     environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", **os.environ}
@@ -88,7 +97,9 @@ def exact(replays: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
             got = compact(replays["by_hand"][scenario["name"]])
             for key in _level_and_models(scenario):
                 plain[key] = plain.get(key, True) and got == {name: recording[name] for name in got}
-    _CHECKED.append(f"to the bit with the levels by hand ({len(replays['by_hand'])} of {len(replays['replayed'])})")
+    _CHECKED.append(
+        f"to the bit with the levels by hand ({len(replays['by_hand'])} of {len(replays['replayed'])})"
+    )
     if same:
         _CHECKED.append("to the bit with Apex's recordings (plain torch arithmetic equals theirs)")
     else:
@@ -107,7 +118,10 @@ def exact(replays: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
 
 
 def _level_and_models(scenario: dict[str, Any]) -> list[str]:
-    return [f"{scenario['amp']['opt_level']} {kind}" for kind in sorted({spec["type"] for spec in scenario["models"]})]
+    return [
+        f"{scenario['amp']['opt_level']} {kind}"
+        for kind in sorted({spec["type"] for spec in scenario["models"]})
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

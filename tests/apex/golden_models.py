@@ -124,7 +124,9 @@ def build(spec: dict[str, Any]) -> nn.Module:
     """Build a scenario's model with its initial weights."""
     model = MODELS[spec["type"]](**spec["args"])
     one_d_weights = {
-        name for name, p in model.named_parameters() if p.dim() == 1 and name.split(".")[-1].startswith("weight")
+        name
+        for name, p in model.named_parameters()
+        if p.dim() == 1 and name.split(".")[-1].startswith("weight")
     }
     with torch.no_grad():
         for k, (name, p) in enumerate(model.named_parameters()):

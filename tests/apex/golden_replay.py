@@ -77,7 +77,9 @@ class Replay:
         self.amp._amp_state.close()
         self.models = [recipe.build(spec).to(self.device) for spec in s["models"]]
         self.initial = [
-            [i, name, list(p.shape), *summary(p)] for i, m in enumerate(self.models) for name, p in m.named_parameters()
+            [i, name, list(p.shape), *summary(p)]
+            for i, m in enumerate(self.models)
+            for name, p in m.named_parameters()
         ]
         self.optimizers = [
             getattr(torch.optim, spec["type"])([self.group(g) for g in spec["groups"]], **spec["args"])
@@ -146,7 +148,9 @@ class Replay:
             if self.s.get("restart", {}).get("after") == t + 1:
                 self.make(self.save())
         final: dict[str, Any] = {
-            "model_state_dict": [[k, code(v), sha([v])] for m in self.models for k, v in m.state_dict().items()],
+            "model_state_dict": [
+                [k, code(v), sha([v])] for m in self.models for k, v in m.state_dict().items()
+            ],
             "optimizer_state_dtypes": [
                 "".join(f"{k}:{code(v)}," for k, v in sorted(state.items()) if isinstance(v, torch.Tensor))
                 for o in self.optimizers
@@ -197,7 +201,11 @@ class Replay:
                 target_spec = s["models"][m]["targets"][o]
                 target = self.batch(target_spec, recipe.stream_of(s, t, micro, m, 1 + o))
                 out = outputs[m][o]
-                value = F.cross_entropy(out, target) if target_spec["kind"] == "class" else F.mse_loss(out, target)
+                value = (
+                    F.cross_entropy(out, target)
+                    if target_spec["kind"] == "class"
+                    else F.mse_loss(out, target)
+                )
                 loss = value if loss is None else loss + value
             record["loss"].append(number(loss.item()))
             record["loss_hex"].append(loss.item().hex())
@@ -218,7 +226,13 @@ class Replay:
 
     def step(self, t: int) -> dict[str, Any]:
         s = self.s
-        record: dict[str, Any] = {"step": t, "loss": [], "loss_hex": [], "loss_dtypes": set(), "out_dtypes": ""}
+        record: dict[str, Any] = {
+            "step": t,
+            "loss": [],
+            "loss_hex": [],
+            "loss_dtypes": set(),
+            "out_dtypes": "",
+        }
         if t in s.get("eval_before", []):
             record["eval_out_sha"] = self.eval_outputs(t)
         if s.get("add_group", {}).get("step") == t:
@@ -227,7 +241,9 @@ class Replay:
         for micro in range(s.get("micro_batches", 1)):
             self.backward(t, micro, record)
         if "clip" in s:
-            record["clip_norm_hex"] = float(torch.nn.utils.clip_grad_norm_(self.master_params(), s["clip"])).hex()
+            record["clip_norm_hex"] = float(
+                torch.nn.utils.clip_grad_norm_(self.master_params(), s["clip"])
+            ).hex()
         params, masters = self.model_params(), self.master_params()
         record["loss_dtypes"] = "".join(sorted(record["loss_dtypes"]))
         record["param_dtypes"], record["grad_dtypes"] = codes(params), codes(p.grad for p in params)
@@ -240,13 +256,17 @@ class Replay:
             optimizer.step()
             record["skipped"].append(sha(mine) == before)
         skipped = any(record["skipped"])
-        record["grads_sha"], record["master_grads_sha"] = (None, None) if skipped else (grads_sha, master_grads_sha)
+        record["grads_sha"], record["master_grads_sha"] = (
+            (None, None) if skipped else (grads_sha, master_grads_sha)
+        )
         scalers = self.amp.state_dict().values() if self.enabled else ()
         record["scalers"] = [[v["loss_scale"], v["unskipped"]] for v in scalers]
         record["params"] = [summary(p) for p in params]
         param_ids = {id(p) for p in params}
         masters = self.master_params()
-        record["masters"] = None if all(id(p) in param_ids for p in masters) else [summary(p) for p in masters]
+        record["masters"] = (
+            None if all(id(p) in param_ids for p in masters) else [summary(p) for p in masters]
+        )
         buffers = [b for m in self.models for b in m.buffers()]
         record["buffers_sha"], record["buffer_dtypes"] = sha(buffers), codes(buffers)
         return record
@@ -260,7 +280,10 @@ def arithmetic() -> str:
     digest = hashlib.sha256()
     for dtype in (torch.float32, torch.float16):
         shapes = [(8, 32), (32, 32), (8, 3, 6, 6), (16, 3, 3, 3), (2, 5, 16)]
-        tensors = [recipe.unit(math.prod(s), 7 + k).reshape(s).to(dtype).requires_grad_() for k, s in enumerate(shapes)]
+        tensors = [
+            recipe.unit(math.prod(s), 7 + k).reshape(s).to(dtype).requires_grad_()
+            for k, s in enumerate(shapes)
+        ]
         x, w, image, kernel, sequence = tensors
         h = torch.tanh(F.linear(x, w))
         outputs = [
@@ -290,7 +313,15 @@ def recordings(files: Iterable[str | Path]) -> Iterator[dict[str, Any]]:
 
 def compact(recording: dict[str, Any]) -> dict[str, Any]:
     """Return a recording with values other than losses folded into a digest for each step, and one for the end."""
-    values = ("loss_hex", "eval_out_sha", "clip_norm_hex", "grads_sha", "master_grads_sha", "buffers_sha", "params")
+    values = (
+        "loss_hex",
+        "eval_out_sha",
+        "clip_norm_hex",
+        "grads_sha",
+        "master_grads_sha",
+        "buffers_sha",
+        "params",
+    )
     steps = [_without(step, (*values, "masters")) for step in recording["steps"]]
     final = _without(recording["final"], ())
     final["model_state_dict"] = [entry[:2] for entry in final["model_state_dict"]]

@@ -21,7 +21,9 @@ FILES = sorted((GOLDEN / "apex-25.05").glob("*.json"))
 ROCM = list(recordings([GOLDEN / "rocm-apex.json.xz"]))
 
 BY_HAND = [
-    recording["scenario"]["name"] for recording in (*recordings(FILES), *ROCM) if is_within_reach(recording["scenario"])
+    recording["scenario"]["name"]
+    for recording in (*recordings(FILES), *ROCM)
+    if is_within_reach(recording["scenario"])
 ]
 
 # What must agree on any processor, whatever its order of summation.
@@ -131,4 +133,6 @@ def _has_blown_up(step: dict[str, Any]) -> bool:
 def _assert_same_layout(want: dict[str, Any], got: dict[str, Any]) -> None:
     assert got.get("amp_state_dict") == want.get("amp_state_dict")
     assert got["optimizer_state_dtypes"] == want["optimizer_state_dtypes"]
-    assert [entry[:2] for entry in got["model_state_dict"]] == [entry[:2] for entry in want["model_state_dict"]]
+    assert [entry[:2] for entry in got["model_state_dict"]] == [
+        entry[:2] for entry in want["model_state_dict"]
+    ]

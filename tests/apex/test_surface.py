@@ -43,8 +43,11 @@ def own_attributes(cls: type) -> set[str]:
 @cache
 def _assigned(cls: type) -> set[str]:
     names = set(inspect.get_annotations(cls))
-    with contextlib.suppress(OSError, TypeError):  # a class of C, or one that a function has made, has no source
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls) if cls.__module__.startswith("ampcompare.") else ""))
+    # a class of C, or one that a function has made, has no source
+    with contextlib.suppress(OSError, TypeError):
+        tree = ast.parse(
+            textwrap.dedent(inspect.getsource(cls) if cls.__module__.startswith("ampcompare.") else "")
+        )
         names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return names
 
@@ -59,7 +62,10 @@ def misfit(theirs: list[list[str]], ours: Any) -> str | None:
     if inspect.isclass(ours):
         return None
     wanted = [row for row in theirs if row[0] != "*"]
-    names = [("**" if p.kind is p.VAR_KEYWORD else "*" if p.kind is p.VAR_POSITIONAL else "") + p.name for p in params]
+    names = [
+        ("**" if p.kind is p.VAR_KEYWORD else "*" if p.kind is p.VAR_POSITIONAL else "") + p.name
+        for p in params
+    ]
     if names[: len(wanted)] != [row[0] for row in wanted]:
         return f"takes ({', '.join(names)}), Apex ({', '.join(row[0] for row in wanted)})"
     for row, param in zip(wanted, params, strict=False):
@@ -124,7 +130,14 @@ def test_what_is_left_out_cannot_be_imported() -> None:
             load(name)
 
 
-LOADED_WITH_APEX = ("amp", "contrib.optimizers", "fp16_utils", "multi_tensor_apply", "normalization", "optimizers")
+LOADED_WITH_APEX = (
+    "amp",
+    "contrib.optimizers",
+    "fp16_utils",
+    "multi_tensor_apply",
+    "normalization",
+    "optimizers",
+)
 
 
 def test_what_import_apex_makes_reachable(forked_python: Any, tmp_path: Path) -> None:
@@ -132,10 +145,13 @@ def test_what_import_apex_makes_reachable(forked_python: Any, tmp_path: Path) ->
     names = [
         name
         for name in SURFACE
-        if name.startswith(tuple(f"apex.{room}" for room in (*LOADED_WITH_APEX, "parallel"))) and not is_absent(name)
+        if name.startswith(tuple(f"apex.{room}" for room in (*LOADED_WITH_APEX, "parallel")))
+        and not is_absent(name)
     ]
     names = [
-        name for name in names if not name.endswith((".__version__", ".multiproc", ".contrib.optimizers.fused_sgd"))
+        name
+        for name in names
+        if not name.endswith((".__version__", ".multiproc", ".contrib.optimizers.fused_sgd"))
     ]
     code = f"""
 from ampcompare import apex

@@ -56,7 +56,20 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[CompareOptions]:
 def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions], tmp_path: Path) -> None:
     """Every option of the command has an argument, and both give equal `CompareOptions`, apart from origins."""
     words = [
-        *("--arm", "fp32", "--arm", "half", "--seeds", "auto", "--margin", "1", "--time-margin", "3", "--tag", "a"),
+        *(
+            "--arm",
+            "fp32",
+            "--arm",
+            "half",
+            "--seeds",
+            "auto",
+            "--margin",
+            "1",
+            "--time-margin",
+            "3",
+            "--tag",
+            "a",
+        ),
         *("--loss-margin", "2"),
         *("--objective", "memory", "--budget", "90s", "--jobs", "2", "--sweep", "workers=0,1", "--force"),
         *("--gpus", "0,2"),
@@ -123,16 +136,28 @@ class Instant(Launcher):
         return record
 
 
-def test_a_comparison_writes_its_reports_and_checks_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_writes_its_reports_and_checks_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`compare` leaves the files of the command, and raises with the results when an arm exceeds a limit."""
-    monkeypatch.setattr("ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant())
+    monkeypatch.setattr(
+        "ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant()
+    )
     folder = tmp_path / "out"
-    comparison = ampcompare.compare("fp32", seeds=[1], sweep={"workers": [0]}, output_dir=folder, tag="t", **TINY)
+    comparison = ampcompare.compare(
+        "fp32", seeds=[1], sweep={"workers": [0]}, output_dir=folder, tag="t", **TINY
+    )
     assert comparison.seeds == [1]
     assert comparison.arms[0].arm == "fp32 workers=0"
     assert {"report.md", "report.csv", "report.json", "plan.json"} <= {path.name for path in folder.iterdir()}
 
-    again: dict[str, Any] = {"seeds": [1], "sweep": {"workers": [0]}, "output_dir": folder, "tag": "t", **TINY}
+    again: dict[str, Any] = {
+        "seeds": [1],
+        "sweep": {"workers": [0]},
+        "output_dir": folder,
+        "tag": "t",
+        **TINY,
+    }
     with pytest.raises(GateFailed, match="fp32 workers=0: diverged 0, and diverged<1 fails") as caught:
         ampcompare.compare("fp32", fail_on="diverged<1", junit=tmp_path / "j.xml", **again)
     assert caught.value.exit_code == 1
@@ -179,7 +204,9 @@ def test_diagnose_passes_a_script_on(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     seen: list[Any] = []
     place = "ampcompare.experiment.diagnose.diagnose"
     monkeypatch.setattr(place, lambda options, loop, output_dir: seen.append(options))
-    ampcompare.diagnose(script=[str(script), "--epochs", "{seed}"], processes=2, device="cpu", preflight=False)
+    ampcompare.diagnose(
+        script=[str(script), "--epochs", "{seed}"], processes=2, device="cpu", preflight=False
+    )
     (options,) = seen
     assert options.config.script.command == [str(script), "--epochs", "{seed}"]
     assert options.config.processes == 2
@@ -191,7 +218,9 @@ def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch
     place = "ampcompare.experiment.find_batch.find_largest_batches_on_free_gpu"
     with monkeypatch.context() as patch:
         patch.setattr(place, lambda search, gpus: calls.append((search, gpus)))
-        ampcompare.find_batch("O2,fp32", memory_limit=2, margin=10, gpus="2", device="cpu", **{"recipe.batch_size": 8})
+        ampcompare.find_batch(
+            "O2,fp32", memory_limit=2, margin=10, gpus="2", device="cpu", **{"recipe.batch_size": 8}
+        )
     ((search, gpus),) = calls
     assert [config.arm for config in search.configs] == ["apex:O2", "fp32"]
     assert {config.recipe.batch_size for config in search.configs} == {8}
@@ -202,7 +231,9 @@ def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch
 
 def test_export_a_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Event files lie in a folder of the run directory; what is no run directory, or no tracker, is refused."""
-    monkeypatch.setattr("ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant())
+    monkeypatch.setattr(
+        "ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant()
+    )
     folder = tmp_path / "out"
     ampcompare.compare("fp32", seeds=[1], output_dir=folder, **TINY)
     notes: list[str] = []
@@ -210,7 +241,9 @@ def test_export_a_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (folder / "tensorboard").is_dir()
     with pytest.raises(RecordError, match="is not a run directory"):
         ampcompare.export(tmp_path / "none", "tensorboard")
-    with pytest.raises(ConfigError, match="there is no tracker 'board'; give one of tensorboard, wandb, mlflow"):
+    with pytest.raises(
+        ConfigError, match="there is no tracker 'board'; give one of tensorboard, wandb, mlflow"
+    ):
         ampcompare.export(folder, "board")  # type: ignore[arg-type]
 
 

@@ -63,7 +63,9 @@ def test_a_function_takes_the_parameters_of_its_options() -> None:
     assert get_type_hints(greet)["times"] is int
     assert get_type_hints(greet)["return"] is str
     documented = inspect.getdoc(greet) or ""
-    assert documented.startswith("Greet someone.\n\nArgs:\n    name: who is greeted, over\n        two lines;")
+    assert documented.startswith(
+        "Greet someone.\n\nArgs:\n    name: who is greeted, over\n        two lines;"
+    )
     assert documented.endswith("    quick: at once.\n\nReturns:\n    The greeting.")
     assert greet.__module__ == __name__
     assert greet.__name__ == "greet"
@@ -96,7 +98,9 @@ def test_each_argument_of_the_interface_has_a_text(name: str) -> None:
         (["--quick/--slow"], ("at once  [default: on]", True, "boolean")),
     ],
 )
-def test_an_option_of_the_command_line_is_that_of_the_parameter(names: list[str], expected: tuple[Any, ...]) -> None:
+def test_an_option_of_the_command_line_is_that_of_the_parameter(
+    names: list[str], expected: tuple[Any, ...]
+) -> None:
     """Text, default and type come from the class, and a value from the parser goes by the name of the parameter."""
 
     @click.command()

@@ -4,7 +4,13 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from ampcompare.backends.arm import Arm, backend_or_arm_named, find_same_arm, label_in_present_spelling, parse_arms
+from ampcompare.backends.arm import (
+    Arm,
+    backend_or_arm_named,
+    find_same_arm,
+    label_in_present_spelling,
+    parse_arms,
+)
 from ampcompare.base.errors import ConfigError
 
 
@@ -26,7 +32,10 @@ from ampcompare.base.errors import ConfigError
         ("half:weights=bf16,masters=none", "half:bf16"),
         ("half:bf16,rounding=stochastic,state=float32", "half:bf16,state=fp32,rounding=stochastic"),
         ("half:bf16,kahan,rounding=nearest", "half:bf16,kahan"),
-        ("native:bf16,weights=bf16,masters=fp32,grads=fp32", "native:bf16,weights=bf16,masters=fp32,grads=fp32"),
+        (
+            "native:bf16,weights=bf16,masters=fp32,grads=fp32",
+            "native:bf16,weights=bf16,masters=fp32,grads=fp32",
+        ),
         ("native:weights=fp32,masters=none", "native:fp16"),
         ("half:keep_fp32=lm_head|*.norm|lm_head", "half:keep_fp32=*.norm|lm_head"),
         ("actnn:over=half:keep_fp32=*.norm+bf16", "actnn:bits=2,over=half:bf16+keep_fp32=*.norm"),
@@ -73,16 +82,25 @@ def test_canonical_text(text: str, canonical: str) -> None:
         ("native:fp16,growth_interval=0", "whole number of at least 1"),
         ("fp8:align=3.5", "align=3.5 cannot be used: expected a whole number of at least 1"),
         ("half:dynamic,init_scale=much", "init_scale=much cannot be used: expected a finite number above 0"),
-        ("native:bf16,init_scale=128", "init_scale belongs to a loss scale, which bf16 does not use; take native:fp16"),
+        (
+            "native:bf16,init_scale=128",
+            "init_scale belongs to a loss scale, which bf16 does not use; take native:fp16",
+        ),
         ("apex:O1,min_loss_scale=8,max_loss_scale=4", "min_loss_scale=8 is above max_loss_scale=4"),
         ("apex:O2,loss_scale=128,min_loss_scale=1", "min_loss_scale belongs to a dynamic loss scale"),
         ("apex:O1,masters=fp32", "the weights are fp32 under O1, so masters=fp32 changes nothing"),
-        ("apex:O0,keep_batchnorm_fp32=true", "batch norm is fp32 under O0, so keep_batchnorm_fp32 changes nothing"),
+        (
+            "apex:O0,keep_batchnorm_fp32=true",
+            "batch norm is fp32 under O0, so keep_batchnorm_fp32 changes nothing",
+        ),
         ("half:masters=fp16", "masters=fp16 cannot be used: expected one of fp32, none"),
         ("half:masters=fp32,masters=none", "gives master_weights twice, by masters=fp32 and masters=none"),
         ("fp8:rowwise,tensorwise", "gives scaling twice, by rowwise and tensorwise"),
         ("fp8:over=", "over= cannot be used: expected an arm, with its options joined by"),
-        ("fp8:over=half:bf16,kahan", r"has no option 'kahan': options of the arm underneath are joined by \+"),
+        (
+            "fp8:over=half:bf16,kahan",
+            r"has no option 'kahan': options of the arm underneath are joined by \+",
+        ),
         ("half:loss_scale=8,init_scale=4", "init_scale belongs to a dynamic loss scale"),
         ("half:bf16,masters=fp32,kahan", "masters lose none"),
         ("half:bf16,grads=fp32", "add masters=fp32"),
@@ -118,7 +136,9 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(arm.options) == {"fast": True, "mode": "soft", "rate": 0.5, "steps": 3}
     assert str(arm) == "theirs:fast,mode=soft,rate=0.5,steps=3"
     assert Arm.parse(str(arm)) == arm
-    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, gemm, fsdp, script, theirs"):
+    with pytest.raises(
+        ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, gemm, fsdp, script, theirs"
+    ):
         Arm.parse("ours")
 
 
@@ -159,7 +179,9 @@ def test_the_key_stays_what_older_files_have(text: str, key: str) -> None:
     assert label_in_present_spelling(f"{key}@old lr=0.1@3") == f"{text}@old lr=0.1@3"
 
 
-@pytest.mark.parametrize("label", ["fp16", "my half:dtype=bf16", "half:bf16,dtype=bf16", "a:b", "half:dtype=bf17", ""])
+@pytest.mark.parametrize(
+    "label", ["fp16", "my half:dtype=bf16", "half:bf16,dtype=bf16", "a:b", "half:dtype=bf17", ""]
+)
 def test_other_labels_stay_as_they_are(label: str) -> None:
     assert label_in_present_spelling(label) == label
 
@@ -173,13 +195,18 @@ def test_other_labels_stay_as_they_are(label: str) -> None:
         (["half:bn_fp32,dtype=bf16,bf16"], None),
         (["half:bn_fp32,native:bf16"], ["half:bn_fp32", "native:bf16"]),
         (["fp32", "O1, O2 ,"], ["fp32", "apex:O1", "apex:O2"]),
-        (["actnn:bits=2,over=apex:O2+loss_scale=128,fp32"], ["actnn:bits=2,over=apex:O2+loss_scale=128", "fp32"]),
+        (
+            ["actnn:bits=2,over=apex:O2+loss_scale=128,fp32"],
+            ["actnn:bits=2,over=apex:O2+loss_scale=128", "fp32"],
+        ),
     ],
 )
 def test_lists(texts: list[str], arms: list[str] | None) -> None:
     """A word is an arm unless it is an option of the arm before it; where it could be both, that is an error."""
     if arms is None:
-        with pytest.raises(ConfigError, match="'bf16' can be an option of the arm before it, or the arm 'native:bf16'"):
+        with pytest.raises(
+            ConfigError, match="'bf16' can be an option of the arm before it, or the arm 'native:bf16'"
+        ):
             parse_arms(texts)
         return
     assert [str(arm) for arm in parse_arms(texts)] == arms

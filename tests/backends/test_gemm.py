@@ -23,7 +23,11 @@ from ampcompare.base.errors import ConfigError
             "gemm:fp8_tensorwise",
             ["fp8_tensorwise, scale fp32"] + ["fp8_tensorwise, scale fp32, grads_as=e5m2"] * 2,
         ),
-        ("gemm:fp8-tensorwise,grads_as=e4m3", "gemm:fp8_tensorwise,grads_as=e4m3", ["fp8_tensorwise, scale fp32"] * 3),
+        (
+            "gemm:fp8-tensorwise,grads_as=e4m3",
+            "gemm:fp8_tensorwise,grads_as=e4m3",
+            ["fp8_tensorwise, scale fp32"] * 3,
+        ),
         ("gemm:rowwise", "gemm:fp8_rowwise", ["fp8_rowwise, scale pow2"] * 3),
         ("gemm:blockwise,scale=pow2", "gemm:fp8_blockwise,scale=pow2", ["fp8_blockwise, scale pow2"] * 3),
         (
@@ -69,10 +73,16 @@ def test_other_roles_are_those_of_the_arm_underneath() -> None:
         ("gemm:nvfp4,wgrad=bf16,rht", "rht changes nothing here: it needs wgrad in a format"),
         ("gemm:fp8_rowwise,tiles", "tiles changes nothing here"),
         ("gemm:fp8_blockwise,tiles", "tiles changes nothing here"),
-        ("gemm:nvfp4,grads_as=e5m2", "grads_as=e5m2 changes nothing here: it needs dgrad or wgrad in a format of 8"),
+        (
+            "gemm:nvfp4,grads_as=e5m2",
+            "grads_as=e5m2 changes nothing here: it needs dgrad or wgrad in a format of 8",
+        ),
         ("gemm:nvfp4,fprop=nvfp4", "fprop=nvfp4 is what nvfp4 means already"),
         ("gemm:mxfp8,over=fp16", "over=native:fp16 is not a bf16 arm of native or half"),
-        ("gemm:mxfp8,over=fp8", "over=fp8 cannot be used: expected an arm that does not itself wrap another one"),
+        (
+            "gemm:mxfp8,over=fp8",
+            "over=fp8 cannot be used: expected an arm that does not itself wrap another one",
+        ),
         (
             "gemm:nvfp4,rht,engine=torchao",
             "torchao multiplies in mxfp8 alone, without switches, not in nvfp4, rht",

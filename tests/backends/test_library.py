@@ -22,7 +22,9 @@ def test_mmengine_scales_the_loss_in_bf16_too() -> None:
 def test_a_library_that_is_not_there() -> None:
     """One line names the library, what to type and what stands in the way."""
     assert ABSENT.why_missing() == "not installed: pip install no-such-library (it is not there)"
-    with pytest.raises(BackendUnavailable, match="accelerate is not installed: pip install no-such-library") as caught:
+    with pytest.raises(
+        BackendUnavailable, match="accelerate is not installed: pip install no-such-library"
+    ) as caught:
         ABSENT.load("accelerate")
     assert caught.value.exit_code == 4
 

@@ -36,7 +36,18 @@ class Dummy(FP32):
     def __init__(self, *, device="cpu", factor=1.0):
         super().__init__(device=device)
 """
-TINY = ["--data", "synthetic", "--train-size", "32", "--val-size", "16", "--image-size", "8", "--max-steps", "2"]
+TINY = [
+    "--data",
+    "synthetic",
+    "--train-size",
+    "32",
+    "--val-size",
+    "16",
+    "--image-size",
+    "8",
+    "--max-steps",
+    "2",
+]
 TINY += ["--batch-size", "16", "--device", "cpu", "--arch", "mlp", "--no-progress"]
 
 
@@ -94,5 +105,7 @@ def test_it_converts_and_the_contract_runs_on_it(module: Callable[..., str], fol
     checkpoint = sorted(folder.rglob("saved/**/*.pt"))[-1]
     module("ampcompare", "convert", str(checkpoint), "native.pt", "--to", "native")
     contract = str(ROOT / "tests" / "training" / "precision" / "test_contract.py")
-    listed = module("pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", "[dummy]", contract)
+    listed = module(
+        "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), "-k", "[dummy]", contract
+    )
     assert "passed" in listed

@@ -21,7 +21,10 @@ def roles_of(text: str) -> Roles:
         ("native:bf16", Roles(products="bf16", lists="autocast")),
         ("native:bf16,state=bf16", Roles(products="bf16", lists="autocast", state="bf16")),
         ("half:bf16", Roles("bf16", gradients="bf16", step="bf16", state="bf16", reduction="bf16")),
-        ("half:bf16,state=bf16", Roles("bf16", gradients="bf16", step="fp32", state="bf16", reduction="bf16")),
+        (
+            "half:bf16,state=bf16",
+            Roles("bf16", gradients="bf16", step="fp32", state="bf16", reduction="bf16"),
+        ),
         (
             "half:bf16,masters=fp32,grads=fp32,reduce=fp32,keep_fp32=head",
             Roles("bf16", masters="fp32", kept=("head",)),
@@ -50,7 +53,9 @@ def test_one_declaration_is_reached_in_several_ways(one: str, other: str) -> Non
     assert roles_of(one) == roles_of(other)
 
 
-@pytest.mark.parametrize("option", ["state=bf16", "grads=fp32", "reduce=fp32", "rounding=stochastic", "kahan"])
+@pytest.mark.parametrize(
+    "option", ["state=bf16", "grads=fp32", "reduce=fp32", "rounding=stochastic", "kahan"]
+)
 def test_an_option_means_the_same_in_each_backend(option: str) -> None:
     """What an option changes of bf16 weights in `half`, it changes of those under autocast."""
     masters = ",masters=fp32" if option.startswith("grads") else ""

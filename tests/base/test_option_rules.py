@@ -27,7 +27,9 @@ def test_an_exclusion_is_of_both() -> None:
         refuse_broken_rules([EXCLUSION], {**NONE, "opened": True, "quiet": True})
 
 
-@pytest.mark.parametrize(("value", "given"), [(0, True), ("", True), (None, False), (False, False), ((), False)])
+@pytest.mark.parametrize(
+    ("value", "given"), [(0, True), ("", True), (None, False), (False, False), ((), False)]
+)
 def test_what_is_given(value: object, given: bool) -> None:
     """0 and an empty text are values; none, no flag and no repetition are not."""
     assert is_given(value) is given

@@ -148,7 +148,9 @@ def test_compiled_code_has_no_subscribers(subscribe) -> None:
 def test_traced_code_has_no_subscribers(subscribe) -> None:
     """torch.jit.trace records what a module computes, and nothing that others compute around it."""
     around = subscribe(Layer.RECORD)
-    around.wrap(*Points.FORWARD, lambda inner, module, x: inner(module, x.view(torch.int32).view(torch.float32)))
+    around.wrap(
+        *Points.FORWARD, lambda inner, module, x: inner(module, x.view(torch.int32).view(torch.float32))
+    )
     traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     assert "view" not in str(traced.graph)
 

@@ -37,7 +37,12 @@ def test_trace_of_a_gpu() -> None:
 
 def test_names_of_tensor_cores() -> None:
     """Kernels that libraries name for tensor cores are counted as such; plain fp32 products and batch norm are not."""
-    tensor = ["ampere_fp16_s16816gemm_fp16_128x64", "nvjet_hsh_128x256", "cutlass_80_tensorop_f16", "sm90_gmma_f16"]
+    tensor = [
+        "ampere_fp16_s16816gemm_fp16_128x64",
+        "nvjet_hsh_128x256",
+        "cutlass_80_tensorop_f16",
+        "sm90_gmma_f16",
+    ]
     others = ["ampere_sgemm_128x64_nn", "void cudnn::bn_fw_tr_1C11_kernel_NCHW<float>"]
     assert [name for name in [*tensor, *others] if TENSOR_CORES.search(name)] == tensor
 
@@ -75,7 +80,9 @@ def test_syncs_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     def step() -> None:
         import warnings
 
-        prototype = "Synchronization debug mode is a prototype and does not yet detect all synchronizing operations"
+        prototype = (
+            "Synchronization debug mode is a prototype and does not yet detect all synchronizing operations"
+        )
         for text in (prototype, *["called a synchronizing CUDA operation"] * 2, "other"):
             warnings.warn(text, stacklevel=1)
 
@@ -119,8 +126,17 @@ def test_peak_of_a_cpu() -> None:
 
 def _replayed(loss: float) -> dict[str, Any]:
     step = {
-        **dict.fromkeys(("out_dtypes", "grad_dtypes", "master_dtypes", "master_grad_dtypes", "buffer_dtypes"), ""),
-        **{"step": 0, "loss": [loss], "loss_dtypes": "f", "param_dtypes": "h", "skipped": [False], "scalers": []},
+        **dict.fromkeys(
+            ("out_dtypes", "grad_dtypes", "master_dtypes", "master_grad_dtypes", "buffer_dtypes"), ""
+        ),
+        **{
+            "step": 0,
+            "loss": [loss],
+            "loss_dtypes": "f",
+            "param_dtypes": "h",
+            "skipped": [False],
+            "scalers": [],
+        },
         "params": [["sha", [1.0]]],
     }
     return {"initial": [], "steps": [step], "final": {"amp_state_dict": {}}}
@@ -153,7 +169,12 @@ def test_results_of_pytest(tmp_path: Path) -> None:
 
 def test_a_slow_arm_misses_its_goal() -> None:
     """A ratio above its goal and the spread of the copies is a failed check, one within both is not."""
-    times = {speed.FP32: [1.0, 1.0], speed.AA: [1.0, 1.0], "arm fp32": [1.05, 1.05], "arm apex:O0": [1.0, 1.0]}
+    times = {
+        speed.FP32: [1.0, 1.0],
+        speed.AA: [1.0, 1.0],
+        "arm fp32": [1.05, 1.05],
+        "arm apex:O0": [1.0, 1.0],
+    }
     report = Report("speed")
     assert speed._judge(report, "resnet50", times) == 2
     assert [check.held for check in report.checks] == [False, True]

@@ -49,7 +49,11 @@ def test_smoke(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smoke, "RUNS", {"ddp": smoke.RUNS["ddp"]})
     done = rehearse("smoke")
     assert done.code == 0, done.out
-    assert [row["arm"] for row in done.parts["smoke"]["figures"]["arms"]] == ["fp32", "apex:O2", "native:fp16"]
+    assert [row["arm"] for row in done.parts["smoke"]["figures"]["arms"]] == [
+        "fp32",
+        "apex:O2",
+        "native:fp16",
+    ]
 
 
 @pytest.mark.extended
@@ -149,7 +153,10 @@ def test_nothing_checked_is_no_success(rehearse: Rehearse, monkeypatch: pytest.M
     assert done.code == 1
     assert done.out.count("nothing was checked") == len(seconds) == 2
     monkeypatch.setattr("benchmarks.gpu.__main__.LEAST_SECONDS", 120.0)
-    assert "nothing was checked | left out: everything (no time left)" in rehearse("golden", "--minutes", "2").out
+    assert (
+        "nothing was checked | left out: everything (no time left)"
+        in rehearse("golden", "--minutes", "2").out
+    )
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,12 @@ def saved_at(amp: Any, path: Path, opt_level: str, *, load_first: bool = False, 
             scaled_loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "amp": amp.state_dict(), "epoch": 1}
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "amp": amp.state_dict(),
+        "epoch": 1,
+    }
     torch.save(state, path)
     amp._amp_state.close()
 
@@ -100,7 +105,12 @@ def test_objects_and_wrappers_and_no_scaler_are_shown(tmp_path: Path) -> None:
     """Objects have their place, wrapped names a note, and fp16 weights without a scaler a trap."""
     path = tmp_path / "a.pt"
     torch.save(
-        {"state_dict": {"module.w": torch.full((9,), 0.3).half()}, "optimizer": OPTIMIZER, "call": json.loads}, path
+        {
+            "state_dict": {"module.w": torch.full((9,), 0.3).half()},
+            "optimizer": OPTIMIZER,
+            "call": json.loads,
+        },
+        path,
     )
     found = inspect_file(path)
     assert found.objects == ["call: json.loads"]
@@ -145,7 +155,9 @@ def _rounded(dtype: torch.dtype, *, as_fp32: bool = False) -> dict[str, torch.Te
         (_rounded(torch.float8_e4m3fn), None, "weights are float8_e4m3fn, which no level trains"),
     ],
 )
-def test_the_level_is_that_of_the_types_there_are(tmp_path: Path, weights: Any, level: Any, because: str) -> None:
+def test_the_level_is_that_of_the_types_there_are(
+    tmp_path: Path, weights: Any, level: Any, because: str
+) -> None:
     """Weights of bf16 are no fp32 weights, and others are none of Apex."""
     path = tmp_path / "a.pt"
     torch.save({"model": weights, "amp": {"loss_scaler0": {"loss_scale": 64.0, "unskipped": 1}}}, path)
@@ -155,7 +167,9 @@ def test_the_level_is_that_of_the_types_there_are(tmp_path: Path, weights: Any, 
     assert ("bf16" in inspect_file(path).level_because) == ("bf16" in because)
 
 
-@pytest.mark.parametrize("name", ["best_model", "model_best", "state_dict_ema", "teacher", "swa_model", "target_net"])
+@pytest.mark.parametrize(
+    "name", ["best_model", "model_best", "state_dict_ema", "teacher", "swa_model", "target_net"]
+)
 def test_another_state_of_the_model_is_no_masters(tmp_path: Path, name: str) -> None:
     """It may be equal to the weights by chance; the masters next to it are found all the same."""
     full = torch.rand(8, 8)
@@ -177,5 +191,7 @@ def test_statistics_next_to_weights_are_no_weights(tmp_path: Path) -> None:
     normalize = {"mean": torch.rand(3), "std": torch.rand(3)}
     torch.save({"model": torch.nn.Linear(2, 1).state_dict(), "normalize": normalize}, tmp_path / "a.pt")
     torch.save({"model": normalize}, tmp_path / "b.pt")
-    kinds = [{row["place"]: row["kind"] for row in inspect_file(tmp_path / name).rows} for name in ("a.pt", "b.pt")]
+    kinds = [
+        {row["place"]: row["kind"] for row in inspect_file(tmp_path / name).rows} for name in ("a.pt", "b.pt")
+    ]
     assert kinds == [{"model": "weights", "normalize": "tensors"}, {"model": "weights"}]

@@ -49,7 +49,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("timm.pth.tar", "mmengine.pth") else ()) for name in FILES],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("timm.pth.tar", "mmengine.pth") else ())
+        for name in FILES
+    ],
 )
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_real_file_is_known(name: str) -> None:
@@ -67,7 +70,8 @@ def test_a_real_file_is_known(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "timm-apex.pth.tar" else pytest.mark.slow) for name in FILES]
+    "name",
+    [pytest.param(name, marks=() if name == "timm-apex.pth.tar" else pytest.mark.slow) for name in FILES],
 )
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_real_file_converts_there_and_back(name: str, tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def script_server(forking: types.SimpleNamespace) -> Iterator[ProcessServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ampcompare.base.processes.client.subprocess", forking)
         server = ProcessServer(
-            script_launcher.ScriptLauncher.loaded, {"PYTHONHASHSEED": "0", **os.environ}, script_launcher.OPTIONS
+            script_launcher.ScriptLauncher.loaded,
+            {"PYTHONHASHSEED": "0", **os.environ},
+            script_launcher.OPTIONS,
         )
     yield server
     server.close()
@@ -116,7 +118,9 @@ def call(
         launch = shared_launcher[0].launch  # type: ignore[assignment]
 
     monkeypatch.setattr("ampcompare.experiment.launch.forked.ForkedLauncher", Shared)
-    monkeypatch.setattr(script_launcher.ScriptLauncher, "_ensure_server", lambda self, environment: script_server)
+    monkeypatch.setattr(
+        script_launcher.ScriptLauncher, "_ensure_server", lambda self, environment: script_server
+    )
 
     def invoke(*words: str, tiny: bool = False) -> Done:
         capfd.readouterr()

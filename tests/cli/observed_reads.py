@@ -52,10 +52,14 @@ def without_notes(quiet: list[int]) -> Iterator[None]:
         quiet[0] -= 1
 
 
-def call_here(program: Path, function: str = "", *, options: dict[str, Any] | None = None, **_: Any) -> ChildAnswer:
+def call_here(
+    program: Path, function: str = "", *, options: dict[str, Any] | None = None, **_: Any
+) -> ChildAnswer:
     """Do in this process what `call_in_child` does in another."""
     name = ".".join(("ampcompare", *program.relative_to(PACKAGE).with_suffix("").parts))
-    return ChildAnswer(getattr(importlib.import_module(name), function or program.stem)(**options or {}), "done")
+    return ChildAnswer(
+        getattr(importlib.import_module(name), function or program.stem)(**options or {}), "done"
+    )
 
 
 def observe(words: list[str]) -> tuple[int, set[str], str]:

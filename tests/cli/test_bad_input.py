@@ -28,7 +28,10 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["run", "--arm", "natve:fp16"], ["unknown backend 'natve'", "did you mean 'native'?"]),
         (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
         (["find-batch", "--arm", "script@old"], ["find-batch is not for a stack", "leave out --stack and @"]),
-        (["find-batch", "--stack", "old=python"], ["a stack, which trains a script", "call find-batch there"]),
+        (
+            ["find-batch", "--stack", "old=python"],
+            ["a stack, which trains a script", "call find-batch there"],
+        ),
         (
             ["compare", "--capsule", "2"],
             ["--capsule STEP needs a script; write: ampcompare compare --capsule"],
@@ -49,7 +52,10 @@ def _check(done: Any, code: int, *parts: str) -> None:
         ),
         (["run", "--backend", "fp32", "--loss-scale", "2"], ["'fp32' has no option 'loss_scale'"]),
         (["run", "--set", "epochs"], ["--set 'epochs' is not NAME=VALUE"]),
-        (["run", "--set", "recipe.epohcs=3"], ["no setting 'recipe.epohcs'", "did you mean 'recipe.epochs'?"]),
+        (
+            ["run", "--set", "recipe.epohcs=3"],
+            ["no setting 'recipe.epohcs'", "did you mean 'recipe.epochs'?"],
+        ),
         (["run", "--model-arg", "width"], ["--model-arg 'width' is not NAME=VALUE"]),
         (["report", "nowhere"], ["there is no nowhere", "a run directory, a record.json or a report.json"]),
         (["report", "."], ["holds no records"]),
@@ -61,7 +67,10 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["diagnose", "--prefix", "3", *TINY], ["--prefix is for --ahead"]),
         (["diagnose", "--ahead", "--no-cures", *TINY], ["--no-cures is not for --ahead"]),
         (["migrate", "--steps", "3", "train.py"], ["--steps is for --verify"]),
-        (["migrate", "--verify", "--write", "train.py"], ["--write is not for --verify, which changes no file"]),
+        (
+            ["migrate", "--verify", "--write", "train.py"],
+            ["--write is not for --verify, which changes no file"],
+        ),
         (["judge", "--example", "--time-margin", "-2"], ["the time margin is -2 %"]),
     ],
 )

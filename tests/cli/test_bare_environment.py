@@ -125,7 +125,12 @@ def _call_in(folder: Path, requirements: Iterable[str]) -> Call:
     (folder / "runs").mkdir()
 
     def call(*words: str, path: str = "") -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(folder),
+            "PYTHONPATH": path,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         command = [str(folder / "env" / "bin" / "python"), *words]
         return subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -243,7 +248,9 @@ def test_next_to_an_old_torch(stats: Call, tmp_path: Path) -> None:
             assert "needs torch 2.6 or later, and 1.13.1+cu117 is installed: pip install -U torch" in line
         elif command == "doctor":
             assert result.status == 0
-            assert "1.13.1" in next(line for line in result.out.splitlines() if line.startswith("  PROBLEM torch"))
+            assert "1.13.1" in next(
+                line for line in result.out.splitlines() if line.startswith("  PROBLEM torch")
+            )
         else:
             assert result.status == (command == "lint"), result
             assert "SystemError" not in result.out + result.err

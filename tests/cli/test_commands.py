@@ -73,7 +73,12 @@ def test_compare_prints_the_table(call: Call, tmp_path: Path) -> None:
     assert "fp16 is emulated on this CPU" in " ".join(done.out.split())
     cells, (report, page) = done.lines[1:-2], done.lines[-2:]
     assert cells[0].startswith("preflight, ")
-    assert [line.partition(" ")[0] for line in cells if line[0] == "["] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert [line.partition(" ")[0] for line in cells if line[0] == "["] == [
+        "[1/4]",
+        "[2/4]",
+        "[3/4]",
+        "[4/4]",
+    ]
     assert report == f"report: {out}/report.md"
     assert page == f"page: {out}/report.html" or "ampcompare[html]" in page
     assert call("report", out).out == done.out
@@ -121,7 +126,12 @@ def test_flag_over_environment_over_file_over_default(
 
 def test_a_variable_that_sets_nothing_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistyped variable is a note with the right name; those of other commands and of the engine are none."""
-    for name in ("AMPCOMPARE_RUN_EPOCH", "AMPCOMPARE_LR", "AMPCOMPARE_COMPARE_EPOCHS", "AMPCOMPARE_APEX_STRICT"):
+    for name in (
+        "AMPCOMPARE_RUN_EPOCH",
+        "AMPCOMPARE_LR",
+        "AMPCOMPARE_COMPARE_EPOCHS",
+        "AMPCOMPARE_APEX_STRICT",
+    ):
         monkeypatch.setenv(name, "1")
     assert call("run", "--dry-run").lines == [
         "note: AMPCOMPARE_LR is not a setting of run; did you mean AMPCOMPARE_RUN_LR?",
@@ -178,7 +188,9 @@ def _command(name: str) -> click.Command:
 
 def _parse(name: str, *words: str) -> dict[str, Any]:
     """Return the parameters that a command reads from words."""
-    required = [param for param in _command(name).params if isinstance(param, click.Argument) and param.required]
+    required = [
+        param for param in _command(name).params if isinstance(param, click.Argument) and param.required
+    ]
     return _command(name).make_context(name, [*words, *("x" for _ in required)], parent=GROUP).params
 
 

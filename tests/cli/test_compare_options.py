@@ -22,8 +22,30 @@ PAIR = ("compare", "--arm", "fp32", "--arm", "native:bf16", "--arch", "mlp")
 @pytest.mark.slow
 def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two cells at once, each from a server of its own, over two batch sizes: four rows; times and recipes differ."""
-    words = [*PAIR, "--seeds", "0", "--jobs", "2", "--sweep", "batch_size=16,32", "--tag", "two <b>", "--json"]
-    size = ["--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--epochs", "1"]
+    words = [
+        *PAIR,
+        "--seeds",
+        "0",
+        "--jobs",
+        "2",
+        "--sweep",
+        "batch_size=16,32",
+        "--tag",
+        "two <b>",
+        "--json",
+    ]
+    size = [
+        "--data",
+        "synthetic",
+        "--train-size",
+        "64",
+        "--val-size",
+        "32",
+        "--image-size",
+        "8",
+        "--epochs",
+        "1",
+    ]
     assert main([*words, *size, "--device", "cpu", "-o", str(tmp_path / "run")]) == 0
     document = json.loads(capfd.readouterr().out)
     rows = {row["arm"]: row for row in document["arms"]}
@@ -39,8 +61,12 @@ def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[s
 @pytest.mark.parametrize(("seeds", "is_noted"), [("5", True), ("0", False), ("0-4", False), ("5,6", False)])
 def test_a_single_seed_above_0_is_noted(call: Call, tmp_path: Path, seeds: str, is_noted: bool) -> None:
     """People who type 5 mean five seeds."""
-    done = call(*PAIR, "-o", str(tmp_path / "runs"), "--seeds", seeds, "--dry-run", "--no-preflight", tiny=True)
-    assert ("--seeds 5 is one seed, the 6th; 5 seeds are --seeds 0-4" in " ".join(done.err.split())) == is_noted
+    done = call(
+        *PAIR, "-o", str(tmp_path / "runs"), "--seeds", seeds, "--dry-run", "--no-preflight", tiny=True
+    )
+    assert (
+        "--seeds 5 is one seed, the 6th; 5 seeds are --seeds 0-4" in " ".join(done.err.split())
+    ) == is_noted
 
 
 @pytest.mark.slow
@@ -88,7 +114,9 @@ def test_event_files_for_tensorboard(call: Call, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     words = [*PAIR, "--seeds", "3", "-o", str(tmp_path / "run"), "--tensorboard", str(tmp_path / "tb")]
     assert call(*words, tiny=True).code == 0
-    files = {path.relative_to(tmp_path / "tb"): path.read_bytes() for path in (tmp_path / "tb").rglob("*tfevents*")}
+    files = {
+        path.relative_to(tmp_path / "tb"): path.read_bytes() for path in (tmp_path / "tb").rglob("*tfevents*")
+    }
     runs = {path.parent.as_posix() for path in files}
     assert runs == {f"{arm}/seed=3" for arm in ("fp32", "native-bf16")}
     lost = tmp_path / "tb" / next(iter(files))
@@ -103,4 +131,7 @@ def test_a_plan_whose_other_arms_cannot_train(tmp_path: Path, capsys: pytest.Cap
     planned: Any = SimpleNamespace(plan=plan, folder=tmp_path / "runs")
     found = Preflight(arms={"half": ArmTrial(error="no", exit_code=3)})
     show_plan(planned, found, as_json=False)
-    assert capsys.readouterr().out.splitlines()[-1] == "time and memory: none, the other cells, of half, cannot train"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "time and memory: none, the other cells, of half, cannot train"
+    )

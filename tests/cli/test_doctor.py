@@ -25,8 +25,13 @@ def test_doctor_on_this_machine(call: Call, tmp_path: Path, monkeypatch: pytest.
     assert found["apex"]["facts"]["state"] == "namespace"
     assert found["ATEN_CPU_CAPABILITY"]["verdict"] == "warning"
     assert {"python", "torchvision", "processor", "memory", "disk", "threads", "html"} <= set(found)
-    assert all(finding["remedy"] for finding in data["findings"] if finding["verdict"] in ("warning", "problem"))
-    assert [(arm["arm"], arm["fits"]) for arm in data["arms"]] == [("apex:O1,engine=nvidia", False), ("fp32", True)]
+    assert all(
+        finding["remedy"] for finding in data["findings"] if finding["verdict"] in ("warning", "problem")
+    )
+    assert [(arm["arm"], arm["fits"]) for arm in data["arms"]] == [
+        ("apex:O1,engine=nvidia", False),
+        ("fp32", True),
+    ]
     assert data["verdict"] == "problem"
 
 

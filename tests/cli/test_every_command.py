@@ -21,7 +21,16 @@ CALLS = {
     "export": ["runs/compare", "--to", "tensorboard"],
     "convert": ["--help"],
     "migrate": [str(EXAMPLES / "apex_digits" / "train.py")],
-    "exec": ["--device", "cpu", "--", str(EXAMPLES / "apex_digits" / "train.py"), "--device", "cpu", "--epochs", "1"],
+    "exec": [
+        "--device",
+        "cpu",
+        "--",
+        str(EXAMPLES / "apex_digits" / "train.py"),
+        "--device",
+        "cpu",
+        "--epochs",
+        "1",
+    ],
     "lint": [str(EXAMPLES / "plain.py")],
     "doctor": [],
     "diagnose": ["--arm", "half", "--device", "cpu", "--steps", "2", "--no-cures"],
@@ -91,7 +100,18 @@ def test_replay(folder: Path) -> None:
 
 def test_convert(folder: Path) -> None:
     """A checkpoint that an Apex script would save becomes one of torch.amp."""
-    start("run", folder, "--arm", "O2", *SMALL, "-o", "runs/apex", "--save-every-epochs", "1", "--save-apex-format")
+    start(
+        "run",
+        folder,
+        "--arm",
+        "O2",
+        *SMALL,
+        "-o",
+        "runs/apex",
+        "--save-every-epochs",
+        "1",
+        "--save-apex-format",
+    )
     (saved,) = (folder / "runs" / "apex").rglob("apex*.pt")
     start("convert", folder, str(saved), "amp.pt", "--to", "native")
 

@@ -27,7 +27,9 @@ def test_what_autocast_casts_on_a_gpu(call: Call) -> None:
     assert "\n  refused: binary_cross_entropy\n" in done.out
     casts = call("explain", "native:fp16", "--json").json()["casts"]
     assert {"softmax", "upsample_nearest2d"} <= set(casts["casts"]["in fp32"])
-    assert any("rms_norm" in change for change in casts["changes"]) or casts["torch"].startswith(("2.6", "2.7"))
+    assert any("rms_norm" in change for change in casts["changes"]) or casts["torch"].startswith(
+        ("2.6", "2.7")
+    )
     assert "casts" not in call("explain", "apex:O1", "--json").json()
 
 
@@ -35,7 +37,18 @@ def test_a_model(call: Call, tmp_path: Any) -> None:
     """With --arch the model's types are seen, and settings may come from the file of a comparison."""
     settings = tmp_path / "settings.yaml"
     settings.write_text("arms: [fp32, half]\nseeds: 0-3\nrecipe: {model: {arch: mymod:Picky}}\n")
-    words = ["--data", "synthetic", "--train-size", "16", "--val-size", "16", "--image-size", "8", "--device", "cpu"]
+    words = [
+        "--data",
+        "synthetic",
+        "--train-size",
+        "16",
+        "--val-size",
+        "16",
+        "--image-size",
+        "8",
+        "--device",
+        "cpu",
+    ]
     done = call("explain", "native:bf16", "--config", str(settings), *words)
     assert (done.code, done.err) == (0, "")
     assert "Seen in one step of mymod:Picky on synthetic (batch 8x3x8x8, cpu, bf16 " in done.out

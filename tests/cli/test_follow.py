@@ -28,7 +28,9 @@ def test_a_run_is_exported(call: Callable[..., Any], tmp_path: Path, monkeypatch
     done = call("run", "--arch", "mlp", *TINY, "-o", str(tmp_path))
     assert done.code == 0, done.err
     made: list[Keep] = []
-    monkeypatch.setattr("ampcompare.api.comparison.make_exporter", lambda *given: made.append(Keep(*given)) or made[-1])
+    monkeypatch.setattr(
+        "ampcompare.api.comparison.make_exporter", lambda *given: made.append(Keep(*given)) or made[-1]
+    )
     assert call("export", str(tmp_path), "--to", "wandb", "--project", "mine").code == 0
     ((comparison, folder),) = made[0].written
     assert (made[0].given[0], made[0].given[1], made[0].given[3]) == ("wandb", tmp_path / "wandb", "mine")

@@ -14,7 +14,9 @@ def end_two_cells(display: ProgressDisplay) -> None:
         config = RunConfig(arm="native:fp16")
         display.begin(config, number, 2)
         display.end(
-            RunRecord(cell=config.digest(), arm=config.arm, status="completed", config=config, guards=[FINDING]),
+            RunRecord(
+                cell=config.digest(), arm=config.arm, status="completed", config=config, guards=[FINDING]
+            ),
             reused=False,
         )
 

@@ -33,7 +33,10 @@ def test_json_is_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         ([], "judge needs one table; name a CSV or Markdown file, or give --example"),
         (["missing.csv"], "cannot read missing.csv"),
-        (["missing.csv", "--example"], "judge needs one table; name a CSV or Markdown file, or give --example"),
+        (
+            ["missing.csv", "--example"],
+            "judge needs one table; name a CSV or Markdown file, or give --example",
+        ),
         (["--example", "--margin", "0"], "margin is 0"),
         (["--example", "--sd", "-1"], "spread over seeds is -1"),
         (["--example", "--reference", "\x1b[31m"], "there is no arm"),
@@ -48,7 +51,9 @@ def test_bad_calls_are_one_line(arguments: list[str], words: str, capsys: pytest
     assert "\x1b" not in error
 
 
-def test_log_probabilities_answer_by_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_probabilities_answer_by_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("-1\n-2\n")
     other.write_text("-1\n-3\n")

@@ -17,7 +17,9 @@ SPREAD = [0.01, -0.02, 0.0, 0.02, -0.01]
 
 
 def table(path: Path, values: list[Any], metric: str = "accuracy", arm: str = "O2") -> str:
-    path.write_text(f"arm,seed,{metric}\n" + "".join(f"{arm},{seed},{value}\n" for seed, value in enumerate(values)))
+    path.write_text(
+        f"arm,seed,{metric}\n" + "".join(f"{arm},{seed},{value}\n" for seed, value in enumerate(values))
+    )
     return str(path)
 
 
@@ -54,7 +56,9 @@ def judged(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[s
         (["nan", *moved(0.0)[1:]], 1, "worse"),
     ],
 )
-def test_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str], new: list[Any], status: int, answer: str) -> None:
+def test_tables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], new: list[Any], status: int, answer: str
+) -> None:
     """Also where the arms of both sides have different names."""
     old = table(tmp_path / "old.csv", OLD, arm="fp32")
     found, document = judged(capsys, table(tmp_path / "new.csv", new), "--against", old, "--margin", "0.5")
@@ -77,7 +81,13 @@ def test_effect_and_interval_are_new_minus_old(tmp_path: Path, capsys: pytest.Ca
 
 def test_seeds_that_are_needed_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = [value + by for value, by in zip(OLD, (0.5, -0.6, 0.4, -0.5, 0.1), strict=True)]
-    words = [table(tmp_path / "new.csv", new), "--against", table(tmp_path / "old.csv", OLD), "--margin", "0.5"]
+    words = [
+        table(tmp_path / "new.csv", new),
+        "--against",
+        table(tmp_path / "old.csv", OLD),
+        "--margin",
+        "0.5",
+    ]
     status, document = judged(capsys, *words)
     assert status == 2
     assert document["verdict"] == f"inconclusive (≤{document['seeds_needed']} more seeds)"
@@ -86,7 +96,13 @@ def test_seeds_that_are_needed_are_said(tmp_path: Path, capsys: pytest.CaptureFi
 def test_two_divergences_alike_are_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """New results are not worse for what the old ones do as often."""
     values = ["nan", *OLD[1:]]
-    words = [table(tmp_path / "new.csv", values), "--against", table(tmp_path / "old.csv", values), "--margin", "0.5"]
+    words = [
+        table(tmp_path / "new.csv", values),
+        "--against",
+        table(tmp_path / "old.csv", values),
+        "--margin",
+        "0.5",
+    ]
     assert judged(capsys, *words)[0] == 2
 
 
@@ -94,9 +110,12 @@ def test_run_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """Runs of other settings are compared: what was changed is what the caller asks about. A table may be one side."""
     shares = [0.75, 0.752, 0.749, 0.751, 0.75]
     old = folder(tmp_path / "old", [make_record("fp32", seed, top1=top1) for seed, top1 in enumerate(shares)])
-    same = folder(tmp_path / "same", [make_record("apex:O2", seed, top1=top1) for seed, top1 in enumerate(shares)])
+    same = folder(
+        tmp_path / "same", [make_record("apex:O2", seed, top1=top1) for seed, top1 in enumerate(shares)]
+    )
     worse = folder(
-        tmp_path / "worse", [make_record("apex:O2", seed, top1=top1 - 0.1) for seed, top1 in enumerate(shares)]
+        tmp_path / "worse",
+        [make_record("apex:O2", seed, top1=top1 - 0.1) for seed, top1 in enumerate(shares)],
     )
     assert judged(capsys, same, "--against", old, "--margin", "3")[0] == 0
     status, document = judged(capsys, worse, "--against", old, "--margin", "3")
@@ -123,7 +142,10 @@ def test_several_arms_need_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["new.csv", "--against", "empty"], "holds no records"),
         (["new.csv", "--against=old.csv", "--margn", "1"], "--margn"),
         (["new.csv", "--against"], "--against"),
-        (["--against", "old.csv"], "--against OLD needs new results; name them: ampcompare judge NEW --against OLD"),
+        (
+            ["--against", "old.csv"],
+            "--against OLD needs new results; name them: ampcompare judge NEW --against OLD",
+        ),
         (["new.csv", "--against", "old.csv", "--example"], "--example is not for --against"),
         (["new.csv", "--against", "old.csv", "--reference", "O2"], "--reference is not for --against"),
         (["new.csv", "--against", "old.csv", "--margin", "0"], "margin is 0"),

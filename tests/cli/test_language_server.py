@@ -82,7 +82,9 @@ def editor(tmp_path: Path) -> Iterator[Editor]:
     command = [sys.executable, "-m", "ampcompare", "lsp", "--torch-version", "2.9"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as process:
         one = Editor(process)
-        can = one.ask("initialize", processId=None, rootUri=tmp_path.as_uri(), capabilities={})["capabilities"]
+        can = one.ask("initialize", processId=None, rootUri=tmp_path.as_uri(), capabilities={})[
+            "capabilities"
+        ]
         assert can["codeActionProvider"]["codeActionKinds"][0] == "quickfix"
         one.notify("initialized")
         yield one

@@ -44,7 +44,12 @@ def proposed(text: str, start: str) -> list[str]:
 
 @pytest.mark.parametrize("key", ["amp", "scaler", "mixed"])
 def test_the_proposed_commands_lead_out_of_apex(
-    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_runs: None, forked_python: Any, key: str
+    call: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_runs: None,
+    forked_python: Any,
+    key: str,
 ) -> None:
     """With the state of amp under the name of Apex, of torch's scaler, or of the script's own."""
     monkeypatch.chdir(tmp_path)
@@ -66,7 +71,9 @@ def test_the_proposed_commands_lead_out_of_apex(
     assert proposed(verified.out, "compare")[:3] == ["compare", "--reference", "O2"]
     written = call(*proposed(verified.out, "migrate --rewrite --write"))
     assert "apex" not in Path("train.py").read_text()
-    words = [{"OLD": "last.pt", "NEW": "native.pt"}.get(word, word) for word in proposed(written.err, "convert")]
+    words = [
+        {"OLD": "last.pt", "NEW": "native.pt"}.get(word, word) for word in proposed(written.err, "convert")
+    ]
     converted = call(*words)
     assert converted.code == 0, converted.err
     for file in ("last.pt", "native.pt"):

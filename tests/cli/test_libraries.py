@@ -25,7 +25,9 @@ def test_a_name_of_ours_that_another_package_takes_is_refused(
     monkeypatch.syspath_prepend(tmp_path)
     assert "registered by another package (theirs:ActNN) and by this one" in call("list", "arms").out
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
-    done = forked_python.run(["-m", "ampcompare", "run", "--arm", "actnn:bits=2", "-q"], tmp_path, environment)
+    done = forked_python.run(
+        ["-m", "ampcompare", "run", "--arm", "actnn:bits=2", "-q"], tmp_path, environment
+    )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "the backend 'actnn' is registered twice" in line

@@ -25,7 +25,9 @@ for _ in range(3):
 LEFT = "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n"
 
 
-def test_the_default_prints_a_patch_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_default_prints_a_patch_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
     assert main(["migrate", str(tmp_path)]) == 0
@@ -43,7 +45,11 @@ def test_the_next_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
         file.write_text(SCRIPT, encoding="utf-8")
     for paths, named in (([script], script), ([tmp_path], "SCRIPT.py")):
         assert main(["migrate", *map(str, paths)]) == 0
-        assert capsys.readouterr().err.splitlines()[-1].endswith(f": ampcompare migrate --verify {named} -- ARGS")
+        assert (
+            capsys.readouterr()
+            .err.splitlines()[-1]
+            .endswith(f": ampcompare migrate --verify {named} -- ARGS")
+        )
     assert main(["migrate", "--write", str(tmp_path)]) == 0
     assert "--verify" not in capsys.readouterr().err
     script.write_text(LEFT, encoding="utf-8")
@@ -51,7 +57,9 @@ def test_the_next_command_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "`import ampcompare.apex; ampcompare.apex.install()`" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_write_changes_files_and_a_second_run_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_write_changes_files_and_a_second_run_finds_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT, encoding="utf-8")
     assert main(["migrate", "--write", str(path)]) == 0
@@ -103,7 +111,10 @@ def test_a_training_is_rewritten_or_takes_the_adapter_with_its_project(
     errors = capsys.readouterr().err
     assert "b.py takes the adapter: line 6: its arguments are passed as * or **" in errors
     assert "layers.py takes the adapter: it runs with b.py, which takes the adapter" in errors
-    assert f"added {tmp_path / 'torch_amp_adapter.py'}: Apex's functions on torch.autocast, for 2 files" in errors
+    assert (
+        f"added {tmp_path / 'torch_amp_adapter.py'}: Apex's functions on torch.autocast, for 2 files"
+        in errors
+    )
     assert "3 files: 1 rewritten, 2 moved to the adapter" in errors
     assert "scaler" in (tmp_path / "a.py").read_text(encoding="utf-8")
     assert "torch_amp_adapter" in (tmp_path / "layers.py").read_text(encoding="utf-8")
@@ -111,14 +122,18 @@ def test_a_training_is_rewritten_or_takes_the_adapter_with_its_project(
     assert "--rewrite is not for --adapter, which keeps the code" in capsys.readouterr().err
 
 
-def test_the_adapter_is_a_file_and_changed_imports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_adapter_is_a_file_and_changed_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A patch by default; with `--write` files, and a second run finds nothing."""
     (tmp_path / "a.py").write_text(KEPT, encoding="utf-8")
     assert main(["migrate", "--adapter", str(tmp_path)]) == 0
     output = capsys.readouterr()
     assert output.out.startswith("--- /dev/null\n+++ b/")
     assert "+import torch_amp_adapter as amp" in output.out
-    assert output.err.splitlines()[-1].endswith("migrate --adapter --verify " + str(tmp_path / "a.py") + " -- ARGS")
+    assert output.err.splitlines()[-1].endswith(
+        "migrate --adapter --verify " + str(tmp_path / "a.py") + " -- ARGS"
+    )
     assert not (tmp_path / "torch_amp_adapter.py").exists()
     assert main(["migrate", "--adapter", "--write", str(tmp_path)]) == 0
     assert (tmp_path / "a.py").read_text(encoding="utf-8") == KEPT.replace(
@@ -150,12 +165,20 @@ def test_the_dependency_on_apex_is_named(tmp_path: Path, capsys: pytest.CaptureF
         '    extras_require={"apex": ["ninja"]},\n    description="with apex",\n)\n',
         encoding="utf-8",
     )
-    (tmp_path / "requirements.txt").write_text("# apex, as of NVIDIA\ntorch\napex==0.1\n-e git+ssh://x/apex-utils\n")
-    (tmp_path / "environment.yml").write_text("dependencies:\n  - nvidia-apex=0.1\n  - apexpy\n", encoding="utf-8")
+    (tmp_path / "requirements.txt").write_text(
+        "# apex, as of NVIDIA\ntorch\napex==0.1\n-e git+ssh://x/apex-utils\n"
+    )
+    (tmp_path / "environment.yml").write_text(
+        "dependencies:\n  - nvidia-apex=0.1\n  - apexpy\n", encoding="utf-8"
+    )
     assert main(["migrate", str(tmp_path / "pkg")]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("the dependency on Apex can go, unless a file that was not named here imports it") == 3
-    for place in ("setup.py:5: `install_requires", "requirements.txt:3: `apex==0.1`", "environment.yml:2: `- nvidia-"):
+    for place in (
+        "setup.py:5: `install_requires",
+        "requirements.txt:3: `apex==0.1`",
+        "environment.yml:2: `- nvidia-",
+    ):
         assert place in said
     (tmp_path / "pkg" / "b.py").write_text(LEFT, encoding="utf-8")
     assert main(["migrate", str(tmp_path / "pkg")]) == 1
@@ -165,14 +188,20 @@ def test_the_dependency_on_apex_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "dependency on Apex" not in capsys.readouterr().err
 
 
-def test_what_the_engine_lacks_too_runs_on_with_apex_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_engine_lacks_too_runs_on_with_apex_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kernel = "apex.parallel.sync_batchnorm_kernel.SyncBatchnormFunction"
-    (tmp_path / "a.py").write_text("from {} import {}\nSyncBatchnormFunction.apply(1)\n".format(*kernel.rsplit(".", 1)))
+    (tmp_path / "a.py").write_text(
+        "from {} import {}\nSyncBatchnormFunction.apply(1)\n".format(*kernel.rsplit(".", 1))
+    )
     (tmp_path / "b.py").write_text(LEFT + "import apex.contrib\nfrom apex.parallel import LARC\nLARC.LARC\n")
     assert main(["migrate", str(tmp_path)]) == 1
     *_, second, first = capsys.readouterr().err.splitlines()
     assert f"what is left in {tmp_path / 'b.py'} runs on with `import ampcompare.apex" in second
-    assert f"{tmp_path / 'a.py'} needs {kernel}, which neither the adapter nor ampcompare's engine has" in first
+    assert (
+        f"{tmp_path / 'a.py'} needs {kernel}, which neither the adapter nor ampcompare's engine has" in first
+    )
 
 
 def test_comments_are_no_rewrite_and_no_adapter_takes_what_imports_nothing(
@@ -190,7 +219,9 @@ def test_comments_are_no_rewrite_and_no_adapter_takes_what_imports_nothing(
         assert "runs on with `import ampcompare.apex" in errors
 
 
-def test_a_reason_for_the_adapter_asks_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reason_for_the_adapter_asks_for_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = ORDINARY.replace(
         "    loss = model", "    for each in model.half().parameters():\n        pass\n    loss = model"
     )
@@ -201,4 +232,6 @@ def test_a_reason_for_the_adapter_asks_for_nothing(tmp_path: Path, capsys: pytes
     first, second, *_ = capsys.readouterr().err.splitlines()
     assert "takes the adapter: line 8: " in first
     assert ";" not in first
-    assert second.endswith("what makes `optimizer` is `make(model)`, and only calls of torch's own optimizers are read")
+    assert second.endswith(
+        "what makes `optimizer` is `make(model)`, and only calls of torch's own optimizers are read"
+    )

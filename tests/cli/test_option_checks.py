@@ -38,7 +38,11 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
     (["run", "--arm", "horovod"], 4, "horovod is not installed"),
     (["run", "--launcher", "slurm"], 4, "needs sbatch"),
-    (["exec", "--resume-args", "--resume x", "train.py"], 2, "--resume-args is for --verify-resume STEP; give both"),
+    (
+        ["exec", "--resume-args", "--resume x", "train.py"],
+        2,
+        "--resume-args is for --verify-resume STEP; give both",
+    ),
     (["exec", "--verify-resume", "2", "--twin", "train.py"], 2, "--twin is not for --verify-resume"),
     (["compare", "--arm", "fp32", "--arm", "horovod"], 4, "horovod is not installed"),
     (["compare", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
@@ -58,7 +62,9 @@ IN_THE_CELL: list[tuple[list[str], int, str]] = [
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each call says, with and without --dry-run, in one process; and the folder that they were made in."""
     folder = tmp_path_factory.mktemp("here")
-    calls = [(words, dry) for words, *_ in REFUSED for dry in (False, True) if not (dry and words[0] == "explain")]
+    calls = [
+        (words, dry) for words, *_ in REFUSED for dry in (False, True) if not (dry and words[0] == "explain")
+    ]
     lines = [json.dumps([*words, *(["--dry-run"] if dry else [])]) for words, dry in calls]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH], input="\n".join(lines), cwd=folder, text=True, capture_output=True,
@@ -97,7 +103,9 @@ def test_the_build_of_torch(tmp_path: Path) -> None:
     """What `version.py` says is what torch says; without the file nothing is known."""
     import torch
 
-    assert platform_versions_of_torch() == {name: getattr(torch.version, name) for name in ("cuda", "hip", "xpu")}
+    assert platform_versions_of_torch() == {
+        name: getattr(torch.version, name) for name in ("cuda", "hip", "xpu")
+    }
     assert platform_versions_of_torch(tmp_path) is None
     (tmp_path / "version.py").write_text("__version__ = '2.4.0'\ncuda: Optional[str] = '12.1'\nhip = None\n")
     assert platform_versions_of_torch(tmp_path) == {"cuda": "12.1", "hip": None}

@@ -14,8 +14,30 @@ from ampcompare.results.records.run import read_record
 
 pytestmark = pytest.mark.slow
 WORDS = (
-    *("compare", "--arm", "fp32,native:bf16", "--data", "synthetic", "--train-size", "64", "--val-size", "16"),
-    *("--image-size", "8", "--arch", "mlp", "--batch-size", "16", "--device", "cpu", "--no-progress", "--jobs", "2"),
+    *(
+        "compare",
+        "--arm",
+        "fp32,native:bf16",
+        "--data",
+        "synthetic",
+        "--train-size",
+        "64",
+        "--val-size",
+        "16",
+    ),
+    *(
+        "--image-size",
+        "8",
+        "--arch",
+        "mlp",
+        "--batch-size",
+        "16",
+        "--device",
+        "cpu",
+        "--no-progress",
+        "--jobs",
+        "2",
+    ),
     *("-o", "out"),
 )
 PATIENCE = 90.0
@@ -48,7 +70,18 @@ class Net(torch.nn.Module):
 def test_a_killed_worker_takes_no_other_cell(tmp_path: Path, forked_python: Any) -> None:
     """One of two cells is killed: it is a failed row that says so, and the other ends as if nothing had been."""
     (tmp_path / "waiting.py").write_text(WAITING)
-    words = [*WORDS, "--arch", "waiting:Net", "--seeds", "0", "--epochs", "1", "--no-preflight", "--allow-writes", "."]
+    words = [
+        *WORDS,
+        "--arch",
+        "waiting:Net",
+        "--seeds",
+        "0",
+        "--epochs",
+        "1",
+        "--no-preflight",
+        "--allow-writes",
+        ".",
+    ]
     process = forked_python.popen([sys.executable, "-m", "ampcompare", *words], cwd=tmp_path)
 
     def pids() -> list[int]:

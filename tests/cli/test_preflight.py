@@ -102,7 +102,9 @@ def test_what_is_certain_to_fail_stops_there(call: Any, folder: Path, what: str)
     (folder / "train.py").write_text(text)
     device = () if what == "no GPU" else ("--device", "cpu")
     arms = () if "--arm" in options else ("--arm", "fp32,bf16")
-    done = call("compare", *arms, *device, "--seeds", "0-2", "-o", "out", *options, "--", "train.py", *arguments)
+    done = call(
+        "compare", *arms, *device, "--seeds", "0-2", "-o", "out", *options, "--", "train.py", *arguments
+    )
     assert (done.code, done.out) == (code, ""), done.err
     assert done.err.count(said) == 1, done.err
     assert SKIPPED in done.err
@@ -125,7 +127,9 @@ def test_what_is_certain_to_fail_stops_there(call: Any, folder: Path, what: str)
 def test_other_commands_try_a_script_too(call: Any, folder: Path, words: list[str]) -> None:
     """What is certain to fail is said in one line, with the usage, before any long run."""
     (folder / "train.py").write_text(
-        script().replace("import argparse", "from apex.parallel import DistributedDataParallel\nimport argparse")
+        script().replace(
+            "import argparse", "from apex.parallel import DistributedDataParallel\nimport argparse"
+        )
     )
     done = call(*words)
     assert (done.code, done.out) == (3, "")
@@ -160,7 +164,9 @@ def test_a_profile_of_too_few_steps_does_not_begin(call: Any, folder: Path) -> N
 LONGER = ("a metric of each step", "a metric of the end", "a file that is written")
 
 
-@pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.slow] * (what in LONGER)) for what in DOUBTFUL])
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=[pytest.mark.slow] * (what in LONGER)) for what in DOUBTFUL]
+)
 def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path, what: str) -> None:
     """Once, before the first cell."""
     text, options, said = DOUBTFUL[what]
@@ -178,7 +184,8 @@ def test_what_takes_long_is_ended(call: Any, folder: Path, monkeypatch: pytest.M
     words = ("compare", "--arm", "fp32,bf16", "--device", "cpu", "--dry-run", "--json", "--", "train.py")
     (folder / "train.py").write_text(script(step="import time; time.sleep(60 * (step == 1))"))
     arms = call(*words).json()["preflight"]["arms"]
-    assert [(trial["error"], trial["steps"]) for trial in arms.values()] == [("", 2), ("", 2)]  # those before the sleep
+    # those before the sleep
+    assert [(trial["error"], trial["steps"]) for trial in arms.values()] == [("", 2), ("", 2)]
     monkeypatch.setattr(module, "MAX_SECONDS_BEFORE", 0.2)
     (folder / "train.py").write_text(script(setup="import time; time.sleep(60)"))
     found = call(*words).json()["preflight"]
@@ -192,7 +199,9 @@ def test_arms_for_which_the_time_does_not_last_are_named(
 ) -> None:
     monkeypatch.setattr(module, "MIN_BUDGET", 0.0)
     (folder / "train.py").write_text(script())
-    done = call("compare", "--arm", "fp32,bf16,O1", "--seeds", "0", "--device", "cpu", "--dry-run", "--", "train.py")
+    done = call(
+        "compare", "--arm", "fp32,bf16,O1", "--seeds", "0", "--device", "cpu", "--dry-run", "--", "train.py"
+    )
     assert "preflight" in done.out
     assert "  native:bf16, apex:O1 not tried, as that takes long: their first cells show it" in done.out
 
@@ -205,7 +214,9 @@ def test_the_plan_is_estimated_from_its_steps(call: Any, folder: Path) -> None:
     done = call(*words, "--", "train.py")
     assert "fp32, native:bf16 trained, 3 steps each, with AdamW, loss 0." in done.out
     assert "for 6 cells in turn, 8 steps each" in done.out
-    assert re.search(r"time and memory: about [\d.ms]+ for 6 cells without a record, estimated from a few", done.out)
+    assert re.search(
+        r"time and memory: about [\d.ms]+ for 6 cells without a record, estimated from a few", done.out
+    )
     found = call(*words, "--json", "--", "train.py").json()
     assert found["preflight"]["cell_steps"] == 8
     assert 0 < found["estimate"]["seconds"] < 60
@@ -247,8 +258,11 @@ HEALTHY: dict[str, str] = {
     + "    except:\n        continue\n",
     "closure": script(step="optimizer.step(lambda: loss)").replace("    optimizer.step()\n", ""),
     "two optimizers": script(
-        step="other.step()", setup="free = nn.Linear(8, 2); other = torch.optim.SGD(free.parameters(), lr=0.1)"
-    ).replace("loss = nn.functional.cross_entropy(model(x)", "loss = nn.functional.cross_entropy(model(x) + free(x)"),
+        step="other.step()",
+        setup="free = nn.Linear(8, 2); other = torch.optim.SGD(free.parameters(), lr=0.1)",
+    ).replace(
+        "loss = nn.functional.cross_entropy(model(x)", "loss = nn.functional.cross_entropy(model(x) + free(x)"
+    ),
     "without end": script().replace("for step in range(8):", "for step in iter(int, 1):"),
 }
 

@@ -22,7 +22,20 @@ SMALL = [
     *("--data", "synthetic", "--train-size", "64", "--val-size", "32", "--image-size", "8", "--arch", "mlp"),
     *("--batch-size", "16", "--device", "cpu"),
 ]
-COMPARE = ["compare", *SMALL, "--seeds", "0", "--epochs", "1", "--arm", "fp32", "--arm", "native:bf16", "-o", "out"]
+COMPARE = [
+    "compare",
+    *SMALL,
+    "--seeds",
+    "0",
+    "--epochs",
+    "1",
+    "--arm",
+    "fp32",
+    "--arm",
+    "native:bf16",
+    "-o",
+    "out",
+]
 # Calls the command line with each list of words, and names after each group of lists what has been imported so far.
 IMPORTED = """
 import sys
@@ -39,7 +52,9 @@ sys.exit(max(codes))
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, forked_python: Any) -> tuple[subprocess.CompletedProcess[str], Path]:
+def ran(
+    tmp_path_factory: pytest.TempPathFactory, forked_python: Any
+) -> tuple[subprocess.CompletedProcess[str], Path]:
     """One comparison in a process of its own, which ends by naming what it has imported, and its folder."""
     folder = tmp_path_factory.mktemp("ran")
     (folder / "imported.py").write_text(IMPORTED)
@@ -63,13 +78,17 @@ def test_the_first_page_imports_little(tmp_path: Path) -> None:
     """It loads not even click, typing or tempfile; help and lists neither torch, numpy, scipy nor what draws
     progress."""
     command = [sys.executable, "-c", IMPORTED, repr([FIRST_PAGE, LOOKING_AROUND])]
-    first, around = _imported(subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False))
+    first, around = _imported(
+        subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    )
     assert not first & {"click", "pydantic", "typing", "tempfile", "traceback"}
     assert "click" in around
     assert not around & {"torch", "torchvision", "numpy", "scipy", "sklearn", "rich"}
 
 
-def test_reading_imports_no_torch(ran: tuple[subprocess.CompletedProcess[str], Path], forked_python: Any) -> None:
+def test_reading_imports_no_torch(
+    ran: tuple[subprocess.CompletedProcess[str], Path], forked_python: Any
+) -> None:
     """Neither for results nor for scripts."""
     (reading,) = _imported(forked_python.run(["imported.py", repr([READING])], ran[1], os.environ))
     assert "scipy" in reading
@@ -108,13 +127,17 @@ def test_results_and_messages_are_apart(ran: tuple[subprocess.CompletedProcess[s
 def test_a_full_disk_behind_stdout() -> None:
     """A table that cannot be written is one line on stderr and a fault of the environment."""
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*COMMAND, "list", "guards"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*COMMAND, "list", "guards"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 4
     assert done.stderr == "ampcompare: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Path], forked_python: Any) -> None:
+def test_a_reader_that_has_gone(
+    ran: tuple[subprocess.CompletedProcess[str], Path], forked_python: Any
+) -> None:
     """A closed pipe on stdout is no failure, and a limit that was not kept is one all the same."""
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "cwd": ran[1]}
     for start, command, code in (
@@ -133,7 +156,9 @@ def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Pat
 
 def test_the_report_holds_the_command(ran: tuple[subprocess.CompletedProcess[str], Path]) -> None:
     """The report says with which words it can be made again."""
-    assert read_comparison(ran[1] / "out" / "report.json").command.startswith("ampcompare compare --data synthetic")
+    assert read_comparison(ran[1] / "out" / "report.json").command.startswith(
+        "ampcompare compare --data synthetic"
+    )
 
 
 def test_ctrl_c_leaves_a_report_and_no_process(
@@ -143,7 +168,11 @@ def test_ctrl_c_leaves_a_report_and_no_process(
     words = ["compare", *SMALL, "--epochs", "15", "--arm", "fp32", "--seeds", "0-99"]
     before = forked_python.descendants()
     process = forked_python.popen(
-        [*COMMAND, *words, "-o", "out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        [*COMMAND, *words, "-o", "out"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
     )
     with process.stderr as said, process.stdout as out:
         assert said.readline().startswith("100 cells: 1 arm (fp32) x 100 seeds (0-99); on cpu, 1 thread")

@@ -27,4 +27,7 @@ def test_a_recipe(call: Call, tmp_path: Path) -> None:
     files = {path.name for path in folder.iterdir()}
     assert files == {"profile.json", "profile.md", "profile.html", "trace.json"}
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"fp32", "apex:O2"}
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {
+        "fp32",
+        "apex:O2",
+    }

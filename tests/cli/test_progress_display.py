@@ -83,7 +83,9 @@ def outline(count: int, **options: int) -> PlanOutline:
 
 
 def record(status: str = "completed") -> RunRecord:
-    return RunRecord.model_validate({"cell": CONFIG.digest(), "arm": CONFIG.arm, "status": status, "config": CONFIG})
+    return RunRecord.model_validate(
+        {"cell": CONFIG.digest(), "arm": CONFIG.arm, "status": status, "config": CONFIG}
+    )
 
 
 def progress(steps: int, phase: str = "training") -> Progress:
@@ -107,7 +109,8 @@ def test_time_left_follows_from_cells_that_ran(clock: Clock, capsys: pytest.Capt
         clock.now += 30
         assert said(0).endswith("2 skipped, epoch 1/5; 30s since the start")
         clock.now += 30
-        assert said(50).endswith("1m00s since the start, about 6h41m left")  # two minutes a cell, and 200.5 cells
+        # two minutes a cell, and 200.5 cells
+        assert said(50).endswith("1m00s since the start, about 6h41m left")
 
 
 def test_a_heartbeat_without_any_event(terminal: Terminal) -> None:
@@ -162,12 +165,16 @@ def test_a_cell_of_a_queue_that_moves(terminal: Terminal) -> None:
             display.place(2, f"job 7_1 on {node}")
             display.progress(2, progress(10))
             assert f"half, seed 0, job 7_1 on {node}  training " in terminal.read(0.2)
-        display.end(RunRecord(cell=config.digest(), arm="half", status="completed", config=config), reused=False)
+        display.end(
+            RunRecord(cell=config.digest(), arm="half", status="completed", config=config), reused=False
+        )
         assert terminal.read(0.2).splitlines()[1] == "[2/2] half, seed 0, job 7_1 on n2: completed"
 
 
 @pytest.mark.parametrize(("bar", "term"), [(False, "xterm"), (True, "dumb")])
-def test_a_terminal_without_bars(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, bar: bool, term: str) -> None:
+def test_a_terminal_without_bars(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, bar: bool, term: str
+) -> None:
     """--no-progress and a terminal that cannot move its cursor get plain lines."""
     monkeypatch.setenv("TERM", term)
     with terminal.display(bar=bar, notify_seconds=0.05) as display:

@@ -20,7 +20,9 @@ TRAINING = Progress(120, 900, 1, "training", 0.03413, 65536.0, 3, 0.00412)
 MATRIX = MatrixView(done=7, total=27, share=0.27, seconds=72.9, left=200.0)
 
 
-def cell(progress: Progress | None = TRAINING, name: str = "native:fp16, seed 1", number: int = 8) -> CellView:
+def cell(
+    progress: Progress | None = TRAINING, name: str = "native:fp16, seed 1", number: int = 8
+) -> CellView:
     return CellView(name, number, progress, seconds=41.2, left=12.0, epochs=5)
 
 
@@ -38,7 +40,9 @@ def test_a_cell_and_the_matrix() -> None:
     """Phase, bar, steps and time; then what is known, the most important first; the matrix below."""
     first, figures, last = drawn(cell())
     assert re.fullmatch(r"native:fp16, seed 1 +training +━━━+╸? *120/900  41s *", first)
-    assert figures.rstrip() == "  loss 0.03413 · loss scale 65536 · about 12s left · 4.12 ms/step · 3 skipped ·"
+    assert (
+        figures.rstrip() == "  loss 0.03413 · loss scale 65536 · about 12s left · 4.12 ms/step · 3 skipped ·"
+    )
     assert re.fullmatch(r"7 of 27 cells ━━━+╸? *1m12s · about 3m20s left *", last)
 
 
@@ -48,7 +52,8 @@ def test_nothing_is_wider_or_higher_than_the_terminal(width: int, count: int, he
     """A line that wraps, or one below the last row, could not be drawn over."""
     numbers = Progress(10**9, 10**9, 10**6, "loading data", -math.inf, 2.0**100, 10**9, 1e-9)
     cells = [
-        cell(numbers, "apex:O2,keep_batchnorm_fp32=false,loss_scale=dynamic, seed 123456", n) for n in range(count)
+        cell(numbers, "apex:O2,keep_batchnorm_fp32=false,loss_scale=dynamic, seed 123456", n)
+        for n in range(count)
     ]
 
     lines = drawn(*cells, size=(width, height))
@@ -68,12 +73,18 @@ def test_plain_lines() -> None:
     assert notice_lines([cell(None)], MatrixView(0, 1, 0.0, 41.0, None)) == [
         "[8/1] native:fp16, seed 1: starting, about 12s left; 41s since the start"
     ]
-    assert notice_lines([], MATRIX, idle="timing rounds")[0].startswith("7 of 27 cells: timing rounds; 1m12s since")
+    assert notice_lines([], MATRIX, idle="timing rounds")[0].startswith(
+        "7 of 27 cells: timing rounds; 1m12s since"
+    )
 
 
-def outline(arms: list[str], seeds: list[int], cached: int = 0, jobs: int = 1, **settings: object) -> PlanOutline:
+def outline(
+    arms: list[str], seeds: list[int], cached: int = 0, jobs: int = 1, **settings: object
+) -> PlanOutline:
     cells = [
-        RunConfig.model_validate({"arm": arm, "recipe": {"seed": seed}, **settings}) for seed in seeds for arm in arms
+        RunConfig.model_validate({"arm": arm, "recipe": {"seed": seed}, **settings})
+        for seed in seeds
+        for arm in arms
     ]
     record = RunRecord(cell="0" * 12, arm="fp32", status="completed", config=cells[0])
     records = [record if place < cached else None for place in range(len(cells))]

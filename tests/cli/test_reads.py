@@ -44,7 +44,10 @@ WATCHING: dict[str, tuple[CommandReads, list[str]]] = {
     "explain": (EXPLAIN, ["explain", "O2"]),
     "diagnose": (DIAGNOSE, ["diagnose", "--arm", "bf16", "--steps", "3", "--no-cures"]),
     "diagnose --ahead": (AHEAD, ["diagnose", "--ahead", "--prefix", "12", "--no-twin", "--arm", "half:bf16"]),
-    "profile": (PROFILE, ["profile", "--arm", "bf16", "--steps", "2", "--profiled-steps", "1", "--no-trials"]),
+    "profile": (
+        PROFILE,
+        ["profile", "--arm", "bf16", "--steps", "2", "--profiled-steps", "1", "--no-trials"],
+    ),
 }
 
 
@@ -61,8 +64,11 @@ def _reads(forked_python: Any, folder: Path, words: list[str]) -> set[str]:
 def test_declared_is_observed(name: str, forked_python: Any, tmp_path: Path) -> None:
     """A command trains a recipe in two ways, and reads the settings that it declares, and no other."""
     reads, words = WATCHING[name]
-    observed = _reads(forked_python, tmp_path, [*words, *USUAL]) | _reads(forked_python, tmp_path, [*words, *OTHER])
-    declared = {path for path in reads.recipe if ".N." not in path}  # of an entry in a list, which is one setting
+    observed = _reads(forked_python, tmp_path, [*words, *USUAL]) | _reads(
+        forked_python, tmp_path, [*words, *OTHER]
+    )
+    # of an entry in a list, which is one setting
+    declared = {path for path in reads.recipe if ".N." not in path}
     assert observed - declared - reads.refused - FACTS == set()
     assert declared - observed - DERIVING == {"allow_writes"}  # for the user's own code alone
 
@@ -96,7 +102,10 @@ def _check_flags(name: str, flagged: set[str], offered: frozenset[str]) -> None:
             "--nproc-per-node is not for a model named with --arch",
         ),
         (["diagnose", "--set", "recipe.early_stop=3"], "diagnose does not read recipe.early_stop"),
-        (["diagnose", "--ahead", "--cpu-half", "native"], "flag --cpu-half: diagnose --ahead does not read cpu_half"),
+        (
+            ["diagnose", "--ahead", "--cpu-half", "native"],
+            "flag --cpu-half: diagnose --ahead does not read cpu_half",
+        ),
         (["diagnose", "--compile", "eager"], "--compile fuses them"),
         (["profile", "--set", "saving.every_steps=3"], "profile does not read saving.every_steps"),
         (["find-batch", "--set", "recipe.max_steps=50"], "find-batch does not read recipe.max_steps"),

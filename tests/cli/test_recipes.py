@@ -54,7 +54,9 @@ def test_what_is_given_by_hand_is_not_varied(call: Call) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare"])
-def test_a_mistyped_recipe_is_one_line(call: Call, command: str, words: tuple[str, ...], parts: list[str]) -> None:
+def test_a_mistyped_recipe_is_one_line(
+    call: Call, command: str, words: tuple[str, ...], parts: list[str]
+) -> None:
     """What does not exist is told in one line with what was meant, and ends with 2."""
     done = call(command, *words, "--dry-run")
     assert done.code == 2
@@ -101,9 +103,24 @@ def test_origins_of_settings(call: Call, tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text("recipe: {epochs: 7, label_smoothing: 0.1, clip_grad: 2.0, optimizer: {momentum: 0.1}}\n")
     monkeypatch.setenv("AMPCOMPARE_COMPARE_LABEL_SMOOTHING", "0.2")
     monkeypatch.setenv("AMPCOMPARE_COMPARE_LR", "0.4")
-    words = ("--recipe", "cifar10-r18", "-c", str(path), "--set", "recipe.clip_grad=3", "--lr", "0.5", "--workers", "1")
-    found = call("config", "show", "--origin", "--json", *words, "--model_arg", "zero_init_residual=true").json()
-    origin = {place: found["origin"][f"recipe.{place}"] for place in ("epochs", "label_smoothing", "clip_grad")}
+    words = (
+        "--recipe",
+        "cifar10-r18",
+        "-c",
+        str(path),
+        "--set",
+        "recipe.clip_grad=3",
+        "--lr",
+        "0.5",
+        "--workers",
+        "1",
+    )
+    found = call(
+        "config", "show", "--origin", "--json", *words, "--model_arg", "zero_init_residual=true"
+    ).json()
+    origin = {
+        place: found["origin"][f"recipe.{place}"] for place in ("epochs", "label_smoothing", "clip_grad")
+    }
     assert origin == {
         "epochs": f"file {path}",
         "label_smoothing": "environment AMPCOMPARE_COMPARE_LABEL_SMOOTHING",
@@ -122,7 +139,9 @@ def test_a_wrong_option_of_shown_settings_is_one_of_config(call: Call) -> None:
     done = call("config", "show", "--schema")
     assert done.code == 2
     assert "Usage: ampcompare config" in done.err
-    assert "What follows show are options of compare; the schema of files: ampcompare config schema" in done.err
+    assert (
+        "What follows show are options of compare; the schema of files: ampcompare config schema" in done.err
+    )
 
 
 def test_shown_settings_can_be_read_again(call: Call, tmp_path: Path) -> None:

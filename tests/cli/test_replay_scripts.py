@@ -40,7 +40,9 @@ def test_a_setting_and_another_script(
     assert (same.code, same.out.startswith("onednn=off: noise: 12 modules")) == (0, True), same
     done = call("replay", str(capsule), "--json", "--", str(other))
     (found,) = json.loads(done.out)
-    assert (done.code, found["answer"], found["findings"][0]["module"]) == (1, "another function", "norm1"), found
+    assert (done.code, found["answer"], found["findings"][0]["module"]) == (1, "another function", "norm1"), (
+        found
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capsule.pt", "other.py", "train.py"]
 
 
@@ -52,7 +54,9 @@ def test_an_arm(call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pyt
     done = call("replay", str(capsule), "--json", "--change", "arm=fp32", "--change", "arm=O1")
     same, narrow = json.loads(done.out)
     assert (done.code, same["answer"], same["change"]) == (1, "noise", "arm=fp32"), done.err
-    assert (narrow["answer"], narrow["change"], narrow["unjudged"]) == ("less exact", "arm=apex:O1", {}), narrow
+    assert (narrow["answer"], narrow["change"], narrow["unjudged"]) == ("less exact", "arm=apex:O1", {}), (
+        narrow
+    )
     names = {one["module"] for one in narrow["findings"]}
     assert {"conv1", "conv2", "lstm.inner", "head"} <= names, names
     assert not {"(SGD)", "(loss)", "(gradients)"} & names, names
@@ -62,7 +66,19 @@ def test_an_arm(call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pyt
 def test_compare_keeps_a_step_with_its_first_seed(tmp_path: Path, forked_python: Any) -> None:
     """The seed of the first cell begins the script, which trains nothing else."""
     (tmp_path / "train.py").write_text("import sys\n" + CONVOLUTIONS + "print('ARGS', sys.argv[1:])\n")
-    words = ["-m", "ampcompare", "compare", "--seeds", "3-4", "--capsule", "2", "--", "train.py", "--seed", "{seed}"]
+    words = [
+        "-m",
+        "ampcompare",
+        "compare",
+        "--seeds",
+        "3-4",
+        "--capsule",
+        "2",
+        "--",
+        "train.py",
+        "--seed",
+        "{seed}",
+    ]
     done = forked_python.run(words, tmp_path, dict(os.environ))
     assert (done.returncode, "ARGS ['--seed', '3']" in done.stdout) == (0, True), done.stderr
     assert (facts := read_capsule_facts(tmp_path / "capsule.pt"))["step"] == 2
@@ -77,7 +93,9 @@ def test_what_cannot_be_replayed(
     """Each with what was seen and what to do."""
     monkeypatch.chdir(tmp_path)
     late = _keep(forked_python, tmp_path, 50)
-    assert (late.returncode, "no capsule: the script made no step 50" in late.stderr) == (3, True), late.stderr
+    assert (late.returncode, "no capsule: the script made no step 50" in late.stderr) == (3, True), (
+        late.stderr
+    )
     capsule = _capsule(forked_python, tmp_path)
     for words, text, code in (
         ([str(tmp_path / "train.py"), "--change", "threads=2"], "cannot read the capsule", 2),
@@ -89,4 +107,6 @@ def test_what_cannot_be_replayed(
         assert (done.code, text in done.err) == (code, True), done
     (wide := tmp_path / "wide.py").write_text(CONVOLUTIONS.replace("nn.Linear(16, 10)", "nn.Linear(16, 12)"))
     done = call("replay", str(capsule), "--", str(wide))
-    assert (done.code, "cannot tell" in done.out, "head.weight is [10, 16]" in done.out) == (3, True, True), done
+    assert (done.code, "cannot tell" in done.out, "head.weight is [10, 16]" in done.out) == (3, True, True), (
+        done
+    )

@@ -19,7 +19,9 @@ Answer = tuple[int, str, str]
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Answer]:
     """Call the command in an empty folder, and return its exit code, output and messages."""
     monkeypatch.chdir(tmp_path)
 
@@ -58,7 +60,10 @@ def test_a_name_gives_the_format(call: Any, write: Any, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("-o", "page.pdf"), "--output 'page.pdf' does not say which format; add --format table|md|"),
-        (("--open", "--format", "md"), "--open is not for --format, unless that is html; give only one of them"),
+        (
+            ("--open", "--format", "md"),
+            "--open is not for --format, unless that is html; give only one of them",
+        ),
         (("--open", "-o", "-"), "--open is not for --output -, which is standard output"),
     ],
 )
@@ -70,18 +75,23 @@ def test_options_that_do_not_fit(call: Any, write: Any, options: tuple[str, ...]
     assert err.count("\n") == 1
 
 
-def test_the_page_opens_in_the_browser(call: Any, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_opens_in_the_browser(
+    call: Any, write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--open` writes the page into the run directory, or where -o says, and calls the browser with its address."""
     script, seen = tmp_path / "browser", tmp_path / "seen"
     script.write_text(f'#!/bin/sh\necho "$1" >> {seen}\n')
     script.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(script))
-    monkeypatch.setattr("webbrowser._tryorder", None)  # else the BROWSER of the first call in this process stays
+    # else the BROWSER of the first call in this process stays
+    monkeypatch.setattr("webbrowser._tryorder", None)
     run = write("one")
     (run / "report.html").unlink()
     assert call("report", str(run), "--open")[0] == 0
     assert call("report", str(run), "--open", "-o", "other.html")[0] == 0
-    assert seen.read_text().split() == [path.as_uri() for path in (run / "report.html", tmp_path / "other.html")]
+    assert seen.read_text().split() == [
+        path.as_uri() for path in (run / "report.html", tmp_path / "other.html")
+    ]
     assert (run / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
@@ -95,7 +105,10 @@ def test_without_a_name_the_newest_run_is_shown(call: Any, write: Any) -> None:
         for path in (folder / "cells", folder / "report.json", folder / "plan.json"):
             os.utime(path, (1_700_000_000 - age,) * 2)
     code, out, err = call("report")
-    assert (code, err) == (0, "the newest run directory: runs/new; the one before it: ampcompare report runs/old\n")
+    assert (code, err) == (
+        0,
+        "the newest run directory: runs/new; the one before it: ampcompare report runs/old\n",
+    )
     assert out == call("report", "runs/new")[1]
 
 
@@ -134,7 +147,9 @@ def test_record_of_exec(call: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("exit_code", "told"), [(0, True), (1, True), (3, False)])
-def test_limits_are_told_unless_arms_failed(exit_code: int, told: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_limits_are_told_unless_arms_failed(
+    exit_code: int, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Where arms have failed, that is the answer, and limits would hide it."""
     checks = [
         SimpleNamespace(arm="half", gate="time>1.1x", skipped="", failure="time 1.2x"),

@@ -35,7 +35,9 @@ def test_a_run_goes_on_where_it_stopped(call: Call, tmp_path: Path) -> None:
     assert done.code == 0
     assert "note: resumed from a checkpoint of step 3" in done.lines
     (cell,) = (tmp_path / "out" / "cells").iterdir()
-    other = call(*("run", "--arm", "native:fp16", *TINY, *SAVING, "-o", str(tmp_path / "other")), "--resume", str(cell))
+    other = call(
+        *("run", "--arm", "native:fp16", *TINY, *SAVING, "-o", str(tmp_path / "other")), "--resume", str(cell)
+    )
     assert other.code == 2
     assert "add --convert-on-resume to convert it" in other.lines[-1]
     other = call(
@@ -68,7 +70,15 @@ def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None
     """The layout of an Apex script and the weights alone, where they are asked for; for no other arm the former."""
     words = (*TINY, *SAVING, "--save-every-epochs", "1", "-o", str(tmp_path / "out"), "--async-save")
     done = call(
-        *("run", "--arm", "apex:O2,engine=compat", *words, "--save-apex-format", "--weights-format", "safetensors")
+        *(
+            "run",
+            "--arm",
+            "apex:O2,engine=compat",
+            *words,
+            "--save-apex-format",
+            "--weights-format",
+            "safetensors",
+        )
     )
     assert done.code == 0
     (folder,) = (tmp_path / "out" / "cells").glob("*/checkpoints")
@@ -132,7 +142,9 @@ def test_sigterm_reaches_the_cell_of_a_comparison(
     """The cell saves, the comparison ends with 143, and with `--resume auto` the cell goes on."""
     words = ["compare", "--seeds", "0", *TINY, "--arm", "fp32", "--epochs", "5000", "-o", "out"]
     with (tmp_path / "errors").open("w") as errors:
-        process = forked_python.popen([sys.executable, "-m", "ampcompare", *words], cwd=tmp_path, stderr=errors)
+        process = forked_python.popen(
+            [sys.executable, "-m", "ampcompare", *words], cwd=tmp_path, stderr=errors
+        )
         try:
             training(tmp_path, 1, process)
             process.send_signal(signal.SIGTERM)

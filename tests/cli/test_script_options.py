@@ -40,7 +40,10 @@ def script(tmp_path: Path) -> str:
         (["--metric", "top1=Acc"], "has 0 groups"),
         (["--metric", r"gap=gap ([\d.]+)"], "write gap:max where larger ones are, or gap:min"),
         (["--arm", "accelerate"], "cannot replace amp in a script"),
-        (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0.5pp"], "percentage points, and differences of top1 are not"),
+        (
+            ["--metric", r"top1=Acc ([\d.]+)", "--margin", "0.5pp"],
+            "percentage points, and differences of top1 are not",
+        ),
         (["--metric", r"top1=Acc ([\d.]+)", "--margin", "0"], "the margin is 0"),
         (["--metric", r"top1=Acc ([\d.]+)", "--fail-on", "top5<1"], "nothing called top5 is measured"),
     ],
@@ -67,11 +70,17 @@ def test_options_of_scripts_need_one(call: Any) -> None:
     ("words", "line"),
     [
         (["compare", "train.py"], "ampcompare compare -- train.py"),
-        (["compare", "--arm", "bf16", "-q", "train.py", "--data-path", "x"], "--arm bf16 -q -- train.py --data-path x"),
+        (
+            ["compare", "--arm", "bf16", "-q", "train.py", "--data-path", "x"],
+            "--arm bf16 -q -- train.py --data-path x",
+        ),
         (["run", "-m", "pkg.train"], "ampcompare run -- -m pkg.train"),
         (["diagnose", "train.py", "--epochs", "1"], "ampcompare diagnose -- train.py --epochs 1"),
         (["exec", "--seed", "0", "train.py"], "--arm script trains"),
-        (["exec", "--opt-level", "O2", "--max-steps", "3", "train.py"], "--max-steps is for --stack or --arm ARM"),
+        (
+            ["exec", "--opt-level", "O2", "--max-steps", "3", "train.py"],
+            "--max-steps is for --stack or --arm ARM",
+        ),
     ],
 )
 def test_what_was_meant_is_proposed(call: Any, words: list[str], line: str) -> None:
@@ -81,7 +90,9 @@ def test_what_was_meant_is_proposed(call: Any, words: list[str], line: str) -> N
     assert line in done.err
 
 
-@pytest.mark.parametrize("words", [["compare", "--"], ["run", "--"], ["exec"], ["diagnose", "--"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["compare", "--"], ["run", "--"], ["exec"], ["diagnose", "--"]], ids=" ".join
+)
 def test_a_folder_is_no_script(call: Any, words: list[str], tmp_path: Path) -> None:
     """It is refused at once."""
     done = call(*words, str(tmp_path))
@@ -122,7 +133,9 @@ def test_secrets_stay_out_of_all_files(call: Any, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("MY_API_KEY", "key-of-environment-1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(4, 2)\n")
+    (tmp_path / "parts" / "net.py").write_text(
+        "import torch\n\ndef net():\n    return torch.nn.Linear(4, 2)\n"
+    )
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "run.yaml").write_text("lr: 0.1\ntracker:\n  api_key: of-the-settings-1\n")
     (tmp_path / "train.py").write_text(HELPED)
@@ -134,7 +147,14 @@ def test_secrets_stay_out_of_all_files(call: Any, tmp_path: Path, monkeypatch: p
     found = [path for path in Path("out").rglob("*") if path.is_file()]
     names = {"plan.json", "config.json", "record.json", "script.jsonl", "log.txt", "report.html"}
     assert names <= {path.name for path in found}
-    for secret in ("hunter22", "pin-9876", "pass-5432", "key-of-environment-1", "of-the-settings-1", "of-the-source-1"):
+    for secret in (
+        "hunter22",
+        "pin-9876",
+        "pass-5432",
+        "key-of-environment-1",
+        "of-the-settings-1",
+        "of-the-source-1",
+    ):
         assert not [path for path in found if secret.encode() in path.read_bytes()]
         assert secret not in done.out + done.err
     (log, _) = [path.read_text() for path in found if path.name == "log.txt"]
@@ -166,7 +186,18 @@ def test_exit_codes_where_one_arm_fails(call: Any, tmp_path: Path) -> None:
 
     def code(arms: str, *options: str) -> int:
         done = call(
-            *("compare", "--arm", arms, "--seeds", "0", "--warmup-steps", "0", "-o", str(tmp_path / "out"), "--json"),
+            *(
+                "compare",
+                "--arm",
+                arms,
+                "--seeds",
+                "0",
+                "--warmup-steps",
+                "0",
+                "-o",
+                str(tmp_path / "out"),
+                "--json",
+            ),
             *(*options, "--", str(script)),
         )
         assert [row["failed"] for row in done.json()["arms"]] == [0, 1], done.err

@@ -113,7 +113,9 @@ def test_a_script_that_fixes_its_seed_gets_a_verdict(
         for record in report["records"]
     }
     assert len(starts) == 3
-    used = {call["used"] for record in report["records"] for call in record["script"]["seeds"] if call["used"]}
+    used = {
+        call["used"] for record in report["records"] for call in record["script"]["seeds"] if call["used"]
+    }
     assert used
     if how == "data of its own generator":
         assert "Not shifted, in all seeds as written: torch.Generator(7) in train.py:" in details

@@ -33,7 +33,11 @@ def test_closed_streams(tmp_path: Path, closed: str, code: int, told: str) -> No
      (RecursionError("deep"), "RecursionError: deep"), (AssertionError(), "AssertionError")],
 )  # fmt: skip
 def test_an_unforeseen_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, error: Exception, shown: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    error: Exception,
+    shown: str,
 ) -> None:
     """What nobody foresaw is one line and exit code 70; the line names a file with the traceback."""
 

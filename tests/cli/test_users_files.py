@@ -47,7 +47,13 @@ def project(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         pytest.skip("this machine allows no overlays")
     for name in ("project", "home/.cache/lib", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
-    names = ("project/checkpoint.pt", "project/log.txt", "project/input.csv", "home/.cache/lib/index", "elsewhere/x")
+    names = (
+        "project/checkpoint.pt",
+        "project/log.txt",
+        "project/input.csv",
+        "home/.cache/lib/index",
+        "elsewhere/x",
+    )
     for name in names:
         (tmp_path / name).write_text("the user's")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -62,13 +68,20 @@ def write_script(project: Path, way: str, steps: int = 4) -> None:
 
 def mtime_and_size(folder: Path, *without: Path) -> dict[str, str]:
     """Return what lies in a folder, files by their hashes, except for some folders."""
-    paths = [path for path in sorted(folder.rglob("*")) if not any(path.is_relative_to(one) for one in without)]
-    return {str(path): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    paths = [
+        path for path in sorted(folder.rglob("*")) if not any(path.is_relative_to(one) for one in without)
+    ]
+    return {
+        str(path): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
+    }
 
 
 @pytest.mark.parametrize(
     "way",
-    [pytest.param(way, marks=[pytest.mark.slow] * (way in ("absolute", "next to itself", "child"))) for way in WAYS],
+    [
+        pytest.param(way, marks=[pytest.mark.slow] * (way in ("absolute", "next to itself", "child")))
+        for way in WAYS
+    ],
 )
 def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, project: Path, way: str) -> None:
     """Both arms start from the same files, and the record says what each has written, and where it lies."""
@@ -133,7 +146,19 @@ def write_everywhere():
 """
 FILES = ("log.txt", "input.csv", "moved.txt", "replaced.pt", "removed.txt", "cache/a", "linked.txt", "old.db")
 COMMANDS = {
-    "compare": ["compare", "--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "-o", "RUN", "--", "train.py"],
+    "compare": [
+        "compare",
+        "--arm",
+        "fp32,bf16",
+        "--seeds",
+        "0",
+        "--device",
+        "cpu",
+        "-o",
+        "RUN",
+        "--",
+        "train.py",
+    ],
     "diagnose": ["diagnose", "--arm", "O1", "--device", "cpu", "--steps", "3", "--", "train.py"],
     "profile": ["profile", "--arm", "fp32,bf16", "--device", "cpu", "--steps", "2", "--", "train.py"],
     "migrate": ["migrate", "--verify", "--steps", "6", "train.py", "--"],
@@ -144,7 +169,13 @@ COMMANDS = {
 @pytest.mark.parametrize("by", ["overlays", "copies"])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_twenty_ways_to_write_change_no_file(
-    call: Any, tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch, forked_runs: None, command: str, by: str
+    call: Any,
+    tmp_path: Path,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_runs: None,
+    command: str,
+    by: str,
 ) -> None:
     """What lies outside of the run directory has equal hashes before and after."""
     for name in FILES:
@@ -165,7 +196,8 @@ def test_twenty_ways_to_write_change_no_file(
     records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
     near = [{os.path.basename(file) for file in record["script"]["files"]} for record in records]
     assert all(
-        {"checkpoint.pt", "hard.txt", "child.txt", "beside.txt", "base.db", "removed.txt"} <= one for one in near
+        {"checkpoint.pt", "hard.txt", "child.txt", "beside.txt", "base.db", "removed.txt"} <= one
+        for one in near
     )
 
 

@@ -49,7 +49,9 @@ def of_apex() -> str:
     text = text.replace(
         "INITIALIZE", 'model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)'
     )
-    return text.replace("BACKWARD", "with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()")
+    return text.replace(
+        "BACKWARD", "with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()"
+    )
 
 
 def with_scales(text: str) -> str:
@@ -77,14 +79,24 @@ def test_each_arm_resumes_from_its_own_file(call: Any, script: Path) -> None:
 
 def test_ranks_are_refused(call: Any, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script.write_text(plain(), encoding="utf-8")
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }.items():
         monkeypatch.setenv(name, value)
     for command in (("exec", "--device", "cpu"), ("migrate",)):
         result = call(*command, "--verify-resume", "2", "train.py")
-        assert (result.code, "this is rank 0 of 2, by environment, and --verify-resume" in said(result)) == (2, True)
+        assert (result.code, "this is rank 0 of 2, by environment, and --verify-resume" in said(result)) == (
+            2,
+            True,
+        )
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name)
-    result = call("exec", "--device", "cpu", "--verify-resume", "2", "-m", "torch.distributed.run", "train.py")
+    result = call(
+        "exec", "--device", "cpu", "--verify-resume", "2", "-m", "torch.distributed.run", "train.py"
+    )
     assert (result.code, "torch.distributed.run starts ranks, and" in said(result)) == (2, True), said(result)
 
 
@@ -95,7 +107,8 @@ def test_a_migrated_script_resumes_from_a_file_of_apex(call: Any, script: Path) 
     result = call(*given, "train.py")
     assert "as migrate rewrites it" in said(result), said(result)
     cause = "by loss scale: the GradScaler starts from scratch: its state is not in the file (train.py:"
-    assert (result.code, cause in said(result)) == (1, True), said(result)  # the script saves no amp.state_dict()
+    # the script saves no amp.state_dict()
+    assert (result.code, cause in said(result)) == (1, True), said(result)
     assert script.read_bytes() == before
     assert [each.name for each in script.parent.iterdir()] == ["train.py"]
 
@@ -103,26 +116,49 @@ def test_a_migrated_script_resumes_from_a_file_of_apex(call: Any, script: Path) 
 def test_a_converted_file_of_apex_is_resumed_by_the_migrated_script(call: Any, script: Path) -> None:
     text = with_scales(of_apex())
     script.write_text(text, encoding="utf-8")
-    given = ("migrate", "--rewrite", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "--convert")
+    given = (
+        "migrate",
+        "--rewrite",
+        "--verify-resume",
+        "2",
+        "--resume-args",
+        "--resume {checkpoint}",
+        "--convert",
+    )
     result = call(*given, "train.py")
     assert result.code == 0, said(result)
     assert "as migrate rewrites it, from a file that convert has made: 3 steps" in said(result)
     assert "resumes: exact in the 3 steps behind the break" in said(result)
     script.write_text(
-        text.replace('"model": model.state_dict(), ', "").replace('["model"]', '["optimizer"]'), encoding="utf-8"
+        text.replace('"model": model.state_dict(), ', "").replace('["model"]', '["optimizer"]'),
+        encoding="utf-8",
     )
     result = call(*given, "train.py")
-    assert (result.code, "the script (started again) ended with exit code" in said(result)) == (3, True), said(result)
+    assert (result.code, "the script (started again) ended with exit code" in said(result)) == (3, True), (
+        said(result)
+    )
     assert "there are no weights in it" in said(result)
 
 
 def test_a_script_with_the_adapter_resumes_from_a_file_of_apex(call: Any, script: Path) -> None:
     """Losses and scales are those behind the adapter, and its masters those that it will step."""
-    given = ("migrate", "--adapter", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "train.py")
+    given = (
+        "migrate",
+        "--adapter",
+        "--verify-resume",
+        "2",
+        "--resume-args",
+        "--resume {checkpoint}",
+        "train.py",
+    )
     script.write_text(with_scales(of_apex()), encoding="utf-8")
     result = call(*given)
-    assert "started again, with --resume {checkpoint}, with the adapter: 3 steps" in said(result), said(result)
-    assert (result.code, "resumes: exact in the 3 steps behind the break" in said(result)) == (0, True), said(result)
+    assert "started again, with --resume {checkpoint}, with the adapter: 3 steps" in said(result), said(
+        result
+    )
+    assert (result.code, "resumes: exact in the 3 steps behind the break" in said(result)) == (0, True), said(
+        result
+    )
     script.write_text(with_scales(of_apex()).replace('"O1"', '"O2"'), encoding="utf-8")
     result = call(*given)
     cause = "by masters: masters are rounded to fp16: they are made again from the fp16 weights at load"
@@ -136,7 +172,15 @@ def test_a_script_with_the_adapter_resumes_from_a_file_of_apex(call: Any, script
 def test_masters_that_apex_has_not_saved_are_named(call: Any, script: Path) -> None:
     """The fp32 weights of the rewritten script are the rounded ones of the file."""
     script.write_text(with_scales(of_apex()).replace('"O1"', '"O2"'), encoding="utf-8")
-    given = ("migrate", "--rewrite", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "train.py")
+    given = (
+        "migrate",
+        "--rewrite",
+        "--verify-resume",
+        "2",
+        "--resume-args",
+        "--resume {checkpoint}",
+        "train.py",
+    )
     result = call(*given)
     cause = "by masters: the file has the weights rounded to fp16, and not their masters (train.py:"
     assert (result.code, cause in said(result)) == (1, True), said(result)

@@ -9,8 +9,31 @@ import pytest
 from ampcompare.base.processes.start import isolated_environment, module_command
 
 NAMES = (
-    *("json", "typing", "dataclasses", "logging", "random", "queue", "socket", "statistics", "tempfile", "uuid"),
-    *("torch", "numpy", "torchvision", "sklearn", "click", "pydantic", "yaml", "rich", "psutil", "tabulate", "xxhash"),
+    *(
+        "json",
+        "typing",
+        "dataclasses",
+        "logging",
+        "random",
+        "queue",
+        "socket",
+        "statistics",
+        "tempfile",
+        "uuid",
+    ),
+    *(
+        "torch",
+        "numpy",
+        "torchvision",
+        "sklearn",
+        "click",
+        "pydantic",
+        "yaml",
+        "rich",
+        "psutil",
+        "tabulate",
+        "xxhash",
+    ),
     *("pynvml", "apex", "amp_C", "triton", "sitecustomize", "PIL", "safetensors", "numba"),
 )
 # `python -m` itself imports these before any code of this package runs.
@@ -26,7 +49,9 @@ BY_SCRIPT = module_command("ampcompare")
 def set_traps(folder: Path) -> None:
     """Let every import of a name of a library leave a trace there, except those that `python -m` itself imports."""
     for name in NAMES:
-        (folder / f"{name}.py").write_text(f"open('SPRUNG', 'a').write({name!r} + ' ')\nraise SystemExit(99)\n")
+        (folder / f"{name}.py").write_text(
+            f"open('SPRUNG', 'a').write({name!r} + ' ')\nraise SystemExit(99)\n"
+        )
 
 
 def trapped_environment() -> dict[str, str]:

@@ -28,7 +28,8 @@ from tests.diagnosis import loops
 
 STEPS = 40
 SIXTEEN, BF16 = "half:masters=fp32,dynamic", "half:bf16,masters=fp32"
-SCALED = "loss_scale, master_weights"  # one alone leaves gradients of zero: in fp16, unscaled, they are that again
+# one alone leaves gradients of zero: in fp16, unscaled, they are that again
+SCALED = "loss_scale, master_weights"
 O1, O2, NATIVE = "apex:O1", "apex:O2", "native:fp16"
 Loss = Callable[[Tensor, Tensor], Tensor]
 SGD = functools.partial(torch.optim.SGD, lr=0.05)
@@ -91,7 +92,10 @@ def is_named(network: Network, found: Diagnosis) -> bool:
 
 
 def _places(network: Network) -> list[str]:
-    return [place_of_mark(place[1:]) if place.startswith("#") else place for place in (network.place, *network.also)]
+    return [
+        place_of_mark(place[1:]) if place.startswith("#") else place
+        for place in (network.place, *network.also)
+    ]
 
 
 def loop_of(
@@ -256,7 +260,9 @@ def convolutions(factor: float) -> nn.Module:
     return Net(
         lambda m, x: m.tail(m.normalize(torch.relu(m.stem(x.reshape(-1, 1, 4, 4))))).mean((2, 3)),
         stem=nn.Conv2d(1, 8, 3, padding=1),
-        normalize=Apply(lambda x: x * factor / ((x * factor).square().mean((2, 3), keepdim=True) + 1.0).sqrt()),
+        normalize=Apply(
+            lambda x: x * factor / ((x * factor).square().mean((2, 3), keepdim=True) + 1.0).sqrt()
+        ),
         tail=nn.Conv2d(8, 4, 3, padding=1),
     )
 
@@ -279,7 +285,9 @@ def shared(factor: float) -> nn.Module:
     )
 
 
-def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda block, x: block(x)) -> nn.Module:
+def in_turn(
+    blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda block, x: block(x)
+) -> nn.Module:
     return Net(
         lambda m, x: m.head(functools.reduce(lambda value, block: call(block, value), m.blocks, x)),
         blocks=nn.ModuleList(blocks),
@@ -289,7 +297,9 @@ def in_turn(blocks: Iterable[nn.Module], *, call: Callable[..., Any] = lambda bl
 
 def odds_in_third_block(slope: float) -> nn.Module:
     odds = Apply(lambda x: torch.log1p(torch.sigmoid(x * slope) / (1.0 - torch.sigmoid(x * slope) + 1e-9)))
-    return in_turn(nn.Sequential(nn.Linear(16, 16), odds if number == 2 else nn.Tanh()) for number in range(4))
+    return in_turn(
+        nn.Sequential(nn.Linear(16, 16), odds if number == 2 else nn.Tanh()) for number in range(4)
+    )
 
 
 def distances(x: Tensor) -> Tensor:
@@ -328,7 +338,9 @@ def feedforward(factor: float) -> Net:
 
 
 def channel_norm(factor: float) -> nn.Module:
-    return Apply(lambda x: x * factor / (x * factor * (x * factor)).sum((0, 2, 3), keepdim=True).add(1.0).sqrt() * 10.0)
+    return Apply(
+        lambda x: x * factor / (x * factor * (x * factor)).sum((0, 2, 3), keepdim=True).add(1.0).sqrt() * 10.0
+    )
 
 
 def pictures(norm: nn.Module) -> nn.Module:
@@ -376,7 +388,9 @@ def twins() -> Net:
         likeness = F.cosine_similarity(left, right)[:, None].to(left.dtype)
         return m.head(torch.cat([left - right, likeness], -1))
 
-    return Net(forward, tower=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), head=nn.Linear(9, 4))
+    return Net(
+        forward, tower=nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), head=nn.Linear(9, 4)
+    )
 
 
 def blocks(factor: float) -> nn.Module:
@@ -531,7 +545,11 @@ def encoder(away: float) -> Net:
         return F.cross_entropy(m.head(tokens.mean(1)).float(), y)
 
     return Net(
-        forward, embed=nn.Linear(1, 8), attention=padded_attention(away), norm=nn.LayerNorm(8), head=nn.Linear(8, 4)
+        forward,
+        embed=nn.Linear(1, 8),
+        attention=padded_attention(away),
+        norm=nn.LayerNorm(8),
+        head=nn.Linear(8, 4),
     )
 
 
@@ -699,7 +717,9 @@ def sequence(positions: nn.Module) -> Net:
         tokens = m.positions(m.embed(x[..., None]))
         return F.cross_entropy(m.head(m.norm(tokens.flatten(1))).float(), y)
 
-    return Net(forward, embed=nn.Linear(1, 8), positions=positions, norm=nn.LayerNorm(128), head=nn.Linear(128, 4))
+    return Net(
+        forward, embed=nn.Linear(1, 8), positions=positions, norm=nn.LayerNorm(128), head=nn.Linear(128, 4)
+    )
 
 
 def cells() -> Net:
@@ -748,13 +768,23 @@ HEALTHY_MODELS: dict[str, Callable[[], nn.Module]] = {
     "deep": lambda: body(nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)))),
 }
 PLANTED = [
-    *((f"{name}, {tag}", arm, *how) for arm, tag in ((O2, "O2"), (SIXTEEN, "half")) for name, *how in PLANTED_TWICE),
+    *(
+        (f"{name}, {tag}", arm, *how)
+        for arm, tag in ((O2, "O2"), (SIXTEEN, "half"))
+        for name, *how in PLANTED_TWICE
+    ),
     ("exp in a loss of fp16", O2, loop_of(plain, loss=LOSSES["exp"], optimizer=SLOW), "#exp"),
     ("sum in a loss of fp16", O2, loop_of(plain, loss=LOSSES["half_sum"], optimizer=SLOW), "#half sum"),
     ("cosh in a loss of fp16", O2, loop_of(plain, loss=LOSSES["cosh"], optimizer=SLOW), "#cosh"),
     *(
-        (f"{name}, native", NATIVE, loop_of(middle({**MIDDLES, "cube by products": cube_by_products}[name])), "middle")
-        for name in ("cube by products", "division by a small number")  # autocast computes powers and norms in fp32
+        (
+            f"{name}, native",
+            NATIVE,
+            loop_of(middle({**MIDDLES, "cube by products": cube_by_products}[name])),
+            "middle",
+        )
+        # autocast computes powers and norms in fp32
+        for name in ("cube by products", "division by a small number")
     ),
     (
         "small eps in Adam",
@@ -764,7 +794,12 @@ PLANTED = [
     ),
     ("lost updates", "half", loop_of(plain, optimizer=SLOW), "master_weights"),
     ("tiny gradients without a scale", "half", loop_of(plain, loss=LOSSES["tiny"]), SCALED),
-    ("tiny gradients at a fixed scale", "apex:O2,loss_scale=2", loop_of(plain, loss=LOSSES["tiny"]), "loss_scale"),
+    (
+        "tiny gradients at a fixed scale",
+        "apex:O2,loss_scale=2",
+        loop_of(plain, loss=LOSSES["tiny"]),
+        "loss_scale",
+    ),
     ("a fixed scale that is too large", "apex:O2,loss_scale=16777216", loop_of(plain), "loss_scale"),
     ("running mean in bf16", BF16, loop_of(lambda: body(RunningMean())), "middle"),
 ]
@@ -774,7 +809,13 @@ HELD_OUT = [
     ("fourth power after a GRU, O2", O2, loop_of(lambda: recurrent(60.0)), "power"),
     ("product of a shared layer, O2", O2, loop_of(lambda: shared(2000.0)), "square"),
     ("product of a shared layer, native", NATIVE, loop_of(lambda: shared(2000.0)), "square"),
-    ("odds in the third block, O2", O2, loop_of(lambda: odds_in_third_block(60.0)), "blocks.2.1", ("blocks.2",)),
+    (
+        "odds in the third block, O2",
+        O2,
+        loop_of(lambda: odds_in_third_block(60.0)),
+        "blocks.2.1",
+        ("blocks.2",),
+    ),
     ("distances of far points, O2", O2, loop_of(middle(distances)), "middle"),
     ("logsumexp by hand, half", SIXTEEN, loop_of(middle(logsumexp_by_hand)), "middle"),
     ("divergence in a loss of fp16", O2, loop_of(plain, loss=divergence_by_hand), "#divergence"),
@@ -788,7 +829,12 @@ HEALTHY = [
 NEW = [
     ("RMS norm with an eps that fp16 loses, O2", O2, loop_of(middle(rms_without_room)), "middle"),
     ("cumulative sum of a long row, half", SIXTEEN, loop_of(middle(long_cumsum)), "middle"),
-    ("temperature of a contrastive loss, O2", O2, loop_of(plain, loss=contrastive), "#contrastive temperature"),
+    (
+        "temperature of a contrastive loss, O2",
+        O2,
+        loop_of(plain, loss=contrastive),
+        "#contrastive temperature",
+    ),
     ("focal loss in fp16, half", SIXTEEN, loop_of(plain, loss=focal_in_half), "#focal in half"),
     ("squared ReLU in the second block, native", NATIVE, loop_of(lambda: blocks(500.0)), "1.act"),
     ("channel norm by sums, native", NATIVE, loop_of(lambda: pictures(channel_norm(300.0))), "norm"),
@@ -806,7 +852,13 @@ NEW = [
 
 
 EVERYDAY = [
-    ("temperature of attention, native", NATIVE, loop_of(lambda: body(tempered(1e-6))), "#temperature", ("middle",)),
+    (
+        "temperature of attention, native",
+        NATIVE,
+        loop_of(lambda: body(tempered(1e-6))),
+        "#temperature",
+        ("middle",),
+    ),
     ("layer norm by hand, O2", O2, loop_of(middle(lambda x: layer_norm(x, 3000.0))), "middle"),
     ("GELU by hand, half", SIXTEEN, loop_of(middle(lambda x: gelu(x, 400.0))), "middle"),
     ("scale of an embedding, O2", O2, loop_of(lambda: words(1e5)), "#embedding", ("embed",)),
@@ -822,7 +874,13 @@ EVERYDAY = [
         "blocks.2.act",
     ),
     ("two masks that add up, O2", O2, loop_of(lambda: body(masked(-4e4))), "#masks", ("middle",)),
-    ("a growing state, half", SIXTEEN, loop_of(lambda: body(growing(3.0, 12))), "#growing", ("middle", "#shrinking")),
+    (
+        "a growing state, half",
+        SIXTEEN,
+        loop_of(lambda: body(growing(3.0, 12))),
+        "#growing",
+        ("middle", "#shrinking"),
+    ),
     (
         "two layers of LSTM, bf16",
         "native:bf16",
@@ -844,7 +902,13 @@ WRITTEN = [
     ("padding of -1e9, half", SIXTEEN, own_loss(lambda: encoder(-1e9)), "#padding", ("attention",)),
     ("contrastive loss by hand, native", NATIVE, own_loss(lambda: views(0.07)), "#contrastive"),
     ("focal loss by hand, half", SIXTEEN, own_loss(lambda: classifier(focal, 60.0)), "#focal"),
-    ("loss of a GAN by hand, O1", O1, own_loss(lambda: gan(50.0), optimizer=SLOWEST), "#judged", ("#adversarial",)),
+    (
+        "loss of a GAN by hand, O1",
+        O1,
+        own_loss(lambda: gan(50.0), optimizer=SLOWEST),
+        "#judged",
+        ("#adversarial",),
+    ),
     ("penalty on a gradient, half", SIXTEEN, own_loss(lambda: penalized(1e-3)), "#penalty"),
     (
         "logarithm of a softmax, O2",
@@ -874,7 +938,11 @@ WRITTEN = [
     ("directions with an ordinary eps, half", SIXTEEN, own_loss(lambda: directions(1e-3))),
     ("Gumbel noise in fp32, O2", O2, own_loss(lambda: gumbel(in_fp32=True))),
     ("divergence by torch, half", SIXTEEN, own_loss(lambda: classifier(distillation_of_logarithms))),
-    ("rotary positions in fp32, bf16", BF16, own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=ADAM)),
+    (
+        "rotary positions in fp32, bf16",
+        BF16,
+        own_loss(lambda: sequence(rotary(4000, in_fp32=True)), optimizer=ADAM),
+    ),
     ("cells of an LSTM, native", "native:bf16", own_loss(cells, optimizer=ADAM)),
 ]
 NETWORKS = [

@@ -107,11 +107,15 @@ class Rotary(nn.Module):
 
 def test_a_product_whose_rounding_a_cosine_amplifies_is_the_place() -> None:
     """The cosine makes no error itself: in fp32 it is as wrong."""
-    loop = loop_of(lambda: nn.Sequential(OrderedDict(angles=Rotary())), lambda m, step: m(torch.randn(6, 8)).sum())
+    loop = loop_of(
+        lambda: nn.Sequential(OrderedDict(angles=Rotary())), lambda m, step: m(torch.randn(6, 8)).sum()
+    )
     found = ampcompare.diagnose(loop, arm="native:bf16", steps=2, device="cpu")
     fault = found.faults[0]
     assert (fault.kind, fault.place.module, fault.place.operation) == ("rounding", "angles", "mm")
-    assert re.search(r"angles mm rounds its result by 0\.\d+ % of its size, which angles cos amplifies", fault.text)
+    assert re.search(
+        r"angles mm rounds its result by 0\.\d+ % of its size, which angles cos amplifies", fault.text
+    )
     assert re.search(r"differs from fp32 by \d+ % of its size", fault.text)
     assert found.cure is not None
     (line,) = found.cure.keeps
@@ -144,7 +148,9 @@ def test_a_cast_of_timesteps_that_a_sine_amplifies_is_the_place(scale: float, is
     if is_fault:
         place = rounding[0].place
         assert (place.module, place.operation) == ("net", "_to_copy")
-        assert re.search(r"rounds its result by 0\.\d+ % of its size, which net sin amplifies", rounding[0].text)
+        assert re.search(
+            r"rounds its result by 0\.\d+ % of its size, which net sin amplifies", rounding[0].text
+        )
         number = place.where.rpartition(":")[2]
         assert "time = (self.scale" in linecache.getline(__file__, int(number))
 
@@ -233,7 +239,9 @@ def test_weights_of_16_bits_without_masters_are_named(arm: str, lost: int | None
         return model
 
     loop = loop_of(
-        make, lambda model, _: model(torch.full((1, 2), 4.0)).sum(), optimizer=lambda params: sgd(params, 2.0**-11)
+        make,
+        lambda model, _: model(torch.full((1, 2), 4.0)).sum(),
+        optimizer=lambda params: sgd(params, 2.0**-11),
     )
     found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu", cures=False)
     dtype = "bf16" if "bf16" in arm else "fp16"
@@ -363,7 +371,9 @@ def test_gradients_that_change_behind_the_backward_pass_are_named(is_broken: boo
         else:
             _clip_in_own_type(models[-1])
 
-    found = ampcompare.diagnose(loop_of(make, loss, after_backward=clip), arm="half:fp16", device="cpu", steps=4)
+    found = ampcompare.diagnose(
+        loop_of(make, loss, after_backward=clip), arm="half:fp16", device="cpu", steps=4
+    )
     (fault,) = found.faults
     assert fault.kind == "update"
     assert ("64 elements that are not finite" if is_broken else "gradients that are all zero") in fault.text

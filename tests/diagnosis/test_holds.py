@@ -50,7 +50,8 @@ def _seeded() -> None:
 
 
 def _convolutions() -> nn.Module:
-    first = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]  # the gradient of the bias is what cancellation leaves
+    # the gradient of the bias is what cancellation leaves
+    first = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
     return nn.Sequential(*first, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
 
 
@@ -94,7 +95,11 @@ def _rms_of_large(x: Tensor) -> Tensor:
         (lambda x: (x - x) / ((x - x).abs() + 1e-8), "O2", ["div of Then", "1e-08 in add is zero in fp16"]),
         (lambda x: (x * 60).exp().sum(1).log(), "half", ["overflow", "exp of Then"]),
         (_variance, "bf16", ["rounding", "sub of Then"]),
-        (_rms_of_large, "O2", ["overflow", "mul of Then is not finite, though the loss is", "in fp32 cures it"]),
+        (
+            _rms_of_large,
+            "O2",
+            ["overflow", "mul of Then is not finite, though the loss is", "in fp32 cures it"],
+        ),
     ],
     ids=["cube", "sum", "eps", "exp", "cancellation", "an infinity that becomes 0"],
 )
@@ -118,7 +123,9 @@ def test_the_module_of_a_fault_is_named() -> None:
 def test_inexact_results_are_found_where_diagnose_sees_no_fault() -> None:
     """Finite results that are further off than rounding explains fail and name the first place that is."""
     model = Then(lambda x: (x + 1000.0) - 1000.0)
-    with pytest.raises(DoesNotHold, match=r"of its size away from fp32, and .* is allowed; .* sub of Then \(tests"):
+    with pytest.raises(
+        DoesNotHold, match=r"of its size away from fp32, and .* is allowed; .* sub of Then \(tests"
+    ):
         holds(model, "bf16", inputs=(X * 20,))
 
 
@@ -148,7 +155,9 @@ def test_losses_hold() -> None:
     assert held.worst.error > 0
 
     def naive(logits: Tensor, target: Tensor) -> Tensor:
-        return -(logits.half().exp() / logits.half().exp().sum(1, keepdim=True)).log()[range(8), target].mean()
+        return (
+            -(logits.half().exp() / logits.half().exp().sum(1, keepdim=True)).log()[range(8), target].mean()
+        )
 
     def narrow(logits: Tensor, target: Tensor) -> Tensor:
         return -(logits.exp() / logits.exp().sum(1, keepdim=True)).log()[range(8), target].mean()
@@ -200,4 +209,9 @@ def test_a_module_without_weights_is_a_function() -> None:
     (held,) = holds(nn.Softmax(-1), "bf16", inputs=(X,))
     assert "gradient of input_0" in {figure.name for figure in held.figures}
     with pytest.raises(ConfigError, match="neither a parameter nor a floating input"):
-        holds(nn.Flatten(), "bf16", inputs=(torch.arange(6).reshape(2, 3),), loss=lambda output: output.float().sum())
+        holds(
+            nn.Flatten(),
+            "bf16",
+            inputs=(torch.arange(6).reshape(2, 3),),
+            loss=lambda output: output.float().sum(),
+        )

@@ -55,7 +55,9 @@ def test_a_chaotic_training_cannot_be_known() -> None:
     for arm in ("half:bf16", "native:bf16", "O2"):
         assert outlook_of(Arm.parse(arm), _prefix(0.6), twin=0.05).word == "cannot know"
     assert outlook_of(Arm.parse("fp32"), _prefix(0.6), twin=0.05).word == "no fault in sight"
-    assert outlook_of(Arm.parse("half"), _prefix(0.6, largest_gradient=1e6), twin=0.05).word == "will not hold"
+    assert (
+        outlook_of(Arm.parse("half"), _prefix(0.6, largest_gradient=1e6), twin=0.05).word == "will not hold"
+    )
 
 
 def test_twins_speak_of_the_prefix_alone() -> None:
@@ -91,13 +93,19 @@ def test_a_state_that_rounding_holds(arm: str, word: str) -> None:
         assert "decays by 0.1 % a step hardly falls in bf16: steps are 35 % away from fp32's" in found.why
         assert found.cure == f"{'state=fp32' if 'state' not in arm else 'no state=bf16'}, or a smaller beta2"
     small = StateError(steps=2900, decay=0.99, steady=0.01, falling=0.1)
-    assert outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": small}), twin=0.0).word == "no fault in sight"
+    assert (
+        outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": small}), twin=0.0).word
+        == "no fault in sight"
+    )
 
 
 def test_a_state_that_moves_in_an_unknown_way() -> None:
     found = outlook_of(Arm.parse("native:bf16,state=bf16"), _prefix(state_is_known=False), twin=0.0)
     assert (found.word, found.part) == ("cannot know", "state")
-    assert outlook_of(Arm.parse("native:bf16"), _prefix(state_is_known=False), twin=0.0).word == "no fault in sight"
+    assert (
+        outlook_of(Arm.parse("native:bf16"), _prefix(state_is_known=False), twin=0.0).word
+        == "no fault in sight"
+    )
 
 
 def test_rates_that_are_not_known() -> None:

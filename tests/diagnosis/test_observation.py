@@ -15,7 +15,12 @@ DATA = {"name": "synthetic", "train_size": 32, "val_size": 16, "image_size": 8}
 
 
 def _config(arm: str, arch: str = "convnet", **recipe: Any) -> RunConfig:
-    settings = {"data": DATA, "model": {"arch": arch, "args": recipe.pop("args", {})}, "batch_size": 4, **recipe}
+    settings = {
+        "data": DATA,
+        "model": {"arch": arch, "args": recipe.pop("args", {})},
+        "batch_size": 4,
+        **recipe,
+    }
     return RunConfig.model_validate({"arm": arm, "device": "cpu", "recipe": settings})
 
 
@@ -111,7 +116,11 @@ def test_o1_in_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     seen = step_observed_in_child(_config("apex:O1", "mynet:Net", optimizer={"name": "adam"}))
     rows = {row["module"]: row for row in seen["modules"]}
-    assert (rows["used"]["weights"], rows["used"]["outputs"], rows["unused"]["ran"]) == (["fp32"], ["fp16"], False)
+    assert (rows["used"]["weights"], rows["used"]["outputs"], rows["unused"]["ran"]) == (
+        ["fp32"],
+        ["fp16"],
+        False,
+    )
     assert seen["modules"][-1]["module"] == "(model)"
     assert "not called" in observation_text(seen, width=100)
     import torch

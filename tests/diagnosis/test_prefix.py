@@ -29,7 +29,9 @@ def test_half_an_ulp_is_the_border(dtype: torch.dtype, update: float, lost: int)
     assert (mass, gone) == (pytest.approx(abs(update)), pytest.approx(lost * abs(update)))
 
 
-def _train(watch: PrefixWatch, optimizer: torch.optim.Optimizer, scheduler: Any = None, steps: int = 20) -> None:
+def _train(
+    watch: PrefixWatch, optimizer: torch.optim.Optimizer, scheduler: Any = None, steps: int = 20
+) -> None:
     (param,) = optimizer.param_groups[0]["params"]
     for _ in range(steps):
         param.grad = torch.full_like(param, 0.5)
@@ -82,7 +84,11 @@ SCHEDULES: dict[str, tuple[Make, Make, bool]] = {
         lambda o: lr_scheduler.OneCycleLR(o, 2e-3, total_steps=STEPS),
         False,
     ),
-    "SGD, cosine": (lambda p: SGD(p, lr=0.05), lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS), True),
+    "SGD, cosine": (
+        lambda p: SGD(p, lr=0.05),
+        lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=STEPS),
+        True,
+    ),
     "AdamW, constant": (lambda p: AdamW(p, lr=1e-3), lambda o: lr_scheduler.ConstantLR(o, 1.0), True),
 }
 

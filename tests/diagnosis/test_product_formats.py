@@ -70,7 +70,12 @@ def test_a_layer_that_stands_out_is_named_with_its_role_and_all_errors_are_kept(
 
 def test_a_cure_is_proven_by_training_or_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the losses of the arm, of the cure, of bf16 and of a twin."""
-    losses = {"gemm:mxfp4,keep=none": 1.4, "gemm:bf16,keep=none": 1.0, "twin": 1.01, "gemm:mxfp4,keep=second": 1.1}
+    losses = {
+        "gemm:mxfp4,keep=none": 1.4,
+        "gemm:bf16,keep=none": 1.0,
+        "twin": 1.01,
+        "gemm:mxfp4,keep=second": 1.1,
+    }
 
     def train(loop: Any, arm: Any, conditions: Any, *, is_twin: bool = False) -> float:
         return losses["twin" if is_twin else str(arm)]
@@ -80,7 +85,9 @@ def test_a_cure_is_proven_by_training_or_said_not_to_be(monkeypatch: pytest.Monk
     assert found.cure is not None
     assert found.cure.arm == "gemm:mxfp4,keep=second"
     assert found.verdict.endswith("; second in bf16 cures it")
-    assert found.notes == ["loss over the last fifth of 4 steps: +0.4 from bf16, +0.1 with the cure, 0.01 a twin"]
+    assert found.notes == [
+        "loss over the last fifth of 4 steps: +0.4 from bf16, +0.1 with the cure, 0.01 a twin"
+    ]
     losses["gemm:mxfp4,keep=second"] = 1.3
     found = ampcompare.diagnose(loop_of(64.0), arm="gemm:mxfp4,keep=none", device="cpu", steps=4)
     assert found.cure is None
@@ -111,7 +118,9 @@ def test_no_layer_is_named_where_none_stands_out() -> None:
 def test_the_last_step_has_the_weights_of_a_training_in_bf16() -> None:
     """The loop is repeated without training up to there, so the same product gives the same error, however often."""
     one, again = (
-        ampcompare.diagnose(loop_of(64.0), arm="gemm:bf16,wgrad=nvfp4,keep=none", device="cpu", steps=3, cures=False)
+        ampcompare.diagnose(
+            loop_of(64.0), arm="gemm:bf16,wgrad=nvfp4,keep=none", device="cpu", steps=3, cures=False
+        )
         for _ in range(2)
     )
     assert one.formats == again.formats

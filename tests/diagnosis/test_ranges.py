@@ -24,7 +24,9 @@ from ampcompare.results.records.diagnosis import MagnitudeRange
 
 def _values(dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
-    spread = torch.randn(200, generator=generator) * 2.0 ** torch.randint(-30, 18, (200,), generator=generator)
+    spread = torch.randn(200, generator=generator) * 2.0 ** torch.randint(
+        -30, 18, (200,), generator=generator
+    )
     special = [0.0, -0.0, 65504.0, 32768.0, 2.0**-14, 2.0**-24, 2.0**-25, math.inf, -math.inf, math.nan]
     return torch.cat([spread, torch.tensor(special)]).to(dtype)
 
@@ -124,11 +126,15 @@ def test_norms_are_those_of_float64(count: int, size: float) -> None:
     result = exact.bfloat16()
     wide = result.double()
     expected = [torch.linalg.vector_norm(one) for one in (wide - exact.double(), exact.double(), wide - own)]
-    assert error_norms_of(result, exact, own) == pytest.approx([float(one) for one in expected], rel=1e-5, abs=1e-44)
+    assert error_norms_of(result, exact, own) == pytest.approx(
+        [float(one) for one in expected], rel=1e-5, abs=1e-44
+    )
 
 
 def test_what_is_not_finite_has_no_norm() -> None:
     """A result that overflowed has a difference that is not finite, and the wide one a norm."""
-    difference, wide, own = error_norms_of(torch.tensor([math.inf, 1.0]).half(), torch.tensor([7e4, 1.0]), None)
+    difference, wide, own = error_norms_of(
+        torch.tensor([math.inf, 1.0]).half(), torch.tensor([7e4, 1.0]), None
+    )
     assert not math.isfinite(difference)
     assert (wide, own) == (pytest.approx(7e4), 0.0)

@@ -69,7 +69,10 @@ SCHEDULES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "MultiplicativeLR": (lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.99), False),
     "CosineAnnealingWarmRestarts": (lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 40, 2), False),
     "CyclicLR": (lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 25, mode="exp_range", gamma=0.99), False),
-    "CyclicLR, own scale": (lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 25, scale_fn=lambda x: 1 / x), False),
+    "CyclicLR, own scale": (
+        lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, 25, scale_fn=lambda x: 1 / x),
+        False,
+    ),
     "SWALR": (lambda o: SWALR(o, swa_lr=0.05, anneal_epochs=50), False),
     "SequentialLR": (
         lambda o: lr_scheduler.SequentialLR(
@@ -106,7 +109,10 @@ def test_the_rates_of_each_scheduler(make: Callable[[Any], Any], says_end: bool)
     rows, ahead, history = train(optimizer, [make(optimizer)], END, at=30, total=None if says_end else END)
     if not says_end:
         untold = history.forecast_rates()
-        assert (untold.known, untold.basis) == (False, "its scheduler does not say when it ends: give --steps")
+        assert (untold.known, untold.basis) == (
+            False,
+            "its scheduler does not say when it ends: give --steps",
+        )
     assert (ahead.known, ahead.total, ahead.basis) == (True, END, f"its scheduler, to step {END}")
     assert is_as(ahead, rows)
     assert not history.departs_from_forecast(ahead)
@@ -139,7 +145,10 @@ def test_rates_that_stay_or_that_the_script_sets() -> None:
     assert (ahead.known, ahead.basis) == (True, "")
     optimizer.param_groups[0]["lr"] = 0.01
     history.note_rates()
-    assert (history.forecast_rates().known, history.forecast_rates().basis) == (False, "the script sets them itself")
+    assert (history.forecast_rates().known, history.forecast_rates().basis) == (
+        False,
+        "the script sets them itself",
+    )
 
 
 def test_a_plateau_cannot_be_known() -> None:

@@ -98,14 +98,17 @@ def test_a_mean_that_cannot_fall(steps: int) -> None:
     state = torch.linspace(1.0, 2.0, 50)
     _, falling = step_error(MEAN, state, [state.sqrt()], torch.bfloat16, steps)
     exact = 0.0005 * steps / 2
-    assert falling == pytest.approx(exact, rel=0.15 if steps < 3000 else 0.35)  # the mean approaches its floor
+    # the mean approaches its floor
+    assert falling == pytest.approx(exact, rel=0.15 if steps < 3000 else 0.35)
     assert step_error(MEAN, state, [state.sqrt()], torch.float16, steps)[1] < exact / 4
 
 
 def test_a_mean_that_forgets_faster_falls() -> None:
     """A decay of 5 % is far above half an ulp."""
     state = torch.linspace(1.0, 2.0, 50)
-    steady, falling = step_error(OptimizerStateRule("mean", 0.95), state, [state.sqrt()], torch.bfloat16, 2000)
+    steady, falling = step_error(
+        OptimizerStateRule("mean", 0.95), state, [state.sqrt()], torch.bfloat16, 2000
+    )
     assert max(steady, falling) < 0.04  # it stops where a twentieth of what is left is half an ulp
 
 

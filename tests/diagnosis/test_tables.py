@@ -42,10 +42,16 @@ def test_what_autocast_does_otherwise() -> None:
         for name, body in re.findall(r"#define (AT_FORALL_\w+)\(_\)((?:.*\\\n)*.*\n)", text)
     }
     fp32 = lists["AT_FORALL_FP32"] | lists["AT_FORALL_FP32_SET_OPT_DTYPE"]
-    everything = set.union(*(names for name, names in lists.items() if "LOWER_PRECISION" in name or "FP32" in name))
+    everything = set.union(
+        *(names for name, names in lists.items() if "LOWER_PRECISION" in name or "FP32" in name)
+    )
     assert {"log1p", "logsumexp", "cdist", "softmax"} <= fp32
     assert not {"gelu", "std", "var"} & everything
-    ours = {name for module in (functional_overrides, torch_overrides, tensor_overrides) for name in module.FP32_FUNCS}
+    ours = {
+        name
+        for module in (functional_overrides, torch_overrides, tensor_overrides)
+        for name in module.FP32_FUNCS
+    }
     assert not {"log1p", "logsumexp", "cdist"} & ours
     assert {"gelu", "std", "var", "cpu"} <= ours
 
@@ -81,6 +87,8 @@ def test_lines_that_help_only_together_are_found(needed: set[str], trials: int) 
 
 def test_no_change_is_found_where_none_helps() -> None:
     """The search ends, within the runs that are allowed."""
-    found = search_for_cure(Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4)
+    found = search_for_cure(
+        Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4
+    )
     assert found.change is None
     assert len(found.trials) == 4

@@ -25,12 +25,18 @@ from ampcompare.apex import DeprecatedFeatureWarning
 from ampcompare.apex.amp import _amp_state
 from ampcompare.training.precision.base import make_precision
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # as in pytest, for what test modules share
+# as in pytest, for what test modules share
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 SECONDS = 50
 # What ranks import, here once for all of them.
 WARM = (
     *("pytest", "torch._dynamo.repro.after_dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
-    *("torchao.optim", "torchao.float8", "ampcompare.cli.run_command", "ampcompare.experiment.launch.worker.rank"),
+    *(
+        "torchao.optim",
+        "torchao.float8",
+        "ampcompare.cli.run_command",
+        "ampcompare.experiment.launch.worker.rank",
+    ),
     *("ampcompare.training.session", "ampcompare.training.precision.fsdp", "ampcompare.tasks.lm"),
 )
 

@@ -30,7 +30,9 @@ OPTIONS: list[dict[str, Any]] = [
 
 # Every option in fp32, and those that look at types in the others.
 TYPED = [(torch.float32, options) for options in OPTIONS]
-TYPED += itertools.product((torch.float64, torch.bfloat16, torch.float16), [OPTIONS[index] for index in (0, 6, 7, 9)])
+TYPED += itertools.product(
+    (torch.float64, torch.bfloat16, torch.float16), [OPTIONS[index] for index in (0, 6, 7, 9)]
+)
 
 
 def reduces_with_every_option() -> None:
@@ -43,7 +45,9 @@ def reduces_with_every_option() -> None:
             expected = [grad * factor for grad in mean_over_ranks(model.module, step)]  # type: ignore[operator]
             model.zero_grad()
             model(batch(step, dtype=dtype)).square().sum().backward()
-            assert_grads(model.module, expected, rtol={torch.float16: 2e-2, torch.bfloat16: 1e-1}.get(dtype, 1e-6))
+            assert_grads(
+                model.module, expected, rtol={torch.float16: 2e-2, torch.bfloat16: 1e-1}.get(dtype, 1e-6)
+            )
             if options.get("retain_allreduce_buffers"):
                 buffers = [buffer for buffer in model.allreduce_buffers if buffer is not None]
                 assert sum(buffer.numel() for buffer in buffers) == sum(p.numel() for p in model.parameters())
@@ -58,7 +62,13 @@ def tolerates_unused() -> None:
     """Use layers in changing, rank-dependent sets, and none on all ranks."""
     for options in ({"message_size": 1}, {}, {"delay_allreduce": True}, {"retain_allreduce_buffers": True}):
         model = DDP(Net(), **options)
-        sets = [["first", "first"], ["both", "second"], ["second", "second"], ["first", "second"], ["both", "both"]]
+        sets = [
+            ["first", "first"],
+            ["both", "second"],
+            ["second", "second"],
+            ["first", "second"],
+            ["both", "both"],
+        ]
         for step, uses in enumerate(sets):
             expected = mean_over_ranks(model.module, step, uses)
             model.zero_grad()
@@ -86,7 +96,9 @@ def note_accumulation() -> None:
                 model.module,
                 [
                     sum(c)
-                    for c in zip(*[local_grads(model.module, batch(10 * repeat + s)) for s in range(2)], strict=True)
+                    for c in zip(
+                        *[local_grads(model.module, batch(10 * repeat + s)) for s in range(2)], strict=True
+                    )
                 ],
             )
             model(batch(10 * repeat + 2)).square().sum().backward()
@@ -118,7 +130,9 @@ def reduces_every_backward() -> None:
             assert_grads(model.module, [2 * grad for grad in once])  # type: ignore[operator]
             with torch.no_grad():
                 model(batch(step))
-            penalty = torch.autograd.grad(model(batch(step).requires_grad_()).sum(), model.module.first.weight)
+            penalty = torch.autograd.grad(
+                model(batch(step).requires_grad_()).sum(), model.module.first.weight
+            )
             assert len(penalty) == 1
             assert_grads(model.module, [2 * grad for grad in once])  # type: ignore[operator]
 
@@ -136,7 +150,11 @@ def supports_reentrant_checkpoints() -> None:
             x = self.head(x)
             for block in self.blocks:
                 layer = self.blocks[0] if self.shared else block
-                x = layer(x).tanh() if plain else checkpoint(lambda y, m=layer: m(y).tanh(), x, use_reentrant=True)
+                x = (
+                    layer(x).tanh()
+                    if plain
+                    else checkpoint(lambda y, m=layer: m(y).tanh(), x, use_reentrant=True)
+                )
             return {"logits": self.tail(x)}
 
     for shared in (False, True):
@@ -148,7 +166,9 @@ def supports_reentrant_checkpoints() -> None:
                 twin.zero_grad()
                 twin(batch(step, rank), plain=True)["logits"].square().sum().backward()
                 for i, param in enumerate(twin.parameters()):
-                    expected[i] = None if param.grad is None else expected[i] + param.grad / dist.get_world_size()
+                    expected[i] = (
+                        None if param.grad is None else expected[i] + param.grad / dist.get_world_size()
+                    )
             model.zero_grad()
             model(batch(step))["logits"].square().sum().backward()
             assert_grads(model.module, expected)

@@ -59,7 +59,9 @@ def survives_exceptions() -> None:
                 model(batch(step), explode=True).sum().backward()
         expected = [
             sum(column) / 2
-            for column in zip(*[local_grads(model.module, batch(step, rank)) for rank in range(2)], strict=True)
+            for column in zip(
+                *[local_grads(model.module, batch(step, rank)) for rank in range(2)], strict=True
+            )
         ]
         model.zero_grad()
         model(batch(step)).square().sum().backward()

@@ -64,7 +64,9 @@ def compare(
         full = x.clone().requires_grad_()
         full_z = z.clone().requires_grad_()
         out = (
-            reference(full.movedim(axis, -1).reshape(-1, CHANNELS)).view(full.movedim(axis, -1).shape).movedim(-1, axis)
+            reference(full.movedim(axis, -1).reshape(-1, CHANNELS))
+            .view(full.movedim(axis, -1).shape)
+            .movedim(-1, axis)
         )
         out = out + full_z if with_z else out
         # Where half rounding could flip the sign, let both agree.
@@ -104,7 +106,11 @@ def compare(
     ours.eval()
     reference.eval()
     if dist.get_rank() == ranks[0]:
-        out = reference(x.movedim(axis, -1).reshape(-1, CHANNELS)).view(x.movedim(axis, -1).shape).movedim(-1, axis)
+        out = (
+            reference(x.movedim(axis, -1).reshape(-1, CHANNELS))
+            .view(x.movedim(axis, -1).shape)
+            .movedim(-1, axis)
+        )
         out = out + z if with_z else out
         out = out.relu() if relu else out
         result = ours(x.to(dtype), z.to(dtype)) if with_z else ours(x.to(dtype))
@@ -275,7 +281,10 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def build() -> nn.Sequential:
     shared = nn.BatchNorm2d(4, eps=1e-3, momentum=0.2)
     return nn.Sequential(
-        shared, nn.Sequential(nn.BatchNorm1d(3, affine=False, track_running_stats=False)), nn.InstanceNorm2d(4), shared
+        shared,
+        nn.Sequential(nn.BatchNorm1d(3, affine=False, track_running_stats=False)),
+        nn.InstanceNorm2d(4),
+        shared,
     )
 
 

@@ -70,7 +70,9 @@ def accumulates_with_delay(level: str) -> float:
                 scaled.backward()
         optimizer.step()
         assert_equal_on_all_ranks(model.parameters())
-        results.append(torch.cat([param.detach().float().flatten() for param in amp.master_params(optimizer)]))
+        results.append(
+            torch.cat([param.detach().float().flatten() for param in amp.master_params(optimizer)])
+        )
         amp._amp_state.close()
     return (results[0] - results[1]).abs().max().item()
 
@@ -87,7 +89,10 @@ def reduces_on_demand() -> None:
     reducer.reduce()
     found = [None if p.grad is None else p.grad.unique().tolist() for p in module.parameters()]
     assert found == [[0.5], [1.5], [2.5], [2.0], None, None]
-    tensors = [torch.full((2,), float(dist.get_rank())), [torch.full((3,), 4.0 * dist.get_rank(), dtype=torch.float64)]]
+    tensors = [
+        torch.full((2,), float(dist.get_rank())),
+        [torch.full((3,), 4.0 * dist.get_rank(), dtype=torch.float64)],
+    ]
     Reducer(tensors).reduce()
     assert tensors[0].tolist() == [0.5, 0.5]  # type: ignore[attr-defined]
     assert tensors[1][0].tolist() == [2.0] * 3

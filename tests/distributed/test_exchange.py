@@ -36,7 +36,9 @@ def share(kind: str, arm: str, accumulation: int, wait: float = 0.0) -> tuple[fl
     for _ in session.events():
         pass
     ranks = ProcessGroup(CPU)
-    batch = next(iter(session.assembly.task.data.train_batches(0, 8, device=CPU, rank=ranks.rank, world_size=2)))
+    batch = next(
+        iter(session.assembly.task.data.train_batches(0, 8, device=CPU, rank=ranks.rank, world_size=2))
+    )
     all_reduce, reductions = dist.all_reduce, 0
 
     def slow(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

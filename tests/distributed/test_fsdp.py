@@ -105,7 +105,9 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
         "loaded": loaded,
         "hash": weights_sha256(assembly.replicas),
         "dtypes": sorted({str(param.dtype) for param in params}),
-        "held": sum(param.to_local().numel() if hasattr(param, "to_local") else param.numel() for param in params),
+        "held": sum(
+            param.to_local().numel() if hasattr(param, "to_local") else param.numel() for param in params
+        ),
         "size": sum(param.numel() for param in params),
         "wrapper": type(assembly.models[0]).__name__,
     }
@@ -206,7 +208,9 @@ def test_two_ranks_resume_to_the_last_bit(
 
 
 @pytest.mark.parametrize("arm", TOLERANCE)
-def test_whole_weights_are_evaluated_in_other_precisions(unbroken: Callable[[str], Unbroken], arm: str) -> None:
+def test_whole_weights_are_evaluated_in_other_precisions(
+    unbroken: Callable[[str], Unbroken], arm: str
+) -> None:
     """The precision that an arm has itself gives its own loss."""
     found = unbroken(arm).ranks[0]
     others = {other["precision"]: other for other in found["others"]}

@@ -37,7 +37,9 @@ def outcome(config: RunConfig) -> dict[str, Any]:
     _, arithmetic = choose_cpu_half(config.cpu_half, session.precision.half_dtype, CPU)
     with arithmetic:
         events = list(session.events())
-    weights = [gather_whole(parameter.detach()).flatten() for parameter in session.assembly.replicas[0].parameters()]
+    weights = [
+        gather_whole(parameter.detach()).flatten() for parameter in session.assembly.replicas[0].parameters()
+    ]
     return {
         "losses": [step.loss for event in events if not isinstance(event, EpochResult) for step in event],
         "values": [event.values["bits per byte"] for event in events if isinstance(event, EpochResult)],
@@ -65,7 +67,8 @@ def test_lines_on_ranks_are_those_of_one_process(ranks: Run, kind: str) -> None:
 def test_activations_computed_again_change_nothing(ranks: Run, arm: str, kind: str) -> None:
     """Both wrappers reduce the same gradients, to the last bit, when blocks run again in the backward pass."""
     plain, again = (
-        ranks(2, train, arm=arm, kind=kind, checkpoint_activations=checkpoint)[0] for checkpoint in (False, True)
+        ranks(2, train, arm=arm, kind=kind, checkpoint_activations=checkpoint)[0]
+        for checkpoint in (False, True)
     )
     assert torch.equal(plain["weights"], again["weights"])
     assert plain["losses"] == again["losses"]

@@ -17,7 +17,9 @@ Run = Callable[..., list[Any]]
 FOUR_UPDATES = {"name": "synthetic", "train_size": 64, "val_size": 33, "image_size": 8}
 
 
-def configuration(arm: str, *, processes: int = 1, recipe: dict[str, Any] | None = None, **options: Any) -> RunConfig:
+def configuration(
+    arm: str, *, processes: int = 1, recipe: dict[str, Any] | None = None, **options: Any
+) -> RunConfig:
     """Ten updates of 16 samples in one epoch, with 33 samples for evaluation."""
     values = {
         "data": {"name": "synthetic", "train_size": 160, "val_size": 33, "image_size": 8},
@@ -26,7 +28,9 @@ def configuration(arm: str, *, processes: int = 1, recipe: dict[str, Any] | None
         "epochs": 1,
         **(recipe or {}),
     }
-    return RunConfig.model_validate({"recipe": values, "arm": arm, "processes": processes, "drain_every": 2, **options})
+    return RunConfig.model_validate(
+        {"recipe": values, "arm": arm, "processes": processes, "drain_every": 2, **options}
+    )
 
 
 def averaged(session: Session) -> tuple[list[EpochResult], Tensor]:
@@ -45,7 +49,9 @@ def average_on_ranks(arm: str, kind: str, arch: str) -> tuple[list[EpochResult],
 @pytest.mark.parametrize(("arm", "kind"), [("fp32", "ddp"), ("apex:O2", "apex-ddp"), ("native:bf16", "ddp")])
 def test_the_average_is_one_over_all_ranks(ranks: Run, arm: str, kind: str) -> None:
     """Both ranks hold the same average, statistics of batch norm included, and count the same right answers."""
-    (epochs, mean), (other_epochs, other_mean) = ranks(2, average_on_ranks, arm=arm, kind=kind, arch="convnet")
+    (epochs, mean), (other_epochs, other_mean) = ranks(
+        2, average_on_ranks, arm=arm, kind=kind, arch="convnet"
+    )
     assert torch.equal(mean, other_mean)
     assert epochs[0].ema_counts == other_epochs[0].ema_counts != {}
     assert epochs[0].ema_loss == other_epochs[0].ema_loss != epochs[0].loss
@@ -97,10 +103,14 @@ def compiled_on_ranks(arm: str, kind: str, arch: str, backend: str) -> tuple[lis
     config = configuration(arm, processes=2, parallel={"kind": kind}, recipe=recipe)
     session = make_session(config)
     losses = [step.loss for event in session.events() if not isinstance(event, EpochResult) for step in event]
-    return losses, torch.cat([param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()])
+    return losses, torch.cat(
+        [param.detach().float().flatten() for param in session.assembly.replicas[0].parameters()]
+    )
 
 
-@pytest.mark.parametrize(("arm", "kind", "arch"), [("native:bf16", "ddp", "convnet"), ("apex:O1", "apex-ddp", "mlp")])
+@pytest.mark.parametrize(
+    ("arm", "kind", "arch"), [("native:bf16", "ddp", "convnet"), ("apex:O1", "apex-ddp", "mlp")]
+)
 def test_a_compiled_model_on_two_ranks(ranks: Run, arm: str, kind: str, arch: str) -> None:
     options = {"arm": arm, "kind": kind, "arch": arch}
     (losses, weights), (other_losses, other_weights) = ranks(2, compiled_on_ranks, backend="eager", **options)

@@ -28,7 +28,8 @@ def test_the_record_is_that_of_torchrun(own_ranks: Callable[..., list[Any]], tmp
     assert done.returncode == 0, done.stdout + done.stderr
     own_ranks(2, command, folder=str(tmp_path), words=[*words, str(tmp_path / "torchrun")], port=free_port())
     joined, started = (
-        read_record(next(tmp_path.glob(f"{launcher}/cells/*/record.json"))) for launcher in ("mpirun", "torchrun")
+        read_record(next(tmp_path.glob(f"{launcher}/cells/*/record.json")))
+        for launcher in ("mpirun", "torchrun")
     )
     assert joined.summary.losses_sha256 == started.summary.losses_sha256
     assert joined.summary.weights_sha256 == started.summary.weights_sha256

@@ -71,7 +71,8 @@ def test_ranks_round_alike_at_random(ranks: Any) -> None:
     assert first == second
     torch.manual_seed(0)
     start = nn.Linear(64, 1, bias=False).weight.detach().bfloat16().flatten().tolist()
-    assert 0 < sum(one != other for one, other in zip(first, start, strict=True)) < 64  # by chance, some moved
+    # by chance, some moved
+    assert 0 < sum(one != other for one, other in zip(first, start, strict=True)) < 64
 
 
 def test_gradients_are_averaged_in_the_type_that_is_asked_for(ranks: Any) -> None:
@@ -88,6 +89,7 @@ def test_gradients_are_averaged_in_the_type_that_is_asked_for(ranks: Any) -> Non
     assert found["native:bf16"] == 129.5
     assert found["native:bf16,reduce=bf16"] in (129, 130)
     assert found["half:bf16"] in (129, 130)
-    assert found["half:bf16,reduce=fp32"] in (129, 130)  # its gradients are bf16: rounded once, after the mean
+    # its gradients are bf16: rounded once, after the mean
+    assert found["half:bf16,reduce=fp32"] in (129, 130)
     assert found["half:bf16,masters=fp32"] in (258, 260)
     assert abs(found["half:bf16,masters=fp32,grads=fp32"] - 259) == 0.5

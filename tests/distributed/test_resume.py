@@ -39,7 +39,13 @@ def configuration(arm: str, kind: str, processes: int, every: int | None = None)
         "ema_decay": 0.9,
         "epochs": 2,
     }
-    values = {"recipe": recipe, "arm": arm, "processes": processes, "parallel": {"kind": kind}, "drain_every": 1}
+    values = {
+        "recipe": recipe,
+        "arm": arm,
+        "processes": processes,
+        "parallel": {"kind": kind},
+        "drain_every": 1,
+    }
     return RunConfig.model_validate({**values, "saving": {"every_steps": every, "keep_last": STEPS}})
 
 
@@ -123,7 +129,9 @@ def test_two_ranks_go_on_to_the_last_bit(ranks: Run, arm: str, kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("ranks_first", [True, False])
-def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_path: Path, ranks_first: bool) -> None:
+def test_another_number_of_ranks_goes_on_with_the_same_batches(
+    ranks: Run, tmp_path: Path, ranks_first: bool
+) -> None:
     """A checkpoint of two ranks is gone on from by one process with the whole batch, or by two; the record says so."""
 
     def train(on_two: bool, folder: Path, stop: int | None) -> tuple[list[Any], Any, list[str]]:
@@ -138,9 +146,13 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(ranks: Run, tmp_p
     first, _, _ = train(ranks_first, tmp_path / "b", 1)
     second, _, notes = train(not ranks_first, tmp_path / "b", None)
     sizes = (2, 1) if ranks_first else (1, 2)
-    assert notes == ["{} processes then, {} now: the random generators of all ranks are seeded again".format(*sizes)]
+    assert notes == [
+        "{} processes then, {} now: the random generators of all ranks are seeded again".format(*sizes)
+    ]
     assert len(first + second) == len(whole)
-    losses, others = ([event.loss for event in events if not isinstance(event, dict)] for events in (second, whole[1:]))
+    losses, others = (
+        [event.loss for event in events if not isinstance(event, dict)] for events in (second, whole[1:])
+    )
     assert losses == pytest.approx(others, rel=0.2)  # batch norm sees halves there and wholes here
 
 
@@ -149,7 +161,10 @@ def test_another_total_batch_is_refused(ranks: Run, tmp_path: Path) -> None:
     ranks(2, on_ranks, arm="fp32", kind="ddp", processes=2, folder=str(tmp_path), stop=1)
     config = configuration("fp32", "none", 1)
     other = RunConfig.model_validate(
-        {**config.model_dump(), "recipe": {**config.recipe.model_dump(), "batch_size": 8, "global_batch_size": 8}}
+        {
+            **config.model_dump(),
+            "recipe": {**config.recipe.model_dump(), "batch_size": 8, "global_batch_size": 8},
+        }
     )
     with pytest.raises(
         CheckpointError, match=r"16 samples in an update, 8 on each of 2 processes.*--global-batch-size 16"

@@ -67,7 +67,9 @@ def configuration(processes: int, seed: int = 0, arch: str = "mlp", backend: str
         "seed": seed,
     }
     parallel = {"kind": "ddp", "backend": backend}
-    return RunConfig.model_validate({"recipe": recipe, "processes": processes, "device": "cpu", "parallel": parallel})
+    return RunConfig.model_validate(
+        {"recipe": recipe, "processes": processes, "device": "cpu", "parallel": parallel}
+    )
 
 
 def cell(
@@ -82,7 +84,10 @@ def cell(
     number, size = dist.get_rank(), dist.get_world_size()
     dist.destroy_process_group()
     last = number == size - 1
-    facts = {**rank_module.environment_fingerprint(), **({"torch": torch_of_last} if last and torch_of_last else {})}
+    facts = {
+        **rank_module.environment_fingerprint(),
+        **({"torch": torch_of_last} if last and torch_of_last else {}),
+    }
     world = DistributedEnv(number, size, number, size, url or f"file://{folder}/rendezvous", 0, "test")
     config = configuration(size, seed_of_last if last else 0, arch, backend)
     os.chdir(folder)
@@ -101,14 +106,20 @@ def test_four_ranks_train_a_cell(own_ranks: Run, tmp_path: Path) -> None:
     assert outcomes == [("completed None", True)] + [("completed None", False)] * 3
     record = read_record(tmp_path / "record.json")
     assert record.processes is not None
-    assert (record.processes.world_size, record.summary.num_steps, record.summary.epochs[0].samples) == (4, 4, 33)
+    assert (record.processes.world_size, record.summary.num_steps, record.summary.epochs[0].samples) == (
+        4,
+        4,
+        33,
+    )
 
 
 def test_a_rank_with_another_torch(own_ranks: Run, tmp_path: Path) -> None:
     outcomes = own_ranks(2, cell, folder=str(tmp_path), torch_of_last="1.0")
     assert sorted(is_main for _, is_main in outcomes) == [False, True]
     for text, _ in outcomes:
-        assert text.startswith("failed rank 1 of 2 hold another environment than rank 0: torch is 1.0 there and ")
+        assert text.startswith(
+            "failed rank 1 of 2 hold another environment than rank 0: torch is 1.0 there and "
+        )
     assert read_record(tmp_path / "record.json").status == "failed"
 
 
@@ -121,11 +132,16 @@ def test_a_rank_with_other_settings(own_ranks: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arch", "error"),
     [
-        ("other_on_rank_1", "rank 1 of 2 hold another model than rank 0: extra.weight is [2, 2] torch.float32"),
+        (
+            "other_on_rank_1",
+            "rank 1 of 2 hold another model than rank 0: extra.weight is [2, 2] torch.float32",
+        ),
         ("all_raise", "nobody can build this"),
     ],
 )
-def test_a_failure_is_reported_once(own_ranks: Run, models: str, tmp_path: Path, arch: str, error: str) -> None:
+def test_a_failure_is_reported_once(
+    own_ranks: Run, models: str, tmp_path: Path, arch: str, error: str
+) -> None:
     """If one rank builds another model, or all fail, one of them writes one record with one line that says so."""
     outcomes = own_ranks(2, cell, folder=models, arch=f"ranked_models:{arch}")
 
@@ -197,13 +213,18 @@ TINY = [
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["run", "--arch", "ranked_models:rank_1_raises"], "rank 1: RuntimeError: the forward pass of one rank"),
+        (
+            ["run", "--arch", "ranked_models:rank_1_raises"],
+            "rank 1: RuntimeError: the forward pass of one rank",
+        ),
         (["run", "--dist-backend", "nccl"], "nccl works between GPUs only"),
         (["run", "--global-batch-size", "15"], "a total batch of 15 cannot be split over 2 processes"),
         (["compare"], "call it once, with --nproc-per-node 2"),
     ],
 )
-def test_an_error_under_torchrun_is_reported_once(own_ranks: Run, models: str, words: list[str], message: str) -> None:
+def test_an_error_under_torchrun_is_reported_once(
+    own_ranks: Run, models: str, words: list[str], message: str
+) -> None:
     """Of the ranks that torchrun started, one says what is wrong, in one line, and each has an exit code of failure."""
     batch = [] if "--global-batch-size" in words else ["--batch-size", "8"]
 

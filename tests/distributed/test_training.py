@@ -40,7 +40,9 @@ def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **o
         "global_batch_size": total,
         "grad_accum_steps": options.pop("accumulation", 1),
     }
-    return RunConfig.model_validate({"recipe": recipe, "arm": arm, "processes": processes, "drain_every": 4, **options})
+    return RunConfig.model_validate(
+        {"recipe": recipe, "arm": arm, "processes": processes, "drain_every": 4, **options}
+    )
 
 
 def outcome(session: Session) -> dict[str, Any]:
@@ -76,7 +78,11 @@ def test_every_arm_trains(ranks: Run, arm: str, kind: str) -> None:
     """Two ranks of every arm end with equal weights, and have seen the same losses, skipped steps and loss scales."""
     one, other = ranks(2, train, arm=arm, kind=kind, arch="convnet", total=32)
     assert one["digest"] == other["digest"]
-    assert (one["losses"], one["applied"], one["scales"]) == (other["losses"], other["applied"], other["scales"])
+    assert (one["losses"], one["applied"], one["scales"]) == (
+        other["losses"],
+        other["applied"],
+        other["scales"],
+    )
     assert len(one["losses"]) == 5
     assert one["weights"].isfinite().all()
     assert one["wrapper"].startswith("torch.nn" if kind == "ddp" else "ampcompare.apex")
@@ -92,7 +98,12 @@ def whole() -> Callable[[str], dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("kind", "parallel"),
-    [("ddp", {}), ("apex-ddp", {}), ("apex-ddp", {"bucket_cap_mb": 0.001}), ("apex-ddp", {"delay_allreduce": True})],
+    [
+        ("ddp", {}),
+        ("apex-ddp", {}),
+        ("apex-ddp", {"bucket_cap_mb": 0.001}),
+        ("apex-ddp", {"delay_allreduce": True}),
+    ],
 )
 def test_two_halves_are_a_whole(ranks: Run, whole: Any, kind: str, parallel: dict[str, Any]) -> None:
     """After ten updates in fp32, two ranks with half the batch have the weights of one process with all of it.
@@ -156,7 +167,9 @@ def test_only_the_last_micro_batch_is_reduced(ranks: Run, kind: str) -> None:
 def evaluated(kind: str) -> tuple[Any, Any]:
     """Return the evaluation by all ranks, and by this one alone, of the same weights."""
     size = dist.get_world_size()
-    session = make_session(configuration(processes=size, total=8 * size, arch="convnet", parallel={"kind": kind}))
+    session = make_session(
+        configuration(processes=size, total=8 * size, arch="convnet", parallel={"kind": kind})
+    )
     together = [event for event in session.events() if isinstance(event, EpochResult)][-1]
     assembly = session.assembly
     batches = assembly.task.data.val_batches(8, device=CPU)
@@ -182,9 +195,17 @@ def evaluated_with_padding() -> Any:
     batches = [(logits[part], labels[part]) for part in mine.split(5)]
     indices = range(group.rank, 33, group.size)
     part = (torch.zeros(11, 11), torch.arange(11))
-    data = memory_data("eleven", part, part, SampleOptions(0), num_classes=11, moved_share=0.0, background=0.0)
+    data = memory_data(
+        "eleven", part, part, SampleOptions(0), num_classes=11, moved_share=0.0, background=0.0
+    )
     return evaluate_models(
-        Classification(data), [nn.Identity()], make_precision("fp32"), batches, CPU, group.sum, indices=indices
+        Classification(data),
+        [nn.Identity()],
+        make_precision("fp32"),
+        batches,
+        CPU,
+        group.sum,
+        indices=indices,
     )
 
 

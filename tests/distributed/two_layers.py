@@ -50,7 +50,9 @@ def mean_over_ranks(module: nn.Module, step: int, uses: list[str] | None = None)
     """Return the average of all ranks' own gradients, those that a rank lacks counting as zero."""
     world = dist.get_world_size()
     per_rank = [
-        local_grads(module, batch(step, rank, next(module.parameters()).dtype), use=uses[rank] if uses else "both")
+        local_grads(
+            module, batch(step, rank, next(module.parameters()).dtype), use=uses[rank] if uses else "both"
+        )
         for rank in range(world)
     ]
     result: list[Tensor | None] = []

@@ -77,7 +77,8 @@ def test_build_without_driver(packages: Path) -> None:
     crash = "raise ImportError('libcuda.so.1: cannot open shared object file')\n"
     (packages / "apex" / "__init__.py").write_text(crash)
     with_names = (
-        "from .frontend import initialize, load_state_dict, state_dict\nfrom .x import _amp_state, master_params\n"
+        "from .frontend import initialize, load_state_dict, state_dict\nfrom .x import "
+        "_amp_state, master_params\n"
     )
     file = packages / "apex" / "amp" / "__init__.py"
     file.write_text(f"{with_names}class scale_loss: pass\ndef disable_casts(): pass\n_amp_state = 1\n")

@@ -39,7 +39,9 @@ def measured(level: str) -> dict[str, Any]:
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, nvidia: Any, *arguments: str) -> tuple[int, str]:
     """Run the command with made-up measurements: ours right, and `nvidia(level)` for the real Apex."""
     monkeypatch.setattr(
-        script, "in_child", lambda engine, level, device: measured(level) if engine == "compat" else nvidia(level)
+        script,
+        "in_child",
+        lambda engine, level, device: measured(level) if engine == "compat" else nvidia(level),
     )
     result = CliRunner().invoke(script.main, ["--device", "cpu", *arguments])
     return result.exit_code, result.output
@@ -52,7 +54,9 @@ def forked_script(script: ModuleType, forked_python: Any, monkeypatch: pytest.Mo
     def run_forked(command: list[str], *, timeout: float, **_: Any) -> Any:
         return forked_python.run(command[1:], Path.cwd(), dict(os.environ), timeout)
 
-    monkeypatch.setattr(script, "subprocess", SimpleNamespace(**{**vars(script.subprocess), "run": run_forked}))
+    monkeypatch.setattr(
+        script, "subprocess", SimpleNamespace(**{**vars(script.subprocess), "run": run_forked})
+    )
     return script
 
 
@@ -97,7 +101,9 @@ def test_each_difference_is_seen(
 ) -> None:
     """One difference in any of the things compared fails the check and is named."""
     code, output = run(
-        script, monkeypatch, lambda level: {**measured(level), key: value} if level == "O1" else measured(level)
+        script,
+        monkeypatch,
+        lambda level: {**measured(level), key: value} if level == "O1" else measured(level),
     )
     assert code == 1
     assert "O1 FAILED" in output

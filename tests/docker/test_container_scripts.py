@@ -97,7 +97,9 @@ def test_build_of_each_kind(frame: Frame) -> None:
     frame.run("docker-build", "cpu", "--pull", CONTAINER_BUILD_OPTIONS="--build-arg TORCH_INDEX=")
     frame.run("docker-build", "gpu")
     cpu, gpu = frame.calls()
-    assert cpu.endswith("[--build-arg] [TORCH_INDEX=] [--pull] [-f] [docker/Dockerfile.cpu] [-t] [ampcompare:cpu] [.]")
+    assert cpu.endswith(
+        "[--build-arg] [TORCH_INDEX=] [--pull] [-f] [docker/Dockerfile.cpu] [-t] [ampcompare:cpu] [.]"
+    )
     assert "[--build-arg] [VERSION=0." in cpu
     assert "--format" not in cpu
     assert gpu.endswith("[-f] [docker/Dockerfile] [-t] [ampcompare:gpu] [.]")
@@ -109,7 +111,10 @@ def test_kind_follows_the_machine(frame: Frame) -> None:
     frame.run("docker-build")
     (frame.bin / "nvidia-smi").symlink_to("/bin/true")
     frame.run("docker-build")
-    assert [call.rpartition("[-t] ")[2] for call in frame.calls()] == ["[ampcompare:cpu] [.]", "[ampcompare:gpu] [.]"]
+    assert [call.rpartition("[-t] ")[2] for call in frame.calls()] == [
+        "[ampcompare:cpu] [.]",
+        "[ampcompare:gpu] [.]",
+    ]
 
 
 def test_run_mounts_the_users_folder(frame: Frame) -> None:

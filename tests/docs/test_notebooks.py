@@ -33,7 +33,10 @@ def _kinds(notebook: dict[str, Any]) -> list[list[tuple[str, list[str]]]]:
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, id=path.stem, marks=[pytest.mark.extended] * (path is not NOTEBOOKS[0])) for path in NOTEBOOKS],
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.extended] * (path is not NOTEBOOKS[0]))
+        for path in NOTEBOOKS
+    ],
 )
 def test_notebooks_run_in_a_kernel(path: Path, hook: ModuleType, tmp_path: Path) -> None:
     """Every cell runs in a new kernel and has outputs of the kinds that are stored; none is an error."""

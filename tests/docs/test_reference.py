@@ -94,7 +94,9 @@ def test_exit_codes_are_those_of_the_program() -> None:
     page = (DOCS / "files.md").read_text(encoding="utf-8")
     table = dict(re.findall(r"^\| (\d+) \| (.*) \|$", page, flags=re.MULTILINE))
     assert list(table) == re.findall(r"\b(\d+) [a-z]", EPILOG.partition("Every\n")[0])
-    classes = {name: int(code) for name, code in re.findall(r"^\| `(\w+)` \| (\d+) \|", page, flags=re.MULTILINE)}
+    classes = {
+        name: int(code) for name, code in re.findall(r"^\| `(\w+)` \| (\d+) \|", page, flags=re.MULTILINE)
+    }
     assert classes == {name: getattr(errors, name).exit_code for name in errors.__all__ if name[0].isupper()}
 
 
@@ -158,7 +160,9 @@ def unprepared_optimizer() -> None:
     from ampcompare.apex import amp
 
     model, _ = initialize()
-    with amp.scale_loss(model(torch.ones(1, 2)).sum(), torch.optim.SGD(model.parameters(), lr=0.1)) as scaled_loss:
+    with amp.scale_loss(
+        model(torch.ones(1, 2)).sum(), torch.optim.SGD(model.parameters(), lr=0.1)
+    ) as scaled_loss:
         scaled_loss.backward()
 
 
@@ -183,7 +187,9 @@ RAISED: dict[str, Callable[[], Any]] = {
     "Half without overflow": lambda: torch.zeros(2).half().masked_fill(torch.tensor([True, False]), -1e9),
     "view size is not compatible with input tensor's size and stride": lambda: torch.ones(2, 3).t().view(-1),
     "the prefix O is the letter O, not the number zero": lambda: initialize("01"),
-    "Parallel wrappers should only be applied AFTER": lambda: initialize(model=nn.DataParallel(nn.Linear(2, 2))),
+    "Parallel wrappers should only be applied AFTER": lambda: initialize(
+        model=nn.DataParallel(nn.Linear(2, 2))
+    ),
     "Do not call .half() on a model before amp.initialize": lambda: initialize(model=nn.Linear(2, 2).half()),
     "keep_batchnorm_fp32=True was given with O1": lambda: initialize("O1", keep_batchnorm_fp32=True),
     "did not go through amp.initialize": unprepared_optimizer,

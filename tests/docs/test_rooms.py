@@ -57,7 +57,9 @@ def test_files_of_the_map_exist() -> None:
     wrong = []
     for question, file, name in ROWS:
         path = PACKAGE / file
-        if not path.is_file() or (name and name not in names_of(parsed(path.read_text(encoding="utf-8")).body)):
+        if not path.is_file() or (
+            name and name not in names_of(parsed(path.read_text(encoding="utf-8")).body)
+        ):
             wrong.append(f"{question} {file} {name}")
     assert not wrong
 
@@ -75,14 +77,18 @@ def test_rooms_import_few_others(rooms: ModuleType) -> None:
     imports = rooms.room_imports()
     assert set(imports) == {"__init__", *(name.partition(".")[0] for name in rooms.floors())}
     count = sum(map(len, imports.values()))
-    assert count <= MAX_IMPORTS, f"{count}: let a lower room carry what two rooms need, see docs/hooks/rooms.py"
+    assert count <= MAX_IMPORTS, (
+        f"{count}: let a lower room carry what two rooms need, see docs/hooks/rooms.py"
+    )
 
 
 def test_the_map_has_every_file(rooms: ModuleType) -> None:
     """Every module of the package is in the list that replaces the marker of map.md, with its docstring."""
     page = rooms.on_page_markdown(MAP.read_text(encoding="utf-8"))
     for path in PACKAGE.rglob("*.py"):
-        section = page.partition(f"### {path.parent.relative_to(ROOT).as_posix()}/\n")[2].partition("\n### ")[0]
+        section = page.partition(f"### {path.parent.relative_to(ROOT).as_posix()}/\n")[2].partition("\n### ")[
+            0
+        ]
         summary = rooms.summary_of(path).replace("|", "\\|")
         assert summary, path
         assert (summary if path.name == "__init__.py" else f"| `{path.name}` | {summary} |") in section
@@ -93,10 +99,13 @@ def test_paths_that_pages_name_exist() -> None:
     texts = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
     paths = [(name, path) for name, text in texts.items() for path in re.findall(NAMED, text)]
     assert paths
-    assert not [(name, path) for name, path in paths if not any((root / path).is_file() for root in (PACKAGE, ROOT))]
+    assert not [
+        (name, path) for name, path in paths if not any((root / path).is_file() for root in (PACKAGE, ROOT))
+    ]
 
 
-NAME_IN_FILE = r"`([A-Za-z_]\w*(?:\.\w+)?)`,?\s+\(`((?:\w+/)+\w+\.py)`\)"  # `summarize` (`results/analysis/summary.py`)
+# `summarize` (`results/analysis/summary.py`)
+NAME_IN_FILE = r"`([A-Za-z_]\w*(?:\.\w+)?)`,?\s+\(`((?:\w+/)+\w+\.py)`\)"
 ROW = r"\| `((?:\w+/)+\w+\.py)` \| `([A-Za-z_]\w*(?:\.\w+)?)` \|"  # of the tables of both pages
 ITEM = r"`((?:\w+/)+\w+\.py)`: `([A-Za-z_]\w*)`"  # of a numbered walk
 

@@ -50,7 +50,9 @@ def test_every_number_has_its_schemas(hook: ModuleType) -> None:
     """Older schemas stay published, and the page of stability names each."""
     names = {path.name for path in hook.FOLDER.iterdir()}
     newest = {"report": REPORT_SCHEMA, "record": SCHEMA, "step": SCHEMA}
-    assert names >= {f"{kind}-{number}.json" for kind, last in newest.items() for number in range(1, last + 1)}
+    assert names >= {
+        f"{kind}-{number}.json" for kind, last in newest.items() for number in range(1, last + 1)
+    }
     page = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
     assert all(f"(schemas/{name})" in page for name in names)
 

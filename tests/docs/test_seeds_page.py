@@ -19,7 +19,9 @@ def test_the_tests_that_it_names_exist() -> None:
 
 
 def test_every_row_says_how_and_what_was_seen() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| in the seeds")]
+    rows = [
+        line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| in the seeds")
+    ]
     assert len(rows) > 30
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split(" | ")]

@@ -74,12 +74,20 @@ def test_each_command_does_what_is_said(tmp_path: Path, forked_python: Any) -> N
     legacy = GIVEN_FILES["train.py"]
     plain = (ROOT / "examples" / "plain.py").read_text(encoding="utf-8")
     gnmt = (ROOT / "examples" / "gnmt.csv").read_text(encoding="utf-8")
-    files = {"train.py": legacy, "copy.py": legacy, "fixable.py": FIXABLE, "plain.py": plain, "gnmt.csv": gnmt}
+    files = {
+        "train.py": legacy,
+        "copy.py": legacy,
+        "fixable.py": FIXABLE,
+        "plain.py": plain,
+        "gnmt.csv": gnmt,
+    }
     files["steps.jsonl"] = 3 * '{"loss": 5.0}\n'
     for name, text in {**files, "old.csv": TABLE, "new.csv": TABLE.replace("75.1", "75.2")}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     for row in ROWS:
-        done = forked_python.run(["-m", "ampcompare", *shlex.split(row.words)], tmp_path, dict(os.environ), timeout=300)
+        done = forked_python.run(
+            ["-m", "ampcompare", *shlex.split(row.words)], tmp_path, dict(os.environ), timeout=300
+        )
         assert done.returncode == ENDS.get(row.words, 0), (row.words, done.stderr)
         if row.schema is not None:
             schema = json.loads(row.schema.read_text(encoding="utf-8"))

@@ -51,7 +51,9 @@ def test_the_workflow_and_the_page_have_every_pair(pairs: dict[str, tuple[str, s
 
 
 def test_the_workflow_records_in_every_old_stack(sessions: dict[str, Any]) -> None:
-    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]["stacks"]
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"][
+        "stacks"
+    ]
     assert job["steps"][-1]["run"].split() == ["scripts/test-versions", *sessions["STACKS"]]
     installed = str(job["steps"][1]["with"]["python-version"]).split()
     assert {python for python, _ in sessions["STACKS"].values()} < set(installed)
@@ -59,7 +61,9 @@ def test_the_workflow_records_in_every_old_stack(sessions: dict[str, Any]) -> No
 
 def test_the_lowest_versions_are_those_that_setup_permits() -> None:
     """Of every requirement, of what trains too, to the numbers that setup.py gives."""
-    pins = dict(re.findall(r"^([\w-]+)==(.+)$", (ROOT / "constraints" / "lowest.txt").read_text(), re.MULTILINE))
+    pins = dict(
+        re.findall(r"^([\w-]+)==(.+)$", (ROOT / "constraints" / "lowest.txt").read_text(), re.MULTILINE)
+    )
     trains = next(line for line in SETUP.splitlines() if line.strip().startswith('"torch": ['))
     stats = next(line for line in SETUP.splitlines() if line.startswith("STATS = "))
     floors = dict(re.findall(r'"([\w-]+)>=([^"]+)"', SETUP.partition("install_requires")[2] + trains + stats))

@@ -93,7 +93,10 @@ def test_importer_and_cure(site: Any, tmp_path: Path, kind: str) -> None:
         ("try:\n    import apex\nexcept ImportError as error:\n    raise error", [("apex", "always")]),
         ("try:\n    import apex\nexcept ValueError:\n    pass", [("apex", "always")]),
         ("try:\n    import flash\nexcept ImportError:\n    import amp_C", [("amp_C", "always")]),
-        ("class A:\n    def f(self):\n        import fused_layer_norm_cuda", [("fused_layer_norm_cuda", "called")]),
+        (
+            "class A:\n    def f(self):\n        import fused_layer_norm_cuda",
+            [("fused_layer_norm_cuda", "called")],
+        ),
         ("if importlib.util.find_spec('apex') is not None: pass", [("apex", "question")]),
         ("amp = importlib.import_module('apex.amp')", [("apex.amp", "always")]),
         ("if TYPE_CHECKING:\n    import apex", []),

@@ -16,7 +16,12 @@ from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor import machine
 from ampcompare.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
 from ampcompare.doctor.finding import Check, ask
-from ampcompare.doctor.machine import examine_machine, examine_processor, examine_vision, version_of_fitting_torchvision
+from ampcompare.doctor.machine import (
+    examine_machine,
+    examine_processor,
+    examine_vision,
+    version_of_fitting_torchvision,
+)
 from ampcompare.doctor.probes import accelerators
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +38,10 @@ def test_16_bit_types_on_the_cpu() -> None:
     found = _named(examine_processor({**BUILD, "bf16_instructions": False}))
     assert (found["16-bit types"].value, found["16-bit types"].verdict) == ("bf16 and fp16 emulated", "note")
     found = _named(examine_processor({**BUILD, "bf16_instructions": True}))
-    assert (found["16-bit types"].value, found["16-bit types"].verdict) == ("bf16 native, fp16 emulated", "ok")
+    assert (found["16-bit types"].value, found["16-bit types"].verdict) == (
+        "bf16 native, fp16 emulated",
+        "ok",
+    )
     assert [finding.name for finding in examine_processor(None)] == ["processor"]
 
 
@@ -49,9 +57,13 @@ def test_variables_for_cuda_on_a_cpu() -> None:
     """What works on CUDA alone is a note where torch has none, and a warning where it has."""
     variable = {"NVIDIA_TF32_OVERRIDE": "1"}
     assert _named(examine_numerics(BUILD, variable))["NVIDIA_TF32_OVERRIDE"].verdict == "note"
-    assert _named(examine_numerics({**BUILD, "cuda": "13.0"}, variable))["NVIDIA_TF32_OVERRIDE"].verdict == "warning"
     assert (
-        _named(examine_numerics(BUILD, {"ATEN_CPU_CAPABILITY": "default"}))["ATEN_CPU_CAPABILITY"].verdict == "warning"
+        _named(examine_numerics({**BUILD, "cuda": "13.0"}, variable))["NVIDIA_TF32_OVERRIDE"].verdict
+        == "warning"
+    )
+    assert (
+        _named(examine_numerics(BUILD, {"ATEN_CPU_CAPABILITY": "default"}))["ATEN_CPU_CAPABILITY"].verdict
+        == "warning"
     )
 
 
@@ -166,7 +178,9 @@ def test_mismatch(site: Any, examined: Callable[[str, str], Check]) -> None:
     finding = examined("2.13.0+cpu", "0.20.1")
     assert (finding.verdict, finding.facts["fits"]) == ("warning", False)
     assert "torch 2.13.0+cpu takes torchvision 0.28, and 0.20.1 is installed" in finding.reason
-    assert finding.remedy[0].startswith("pip install --no-deps --force-reinstall 'torchvision==0.28.*' --index-url ")
+    assert finding.remedy[0].startswith(
+        "pip install --no-deps --force-reinstall 'torchvision==0.28.*' --index-url "
+    )
 
 
 def test_mismatch_that_does_not_import(site: Any, examined: Callable[[str, str], Check]) -> None:

@@ -51,7 +51,11 @@ def test_what_is_wrong_comes_last() -> None:
         ("raise KeyboardInterrupt", "raised", "KeyboardInterrupt"),
         ("import sys; print('x' * 100_000, flush=True); sys.exit(2)", "raised", "SystemExit: 2"),
         ("import os; os.abort()", "died", "the process was killed by SIGABRT"),
-        ("import os; os.write(2, b'cannot go on\\n'); os._exit(7)", "died", "exit code 7 and no answer (cannot go on)"),
+        (
+            "import os; os.write(2, b'cannot go on\\n'); os._exit(7)",
+            "died",
+            "exit code 7 and no answer (cannot go on)",
+        ),
         ("import time; time.sleep(60)", "hung", "it had not ended after 1 s and was killed"),
     ],
 )

@@ -108,7 +108,9 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
 
 def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
     """The first line says so, with the error, after what the steps before it showed."""
-    failing = APEX.replace("* 60.0) ** 3 * 1e-5", "* 1.0)").replace("optimizer.step()", "optimizer.step(); 1 / 0")
+    failing = APEX.replace("* 60.0) ** 3 * 1e-5", "* 1.0)").replace(
+        "optimizer.step()", "optimizer.step(); 1 / 0"
+    )
     found = diagnose(failing, "apex:O2,loss_scale=1", steps=2, reference="none")
     error = "ZeroDivisionError: division by zero (train.py:25)"
     assert found.verdict == f"apex:O2,loss_scale=1: no fault in 1 step; then the script failed: {error}"
@@ -118,12 +120,15 @@ def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) ->
     """torch refuses it; the line, and what to write instead, are named."""
     masked = APEX.replace("(x * 60.0) ** 3 * 1e-5", "x.masked_fill(x > 0, -1e9)")
     with pytest.raises(
-        ConfigError, match=r"train.py:8: under apex:O2 a tensor there is fp16, whose largest number is 65504.*finfo"
+        ConfigError,
+        match=r"train.py:8: under apex:O2 a tensor there is fp16, whose largest number is 65504.*finfo",
     ):
         diagnose(masked, "apex:O2", steps=1)
 
 
-def test_a_rank_that_waits_for_the_watched_one_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_rank_that_waits_for_the_watched_one_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The exit code is that of the watched rank, and the other one ends seconds later, not when its wait is over."""
     monkeypatch.setattr(module, "SECONDS_TO_END", 0.2)
     (tmp_path / "ended.txt").write_text("4")

@@ -14,10 +14,19 @@ from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 
 STEPS = 50
-COSTS = {"fp32": 10.0, "half": 3.0, "native:fp16": 120.0, "apex:O1": 45.0, "apex:O2": 20.0, "native:bf16": 300.0}
+COSTS = {
+    "fp32": 10.0,
+    "half": 3.0,
+    "native:fp16": 120.0,
+    "apex:O1": 45.0,
+    "apex:O2": 20.0,
+    "native:bf16": 300.0,
+}
 
 
-def outline(arms: list[str], seeds: int, cached: Mapping[int, float] | None = None, jobs: int = 1) -> PlanOutline:
+def outline(
+    arms: list[str], seeds: int, cached: Mapping[int, float] | None = None, jobs: int = 1
+) -> PlanOutline:
     """Blocks of all arms, each in another order; `cached` are seconds of work by place."""
     generator = random.Random(0)
     labels = [arm for _ in range(seeds) for arm in generator.sample(arms, len(arms))]

@@ -72,7 +72,9 @@ def test_varied_settings_are_found(text: str, place: str, values: list[Any]) -> 
     assert parse_varied_setting(text) == (place, values)
 
 
-@pytest.mark.parametrize("text", ["workers", "workers=", "name=a,b", "wrkers=1", "arm=fp32", "seed=1,2", "lr={"])
+@pytest.mark.parametrize(
+    "text", ["workers", "workers=", "name=a,b", "wrkers=1", "arm=fp32", "seed=1,2", "lr={"]
+)
 def test_what_cannot_be_varied_is_refused(text: str) -> None:
     """Unknown and ambiguous settings, and those with options of their own, are answered by name."""
     with pytest.raises(ConfigError, match="--sweep"):

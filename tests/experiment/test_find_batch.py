@@ -55,7 +55,9 @@ def _on_cpu(config: RunConfig) -> RunRecord:
 def test_an_arm_that_cannot_train_is_named_before_the_search() -> None:
     """Each arm is tried once; the others would be searched for nothing."""
     launcher = Pretend(
-        lambda config: record_of_failure(config, KeyError("layer")) if config.arm == "half" else _on_cpu(config)
+        lambda config: (
+            record_of_failure(config, KeyError("layer")) if config.arm == "half" else _on_cpu(config)
+        )
     )
     with pytest.raises(LaunchError, match=r"half: KeyError: 'layer' \(nothing else was started"):
         find_largest_batches(BatchSearchTerms(configs_of_arms(BASE, ["fp32", "half"]), 1.0), launcher)
@@ -84,7 +86,9 @@ def test_an_arm_in_shards_is_searched_next_to_others() -> None:
     """`fsdp` brings its own kind of parallelism, and the others keep theirs."""
     plain, sharded = configs_of_arms(BASE, ["fp32", "fsdp"])
     assert (plain.parallel.kind, sharded.parallel.kind) == ("none", "fsdp")
-    launcher = Pretend(lambda config: _record(config, "cpu", peak_bytes=GIB // 100 * config.recipe.batch_size))
+    launcher = Pretend(
+        lambda config: _record(config, "cpu", peak_bytes=GIB // 100 * config.recipe.batch_size)
+    )
     for limit in find_largest_batches(BatchSearchTerms([plain, sharded], 1.0), launcher):
         assert limit.fits is not None
     assert {config.parallel.kind for config in launcher.asked if config.arm != "fp32"} == {"fsdp"}
@@ -136,7 +140,8 @@ def test_micro_batches_and_rates_follow() -> None:
     find_largest_batches(BatchSearchTerms(configs_of_arms(config, ["fp32"]), 1.0), launcher)
     assert all(tried.recipe.batch_size % 4 == 0 for tried in launcher.asked)
     assert all(
-        tried.recipe.optimizer.lr == pytest.approx(0.1 * tried.recipe.batch_size / 8) for tried in launcher.asked
+        tried.recipe.optimizer.lr == pytest.approx(0.1 * tried.recipe.batch_size / 8)
+        for tried in launcher.asked
     )
 
 

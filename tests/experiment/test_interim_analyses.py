@@ -40,7 +40,11 @@ class Pretend(pretend.Pretend):
 
 
 def _compare(
-    folder: Path, seeds: Sequence[int], arms: Sequence[str] = ARMS, launcher: Pretend | None = None, **options: Any
+    folder: Path,
+    seeds: Sequence[int],
+    arms: Sequence[str] = ARMS,
+    launcher: Pretend | None = None,
+    **options: Any,
 ) -> Comparison:
     terms = options.pop("terms", Terms(margin=0.5))
     plan = plan_rows(RunConfig(), cross_arms_with_settings(arms, ()), seeds, options.pop("reference", None))
@@ -216,7 +220,9 @@ def test_a_damaged_journal_is_named(looked_three_times: Path, tmp_path: Path, da
         lambda: reload_comparison(tmp_path),
     ]
     for command in commands:
-        with pytest.raises(RecordError, match=rf"journal.jsonl, line {line}, is damaged: .*another --output-dir"):
+        with pytest.raises(
+            RecordError, match=rf"journal.jsonl, line {line}, is damaged: .*another --output-dir"
+        ):
             command()
     assert (path.read_bytes(), len(launcher.asked)) == (before, 0)
 
@@ -289,7 +295,9 @@ def test_runs_on_the_way_are_not_tested(tmp_path: Path) -> None:
 
 def test_a_name_that_is_none(tmp_path: Path) -> None:
     _compare(tmp_path, range(3))
-    with pytest.raises(ConfigError, match=r"--reference 'hal' is not one of the arms of these runs: fp32, .*half"):
+    with pytest.raises(
+        ConfigError, match=r"--reference 'hal' is not one of the arms of these runs: fp32, .*half"
+    ):
         reload_comparison(tmp_path, reference="hal")
     assert len(RunDirectory(tmp_path).looks()) == 1
 

@@ -29,7 +29,9 @@ class Pretend(pretend.Pretend):
         return 500 + seed % 3 - (4 + 3 * (seed % 2) if config.arm == "half" else 0)
 
 
-def _compare(folder: Path, seeds: range, arms: tuple[str, ...] = ARMS, margin: float = 0.5, epochs: int = 5) -> Path:
+def _compare(
+    folder: Path, seeds: range, arms: tuple[str, ...] = ARMS, margin: float = 0.5, epochs: int = 5
+) -> Path:
     config = RunConfig.model_validate({"recipe": {"epochs": epochs}})
     run_plan(
         plan_rows(config, cross_arms_with_settings(arms, ()), seeds),
@@ -55,11 +57,14 @@ def test_seeds_of_two_machines_are_one_table(machines: list[Path], tmp_path: Pat
     joined = join_comparison(machines)
     seeds = [0, 1, 2, 5, 6, 7, 8]
     alone = _compare(tmp_path / "alone", range(3))
-    plan = plan_rows(RunConfig.model_validate({"recipe": {"epochs": 5}}), cross_arms_with_settings(ARMS, ()), seeds)
+    plan = plan_rows(
+        RunConfig.model_validate({"recipe": {"epochs": 5}}), cross_arms_with_settings(ARMS, ()), seeds
+    )
     whole = run_plan(plan, alone, Pretend(pause=0.0), terms=Terms(margin=0.5))
     assert _pairs(joined) == len(seeds)
     assert [row.quality.effect for row in joined.arms] == [row.quality.effect for row in whole.arms]
-    assert joined.error_rate == whole.error_rate == pytest.approx(0.005)  # the second look at some of the runs
+    # the second look at some of the runs
+    assert joined.error_rate == whole.error_rate == pytest.approx(0.005)
 
 
 def test_the_table_is_one_more_look_at_each_folder(machines: list[Path]) -> None:
@@ -78,7 +83,11 @@ def test_the_folder_that_was_tested_most_says_what_is_left(machines: list[Path],
     """A folder with two looks leaves less than one with a single look, in any order."""
     _compare(machines[1], range(5, 10))
     other = [Path(shutil.copytree(folder, tmp_path / f"copy-{folder.name}")) for folder in machines]
-    assert join_comparison(machines).error_rate == join_comparison(other[::-1]).error_rate == pytest.approx(0.0025)
+    assert (
+        join_comparison(machines).error_rate
+        == join_comparison(other[::-1]).error_rate
+        == pytest.approx(0.0025)
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +111,10 @@ def test_folders_of_two_comparisons_are_refused(
 
 def test_a_folder_in_use_and_one_without_a_plan(machines: list[Path], tmp_path: Path) -> None:
     """Both are one error that names the folder."""
-    with RunDirectory(machines[1]).lock().acquire(), pytest.raises(ConfigError, match="is in use by another command"):
+    with (
+        RunDirectory(machines[1]).lock().acquire(),
+        pytest.raises(ConfigError, match="is in use by another command"),
+    ):
         join_comparison(machines)
     with pytest.raises(RecordError, match="is no run directory of `compare`"):
         join_comparison([machines[0], tmp_path])

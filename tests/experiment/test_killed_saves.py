@@ -13,7 +13,11 @@ SPOILED = KillOutcome("5 % of last.pt written", False, "last.pt does not load: E
     ("kills", "is_first", "said"),
     [
         ([LOADS, LOADS], False, "kills: what is left loads after each of 2"),
-        ([BARE, BARE], True, "kills: nothing is left to load after each of 2, since this was the first save: a later"),
+        (
+            [BARE, BARE],
+            True,
+            "kills: nothing is left to load after each of 2, since this was the first save: a later",
+        ),
         (
             [BARE, LOADS],
             True,
@@ -23,7 +27,9 @@ SPOILED = KillOutcome("5 % of last.pt written", False, "last.pt does not load: E
         ([BARE, SPOILED], True, "kills: what is left does not serve after 1 of 2: save under another name"),
     ],
 )
-def test_files_that_are_gone_are_not_said_to_load(kills: list[KillOutcome], is_first: bool, said: str) -> None:
+def test_files_that_are_gone_are_not_said_to_load(
+    kills: list[KillOutcome], is_first: bool, said: str
+) -> None:
     lines, is_well = kill_outcome_lines(kills, is_first=is_first)
     assert lines[-1].startswith(said)
     assert is_well == ("does not serve" not in said)

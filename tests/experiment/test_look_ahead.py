@@ -59,7 +59,9 @@ def test_a_script(look: Any) -> None:
 
 def test_a_script_that_holds_bf16_weights(look: Any) -> None:
     """The script as it is written loses its updates; its weights are lifted to see how many."""
-    halved = SCRIPT.replace("4))\n", "4)).bfloat16()\n", 1).replace("model(batch)", "model(batch.bfloat16()).float()")
+    halved = SCRIPT.replace("4))\n", "4)).bfloat16()\n", 1).replace(
+        "model(batch)", "model(batch.bfloat16()).float()"
+    )
     found = look(halved, "half:bf16,masters=fp32", twin=False)
     assert found.prefix.weights == "bf16"
     assert found.arms[0].arm == "script"

@@ -39,7 +39,12 @@ def test_a_reference_that_is_missing_comes_first() -> None:
     assert _arms(expand_matrix(Matrix(), arms=["bf16"], reference="O2")) == ["apex:O2", "native:bf16"]
     swept = expand_matrix(Matrix(), arms=["bf16"], reference="O2", vary=SIZES)
     assert [row.label for row in swept] == [
-        *("apex:O2 batch_size=16", "apex:O2 batch_size=32", "native:bf16 batch_size=16", "native:bf16 batch_size=32")
+        *(
+            "apex:O2 batch_size=16",
+            "apex:O2 batch_size=32",
+            "native:bf16 batch_size=16",
+            "native:bf16 batch_size=32",
+        )
     ]
     rows = Matrix(rows=[{"arm": "half", "recipe.optimizer.lr": 0.1}])
     assert [row.label for row in expand_matrix(rows, reference="fp32")] == ["fp32", "half lr=0.1"]

@@ -54,7 +54,9 @@ def _end(process: Process) -> None:
     process.wait()
 
 
-def test_the_second_is_refused_until_the_first_is_gone(other: Process, launcher: Launcher, tmp_path: Path) -> None:
+def test_the_second_is_refused_until_the_first_is_gone(
+    other: Process, launcher: Launcher, tmp_path: Path
+) -> None:
     """A second owner is refused with who holds the folder; one that was killed holds nothing."""
     out = tmp_path / "out"
     try:

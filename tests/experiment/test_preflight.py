@@ -28,7 +28,14 @@ class ByArm(Launcher):
     def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
         self.asked.append(config.arm)
         rows: list[dict[str, Any]] = [{"kind": "header"}]
-        step = {"kind": "step", "optimizer": 0, "applied": True, "seconds": 0.01, "lr": None, "grad_norm": None}
+        step = {
+            "kind": "step",
+            "optimizer": 0,
+            "applied": True,
+            "seconds": 0.01,
+            "lr": None,
+            "grad_norm": None,
+        }
         if config.arm in self.able:
             rows += 3 * [step]
         else:
@@ -39,7 +46,11 @@ class ByArm(Launcher):
         steps = read_rows(folder / CellFile.SCRIPT).steps
         (folder / CellFile.STEPS).write_text("".join(f"{dump_json(step, indent=None)}\n" for step in steps))
         record = record_of_failed_cell(config, "with all its arms", exit_code=2)
-        return record.model_copy(update={"status": "completed", "error": None}) if config.arm in self.able else record
+        return (
+            record.model_copy(update={"status": "completed", "error": None})
+            if config.arm in self.able
+            else record
+        )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +66,10 @@ class ByArm(Launcher):
 def test_advice_names_arms_that_were_seen_to_train(
     tmp_path: Path, able: set[str], arms: tuple[str, ...], tried: list[str], said: str
 ) -> None:
-    rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "native:bf16", "apex:O2")}
+    rows = {
+        arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py"))
+        for arm in ("fp32", "native:bf16", "apex:O2")
+    }
     launcher = ByArm(able, ArmAdvice(arms, "cast it"))
     found = run_trials_of_rows(rows, launcher, (0, 1), tmp_path)
     assert launcher.asked == [*rows, *tried]
@@ -92,4 +106,7 @@ def test_advice_in_words() -> None:
     assert str(error) == "no; compare fp32, script or apex:O1, or cast it"
     assert str(error.advice.without_other_arms(["script"])) == "compare script, or cast it"
     assert str(UnsupportedCombination.with_advice("no", remedy="cast it")) == "no; cast it"
-    assert (str(ArmAdvice()), str(UnsupportedCombination.with_advice("no", "fp32"))) == ("", "no; compare fp32")
+    assert (str(ArmAdvice()), str(UnsupportedCombination.with_advice("no", "fp32"))) == (
+        "",
+        "no; compare fp32",
+    )

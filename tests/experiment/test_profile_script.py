@@ -33,7 +33,9 @@ for x, y in torch.utils.data.DataLoader(data, batch_size=STEP):
 
 
 @pytest.fixture
-def profiled(forking: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ArmProfile]:
+def profiled(
+    forking: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., ArmProfile]:
     """Profile the source of a script under an arm."""
     monkeypatch.setattr("ampcompare.experiment.diagnose.subprocess", forking)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
@@ -53,7 +55,9 @@ def test_a_script(profiled: Callable[..., Any]) -> None:
     """It ends after its steps, with phases of its loader, the line that reads, and layers by their names."""
     found = profiled(SCRIPT.replace("STEP", "10"), "fp32")
     assert {"data", "forward", "backward", "optimizer"} <= {part.phase for part in found.parts}
-    assert [(one.where, one.what, one.calls) for one in found.syncs if one.where] == [("train.py:14", "item", 1)]
+    assert [(one.where, one.what, one.calls) for one in found.syncs if one.where] == [
+        ("train.py:14", "item", 1)
+    ]
     assert {"0", "2"} <= {layer.module for layer in found.layers}
     assert found.memory is not None
     assert found.optimizer == "SGD (for-loop)"

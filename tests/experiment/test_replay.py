@@ -24,7 +24,10 @@ def test_an_arm_is_a_change_in_its_one_spelling() -> None:
 @pytest.mark.parametrize(
     ("arm", "why"),
     [
-        ("O2", "it holds weights in 16 bits, so that its step does not start from the numbers of the capsule"),
+        (
+            "O2",
+            "it holds weights in 16 bits, so that its step does not start from the numbers of the capsule",
+        ),
         ("half", "arm=native:fp16 computes from those, and compare trains half"),
         ("half:bf16", "arm=native:bf16 computes from those"),
         ("bf16,state=bf16", "it holds the state of the optimizer in 16 bits"),

@@ -101,11 +101,17 @@ def test_other_batches_alone_are_another_order(traces: tuple[ResumeTrace, Resume
         other.steps[1].state["weights"]["b"] = digests("else")
         found = compare_traces(whole, broken, other)
         assert found.answer is ResumptionAnswer.DATA_ORDER
-        assert [(one.role, one.step) for one in found.differences] == [("batches", 3), ("loss", 3), ("weights", 4)]
+        assert [(one.role, one.step) for one in found.differences] == [
+            ("batches", 3),
+            ("loss", 3),
+            ("weights", 4),
+        ]
         assert found.differences[0].cause == cause
 
 
-def test_the_first_difference_comes_first_with_its_cause(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
+def test_the_first_difference_comes_first_with_its_cause(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, broken, resumed = traces
     state = resumed.steps[0].state
     state["moments"]["a"]["exp_avg"] = digests("m2 in bf16")
@@ -119,7 +125,10 @@ def test_the_first_difference_comes_first_with_its_cause(traces: tuple[ResumeTra
     assert found.differences[0].cause == "moments were saved or loaded in bf16 (train.py:9)"
     assert "is in the file, and is not loaded (train.py:3)" in found.differences[1].cause
     state["moments"]["a"] = {"exp_avg": digests("m2"), "step": digests("0")}
-    assert compare_traces(whole, broken, resumed).differences[0].cause == "the optimizer's count of steps starts again"
+    assert (
+        compare_traces(whole, broken, resumed).differences[0].cause
+        == "the optimizer's count of steps starts again"
+    )
 
 
 def test_steps_that_are_left_are_counted(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
@@ -145,12 +154,16 @@ def test_tensors_of_an_earlier_step_tell_why(
     assert found.cause == "an older file is loaded: old.pt, of step 1 (train.py:3)"
     resumed.steps[0].state["weights"]["b"] = digests("b0")
     found = compare_traces(whole, broken, resumed).differences[0]
-    assert found.cause.startswith("weights are those that the script starts with: they are not in the file, or are not")
+    assert found.cause.startswith(
+        "weights are those that the script starts with: they are not in the file, or are not"
+    )
     resumed.steps[0].state["weights"]["b"] = digests("else")
     assert compare_traces(whole, broken, resumed).differences[0].cause == ""
 
 
-def test_moments_of_other_parameters_and_of_another_type(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
+def test_moments_of_other_parameters_and_of_another_type(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, broken, resumed = traces
     of_b = {"exp_avg": digests("n"), "step": digests("2")}
     whole.steps[2].state["moments"]["b"] = of_b
@@ -159,14 +172,19 @@ def test_moments_of_other_parameters_and_of_another_type(traces: tuple[ResumeTra
     found = compare_traces(whole, broken, resumed).differences[0]
     assert (found.role, found.step) == ("moments", 3)
     assert found.cause.startswith("moments are those of other parameters")
-    resumed.steps[0].state["moments"] = {"a": {**of_a, "exp_avg": {**of_a["exp_avg"], "dtype": "bfloat16"}}, "b": of_b}
+    resumed.steps[0].state["moments"] = {
+        "a": {**of_a, "exp_avg": {**of_a["exp_avg"], "dtype": "bfloat16"}},
+        "b": of_b,
+    }
     resumed.steps[1].state["weights"]["a"] = digests("else")
     found = compare_traces(whole, broken, resumed).differences[0]
     assert (found.role, found.step) == ("weights", 4)
     assert found.cause == "moments are in fp32 before the break, and in bf16 behind it"
 
 
-def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
+def test_the_optimizer_of_a_number_is_not_loaded(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, broken, resumed = traces
     name = "a of optimizer 2"
     whole.steps[2].state["moments"][name] = {"exp_avg": digests("n")}
@@ -174,16 +192,25 @@ def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[ResumeTrace, Resu
     resumed.restored.append({"what": "optimizer", "number": 0, "line": "train.py:5"})
     found = compare_traces(whole, broken, resumed).differences[0]
     assert found.what == f"exp_avg of {name}"
-    assert found.cause == "optimizer 2 starts from scratch: its state is in the file, and is not loaded (train.py:3)"
+    assert (
+        found.cause
+        == "optimizer 2 starts from scratch: its state is in the file, and is not loaded (train.py:3)"
+    )
     resumed.restored.append({"what": "optimizer", "number": 1, "line": "train.py:6"})
-    assert compare_traces(whole, broken, resumed).differences[0].cause.endswith("though train.py:6 loads its state")
+    assert (
+        compare_traces(whole, broken, resumed)
+        .differences[0]
+        .cause.endswith("though train.py:6 loads its state")
+    )
     resumed.steps[0].made["optimizer"] = [0, 2]  # the second was replaced
     assert compare_traces(whole, broken, resumed).differences[0].cause == (
         "optimizer 2 starts from scratch: train.py:6 loads its state into another one, which is replaced then"
     )
 
 
-def test_other_options_name_the_group_and_the_optimizer(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
+def test_other_options_name_the_group_and_the_optimizer(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, _, resumed = traces
     group = {"betas": [0.9, 0.999], "weight_decay": 0.01, "foreach": None}
     for one in (*whole.steps, *resumed.steps):
@@ -256,7 +283,10 @@ def test_the_most_telling_tensor_is_named(traces: tuple[ResumeTrace, ResumeTrace
     names = ("1.num_batches_tracked of model 2", "1.running_mean of model 2")
     for one, text in ((whole.steps[2], "due"), (resumed.steps[0], "lost")):
         one.state["buffers"] = {name: digests(text) for name in names}
-        one.state["moments"] = {"a": {"step": digests(text), "exp_avg": digests(text)}, "b": {"step": digests(text)}}
+        one.state["moments"] = {
+            "a": {"step": digests(text), "exp_avg": digests(text)},
+            "b": {"step": digests(text)},
+        }
     found = compare_traces(whole, broken, resumed).differences
     assert [one.what for one in found] == ["1.running_mean of model 2", "exp_avg of a"]
 
@@ -287,7 +317,10 @@ def test_a_schedule_at_another_step(traces: tuple[ResumeTrace, ResumeTrace, Resu
     resumed.restored.append({"what": "scheduler", "number": None, "line": "train.py:5"})
     broken.saves[0]["holds"] = ["scheduler"]
     found = compare_traces(whole, broken, resumed).differences[0]
-    assert found.cause == "the schedule is 2 steps ahead: it is stepped again behind train.py:5, which loads its state"
+    assert (
+        found.cause
+        == "the schedule is 2 steps ahead: it is stepped again behind train.py:5, which loads its state"
+    )
     for at, step in enumerate(resumed.steps):
         step.state["rates"] = [0.5 ** (at + 1)]
     found = compare_traces(whole, broken, resumed).differences[0]
@@ -304,7 +337,9 @@ def test_statistics_are_in_the_file_or_not(traces: tuple[ResumeTrace, ResumeTrac
         step.state["buffers"] = {"norm.running_mean": digests("first" if step is whole.steps[0] else "later")}
     resumed.steps[0].state["buffers"] = {"norm.running_mean": digests("first")}
     head = "buffers are those that the script starts with: they are "
-    assert compare_traces(whole, broken, resumed).differences[0].cause == f"{head}not in the file (train.py:9)"
+    assert (
+        compare_traces(whole, broken, resumed).differences[0].cause == f"{head}not in the file (train.py:9)"
+    )
     broken.saves[0]["holds"] = ["buffers", "model"]
     assert (
         compare_traces(whole, broken, resumed).differences[0].cause
@@ -331,13 +366,17 @@ def test_a_count_is_known_by_the_first_batches_or_the_learning_rates(tmp_path: P
         )
 
 
-def test_a_step_that_was_half_made_has_lost_its_gradients(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
+def test_a_step_that_was_half_made_has_lost_its_gradients(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, broken, resumed = traces
     whole.steps[2].batches = ["first", "second"]
     resumed.steps[0].batches = ["second"]
     resumed.steps[0].state["rates"] = [0.2]
     found = compare_traces(whole, broken, resumed).differences
-    assert [(one.role, one.step, one.what) for one in found] == [("steps", 3, "1 of 2 forward passes left out")]
+    assert [(one.role, one.step, one.what) for one in found] == [
+        ("steps", 3, "1 of 2 forward passes left out")
+    ]
     assert "gradients that were accumulated by then are not in the file (train.py:9)" in found[0].cause
 
 
@@ -370,7 +409,9 @@ def test_moments_that_load_state_dict_gives_the_type_of_the_weights(
     )
 
 
-def test_weights_of_an_average_and_a_loss_scaler_of_apex(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
+def test_weights_of_an_average_and_a_loss_scaler_of_apex(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, broken, resumed = traces
     for step, together in ((whole.steps[2], "w"), (resumed.steps[0], "e")):
         step.state["averages"], step.state["together"] = {"ema": {"values": "e"}}, [together]

@@ -26,11 +26,17 @@ def plan() -> Plan:
 @pytest.fixture
 def running(plan: Plan, tmp_path: Path) -> RunningPlan:
     """The plan before its first cell; it keeps no report."""
-    return RunningPlan(plan, RunDirectory(tmp_path), Pretend(), command="", terms=Terms(), observer=Observer())
+    return RunningPlan(
+        plan, RunDirectory(tmp_path), Pretend(), command="", terms=Terms(), observer=Observer()
+    )
 
 
 def _finish(running: RunningPlan, index: int, started: str, status: str = "completed") -> None:
-    record = Pretend().launch(*running.cell_and_folder(index)).model_copy(update={"started": started, "status": status})
+    record = (
+        Pretend()
+        .launch(*running.cell_and_folder(index))
+        .model_copy(update={"started": started, "status": status})
+    )
     running.keep_finished_cell(FinishedCell(index, record, started))
 
 
@@ -47,7 +53,15 @@ def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
     run.plan_file.write_text(json.dumps({**values, "weather": "fine"}))
     arms = ["fp32", "half"]
     look = Look(
-        number=1, error_rate=0.05, reference="fp32", arms=arms, seeds=[0], pairs={}, cells={}, margin=1, time_margin=1
+        number=1,
+        error_rate=0.05,
+        reference="fp32",
+        arms=arms,
+        seeds=[0],
+        pairs={},
+        cells={},
+        margin=1,
+        time_margin=1,
     )
     run.append_look(look)
     assert run.looks() == [look]

@@ -60,7 +60,9 @@ def test_only_results_are_done(tmp_path: Path) -> None:
     assert RunDirectory(folder).brief().cells == (1, 4)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"cells": 7, "arms": []}', '{"cells": {"x": "y"}, "arms": ["a"]}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"cells": 7, "arms": []}', '{"cells": {"x": "y"}, "arms": ["a"]}']
+)
 def test_a_damaged_plan_is_named(tmp_path: Path, text: str) -> None:
     """A directory whose plan cannot be read has the reason in place of a headline, and hides no other."""
     folder = _make(tmp_path / "a", 1000)

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.plan import Plan, balanced_arm_orders, devices_of_cells, parse_seeds, position_sums_of_arms
+from ampcompare.experiment.plan import (
+    Plan,
+    balanced_arm_orders,
+    devices_of_cells,
+    parse_seeds,
+    position_sums_of_arms,
+)
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.settings.config import RunConfig
@@ -75,11 +81,15 @@ def test_a_folder_keeps_its_order(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path).plan_in_recorded_order(first) is first
     _write(tmp_path, first)
     again, more = (
-        RunDirectory(tmp_path).plan_in_recorded_order(make_plan(RunConfig(), ARMS, range(count))) for count in (3, 5)
+        RunDirectory(tmp_path).plan_in_recorded_order(make_plan(RunConfig(), ARMS, range(count)))
+        for count in (3, 5)
     )
     assert (again.order, again.order_seed, again.cells) == (first.order, first.order_seed, first.cells)
     assert more.order[: len(first.order)] == first.order
-    assert more.order == RunDirectory(tmp_path).plan_in_recorded_order(make_plan(RunConfig(), ARMS, range(5))).order
+    assert (
+        more.order
+        == RunDirectory(tmp_path).plan_in_recorded_order(make_plan(RunConfig(), ARMS, range(5))).order
+    )
     rows = [list(more.labels[start : start + 5]) for start in range(0, 25, 5)]
     assert _range(list(ARMS), rows) == 0
 
@@ -97,7 +107,9 @@ def test_arms_and_seeds_that_the_record_lacks(tmp_path: Path) -> None:
     assert [cell.arm for cell in plan.cells] == list(plan.labels)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"order": 3}', '{"order": [1]}', '{"order": [], "order_seed": "x"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"order": 3}', '{"order": [1]}', '{"order": [], "order_seed": "x"}']
+)
 def test_a_damaged_plan_is_no_order(tmp_path: Path, text: str) -> None:
     """A plan.json that holds no order changes nothing; the run writes it again."""
     plan = make_plan(RunConfig(), ARMS, range(2))

@@ -84,7 +84,9 @@ def _base(arch: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
+def launcher(
+    tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleNamespace
+) -> Iterator[ForkedLauncher]:
     """A launcher of cells that run where the module of the model lies."""
     folder, before = tmp_path_factory.mktemp("user"), Path.cwd()
     (folder / "spying.py").write_text(MODULE)
@@ -111,7 +113,9 @@ def ran(
 ) -> tuple[Path, Comparison, Listener]:
     """The whole matrix, run once for all tests that only look at it."""
     folder, listener = tmp_path_factory.mktemp("run") / "new", Listener()
-    comparison = run_plan(plan, folder, launcher, command="the command", observer=listener, save=write_reports)
+    comparison = run_plan(
+        plan, folder, launcher, command="the command", observer=listener, save=write_reports
+    )
     return folder, comparison, listener
 
 
@@ -132,7 +136,11 @@ def test_arms_share_weights_and_batches(ran: Ran, plan: Plan, seed: int) -> None
     """All arms of a seed start from bitwise equal weights and see the same batches in the same order."""
     weights = {tuple(_said(ran[0], cell, "weights")) for cell in _cells(plan, seed)}
     assert len(weights) == 1
-    batches = {cell.arm: _said(ran[0], cell, "batch") for cell in _cells(plan, seed) if not cell.arm.startswith("half")}
+    batches = {
+        cell.arm: _said(ran[0], cell, "batch")
+        for cell in _cells(plan, seed)
+        if not cell.arm.startswith("half")
+    }
     assert len(batches["fp32"]) == 2 * (4 + 2)
     assert all(seen == batches["fp32"] for seen in batches.values())
 
@@ -215,7 +223,9 @@ def _again(
 
 
 def _record_of(folder: Path, plan: Plan, arm: str) -> Path:
-    return RunDirectory(folder).cell_folder(next(cell for cell in plan.cells if cell.arm == arm)) / "record.json"
+    return (
+        RunDirectory(folder).cell_folder(next(cell for cell in plan.cells if cell.arm == arm)) / "record.json"
+    )
 
 
 def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
@@ -267,7 +277,10 @@ def test_an_interruption_leaves_a_report(launcher: ForkedLauncher, small: Plan, 
     with pytest.raises(KeyboardInterrupt):
         run_plan(bigger, done, launcher, observer=Impatient(), save=write_reports)
     report = reload_comparison(done / "report.json")
-    assert {f"{record.arm}@{record.config.recipe.seed}" for record in report.records} >= {"fp32@0", "native:bf16@0"}
+    assert {f"{record.arm}@{record.config.recipe.seed}" for record in report.records} >= {
+        "fp32@0",
+        "native:bf16@0",
+    }
     assert [row.arm for row in report.arms] == [*SMALL, "half"]
 
 
@@ -307,7 +320,9 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.slow
-def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: Path, short_rounds: int) -> None:
+def test_timing_rounds_take_turns(
+    launcher: ForkedLauncher, small: Plan, done: Path, short_rounds: int
+) -> None:
     """Rounds are timed arm by arm in processes of their own, end before an evaluation, and are kept in the records."""
     plan = dataclasses.replace(small, timing_rounds=2)
     reused, notes, comparison = _again(plan, done, launcher)
@@ -330,10 +345,15 @@ def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: P
 
 @pytest.mark.usefixtures("short_rounds")
 @pytest.mark.slow
-def test_a_round_that_one_cell_lacks_runs_again_for_all(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
+def test_a_round_that_one_cell_lacks_runs_again_for_all(
+    launcher: ForkedLauncher, small: Plan, done: Path
+) -> None:
     """A cell that ran again has no rounds, and those of the others are as old as it: all are timed again together."""
     plan = dataclasses.replace(small, timing_rounds=1)
-    first = {record.arm: record.timing_rounds[0].started or "" for record in _again(plan, done, launcher)[2].records}
+    first = {
+        record.arm: record.timing_rounds[0].started or ""
+        for record in _again(plan, done, launcher)[2].records
+    }
     _record_of(done, small, "fp32").unlink()
     comparison = _again(plan, done, launcher)[2]
     second = {record.arm: record.timing_rounds[0].started or "" for record in comparison.records}

@@ -154,7 +154,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--resume")
 main(parser.parse_args().resume)
 """
-LOAD = {name: f'    {name}.load_state_dict(saved["{name}"])\n' for name in ("model", "optimizer", "schedule", "scaler")}
+LOAD = {
+    name: f'    {name}.load_state_dict(saved["{name}"])\n'
+    for name in ("model", "optimizer", "schedule", "scaler")
+}
 FOLDER = """import argparse
 import torch
 from torch import nn
@@ -343,13 +346,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert [path.name for path in tmp_path.iterdir()] in ([], ["train.py"])  # what it saves is in copies
 
 
-def verify(folder: Path, text: str, changes: list[tuple[str, str]], step: int = 3, **options: Any) -> tuple[int, str]:
+def verify(
+    folder: Path, text: str, changes: list[tuple[str, str]], step: int = 3, **options: Any
+) -> tuple[int, str]:
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     (folder / "train.py").write_text(text, encoding="utf-8")
     said: list[str] = []
-    settings = {"arm": "script", "device": "cpu", "guards": "off", "seed": 0, "name": "train.py", "arguments": []}
+    settings = {
+        "arm": "script",
+        "device": "cpu",
+        "guards": "off",
+        "seed": 0,
+        "name": "train.py",
+        "arguments": [],
+    }
     check = ResumeCheck(step, "--resume {checkpoint}", **options)
     code = verify_script_resume(settings, check, is_module=False, say=said.append)
     return code, "\n".join(said)
@@ -382,7 +394,9 @@ def test_a_script_that_resumes_is_exact(folder: Path, name: str) -> None:
 def test_what_cannot_be_verified_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="trains 9 steps, and none behind step 9; name an earlier one"):
         verify(folder, SCRIPT, [], step=9)
-    with pytest.raises(ConfigError, match="between step 7 and its last step: the last file before its end is that of"):
+    with pytest.raises(
+        ConfigError, match="between step 7 and its last step: the last file before its end is that of"
+    ):
         verify(folder, SCRIPT, [], step=7)
     with pytest.raises(ConfigError, match=r"saves nothing by torch\.save"):
         verify(folder, SCRIPT, [('    torch.save(saved, "last.pt")\n', "")])
@@ -398,5 +412,7 @@ def test_what_cannot_be_verified_is_refused(folder: Path) -> None:
     ]
     with pytest.raises(ConfigError, match=r"brings as a whole is not followed\. Save its state_dict\(\)"):
         verify(folder, SCRIPT, whole)
-    with pytest.raises(LaunchError, match=r"the script \(started again\) ended with exit code 1: KeyError: 'schedule'"):
+    with pytest.raises(
+        LaunchError, match=r"the script \(started again\) ended with exit code 1: KeyError: 'schedule'"
+    ):
         verify(folder, SCRIPT, [('"schedule": schedule.state_dict()', "")])

@@ -139,7 +139,9 @@ def test_weights_that_roundings_take_as_far_are_within_rounding() -> None:
     assert compare_runs(original, rewritten)[0] == DIFFERENT
     for bias, verdict in (([0.25, -0.3], WITHIN), ([0.2001, -0.3], DIFFERENT)):
         twin = dataclasses.replace(original, weights={**weights, "0.1": np.array(bias)})
-        runs = verify._Verification("train.py", [], functools.partial(_return, twin), print, how="", stack=None)
+        runs = verify._Verification(
+            "train.py", [], functools.partial(_return, twin), print, how="", stack=None
+        )
         assert runs._compare_beside_twin(original, rewritten)[0] == verdict
 
 
@@ -206,8 +208,14 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
         ({"norms": {"0": [1.0, 3.0]}}, "gradients: different; first at step 2"),
         ({"norms": {"0": [1.0, float("nan")]}}, "gradients: different; first at step 2"),
         ({"passes": [{"AddmmBackward0": (0, 2), "NllLossBackward0": (0, 1)}]}, "outside of autocast"),
-        ({"passes": [{"AddmmBackward0": (2, 0), "NllLossBackward0": (1, 0)}]}, "is a loss outside of autocast"),
-        ({"passes": [{"AddmmBackward0": (3, -1), "NllLossBackward0": (0, 1)}]}, "autocast that had its casts off"),
+        (
+            {"passes": [{"AddmmBackward0": (2, 0), "NllLossBackward0": (1, 0)}]},
+            "is a loss outside of autocast",
+        ),
+        (
+            {"passes": [{"AddmmBackward0": (3, -1), "NllLossBackward0": (0, 1)}]},
+            "autocast that had its casts off",
+        ),
         ({"scales": [1024.0, 1024.0]}, "different from the start: 65536 against 1024"),
     ],
 )
@@ -341,7 +349,9 @@ def test_a_rewritten_script_trains_the_same(
     said: list[str] = []
     assert verify_script(str(script), [level, factor], steps=6, say=said.append, how="rewrite") == 0
     compares = verdict == WITHIN  # with O2, which torch.amp does not have
-    assert said[-2 - compares].startswith(f"verdict: {verdict}; you can go on {'if' if compares else 'with'} ")
+    assert said[-2 - compares].startswith(
+        f"verdict: {verdict}; you can go on {'if' if compares else 'with'} "
+    )
     assert compares == said[-2].startswith("  ampcompare compare --reference O2 --arm fp16 ")
     assert said[-1].split() == ["ampcompare", "migrate", "--rewrite", "--write", str(script)]
     assert f"6 steps, {skipped} skipped" in said[0]
@@ -470,12 +480,19 @@ def test_a_refused_cross_entropy_of_the_original_or_of_the_result_is_known(tmp_p
 
 
 @pytest.mark.integration
-def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A child holds the output of the script open."""
-    left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(5)"
+    left = (
+        "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(5)"
+    )
     code, said = script_process.run_command([sys.executable, "-c", left], dict(os.environ))
     assert code == 5
-    assert psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=20)[1] == []
+    assert (
+        psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=20)[1]
+        == []
+    )
     monkeypatch.setattr(script_process, "TIME_LIMIT", 0.1)
     assert script_process.run_command(["sleep", "300"], dict(os.environ)) == (None, "")
 
@@ -486,7 +503,9 @@ def test_a_run_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "torch.py").write_text("raise RuntimeError('this process has no torch')\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "train.py").touch()
-    with pytest.raises(LaunchError, match="unchanged script ended with exit code 1: RuntimeError: this process has no"):
+    with pytest.raises(
+        LaunchError, match="unchanged script ended with exit code 1: RuntimeError: this process has no"
+    ):
         run_script_in_child(tmp_path / "train.py", [], steps=2)
 
 
@@ -494,7 +513,8 @@ def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
     """A script that still needs Apex would run on nothing."""
     script = tmp_path / "train.py"
     script.write_text(
-        "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n", encoding="utf-8"
+        "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n",
+        encoding="utf-8",
     )
     with pytest.raises(ConfigError, match="by hand"):
         verify_script(str(script), [], steps=2, say=lambda line: None, how="rewrite")
@@ -554,7 +574,9 @@ def test_an_evaluation_of_other_values_is_different(
 ) -> None:
     """As one with the weights of an earlier checkpoint, of which losses tell nothing."""
     before = dataclasses.replace(RUN, evaluation_norms=(5.0, 10.0))
-    found, lines = compare_runs(before, dataclasses.replace(before, evaluation_norms=norms, losses=list(losses)))
+    found, lines = compare_runs(
+        before, dataclasses.replace(before, evaluation_norms=norms, losses=list(losses))
+    )
     assert found == verdict
     is_named = any("model returns without gradients" in line for line in lines)
     assert is_named == (verdict == DIFFERENT and losses == (1.0, 0.5))
@@ -571,7 +593,9 @@ def test_another_scale_is_different_where_each_step_has_one_pass() -> None:
     """Apex moves a scale at each pass of a step, a GradScaler once."""
     other = dataclasses.replace(RUN, scales=[65536.0, 32768.0])
     assert compare_runs(RUN, other)[0] == DIFFERENT
-    more = [dataclasses.replace(each, applied=[(0, True)], digests={"0": [["a", "b"]]}) for each in (RUN, other)]
+    more = [
+        dataclasses.replace(each, applied=[(0, True)], digests={"0": [["a", "b"]]}) for each in (RUN, other)
+    ]
     assert compare_runs(*more)[0] == WITHIN
 
 
@@ -616,9 +640,14 @@ GUARDS = {
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "guard",
-    [pytest.param(guard, id=name, marks=[pytest.mark.slow] * (name != "except")) for name, guard in GUARDS.items()],
+    [
+        pytest.param(guard, id=name, marks=[pytest.mark.slow] * (name != "except"))
+        for name, guard in GUARDS.items()
+    ],
 )
-def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
+def test_a_switch_that_asks_for_apex_finds_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str
+) -> None:
     """A result that is left with such a switch trains in fp32, without an error."""
     build = "model = torch.nn.Linear(8, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
     head = f"import importlib.util\nimport sys\nimport torch\nfrom apex import amp\n{guard}\n{build}"

@@ -74,7 +74,10 @@ def main():
 main()
 """
 FILES = {
-    "the loop in another file": {"main": f"{HEAD}from engine import *\n{BUILD}{MAIN}", "engine": HEAD + TRAIN},
+    "the loop in another file": {
+        "main": f"{HEAD}from engine import *\n{BUILD}{MAIN}",
+        "engine": HEAD + TRAIN,
+    },
     "two optimizers": {"main": HEAD + TWO_OPTIMIZERS},
 }
 
@@ -93,11 +96,17 @@ def test_a_project_trains_the_same(tmp_path: Path, files: str, steps: int, passe
     several = "engine" in FILES[files]  # which move with the adapter
     assert (
         verify_script(
-            str(tmp_path / "main.py"), ["O1"], steps=6, say=said.append, how="adapter" if several else "rewrite"
+            str(tmp_path / "main.py"),
+            ["O1"],
+            steps=6,
+            say=said.append,
+            how="adapter" if several else "rewrite",
         )
         == 0
     )
-    assert said[-2] == f"verdict: {EQUAL}; you can go on with the {'adapter' if several else 'rewritten files'}:"
+    assert (
+        said[-2] == f"verdict: {EQUAL}; you can go on with the {'adapter' if several else 'rewritten files'}:"
+    )
     for line in said[:2]:
         assert line.endswith(f": {steps} steps, 0 skipped, {passes} backward passes")
 
@@ -145,7 +154,9 @@ def test_the_adapter_is_found_where_it_will_lie(has_init: bool, tmp_path: Path) 
     assert command[:4] == ["ampcompare", "migrate", "--write", files[0]]
     assert main(command[1:]) == 0
     imports = [each for each in ast.walk(ast.parse(Path(files[1]).read_text())) if hasattr(each, "names")]
-    full = [f"{getattr(each, 'module', '')}.{alias.name}".lstrip(".") for each in imports for alias in each.names]
+    full = [
+        f"{getattr(each, 'module', '')}.{alias.name}".lstrip(".") for each in imports for alias in each.names
+    ]
     (name,) = {each for each in full if each.endswith("torch_amp_adapter")}
     is_found = (tmp_path / name.replace(".", "/")).with_suffix(".py").is_file()
     assert is_found == (code == 0)
@@ -153,7 +164,9 @@ def test_the_adapter_is_found_where_it_will_lie(has_init: bool, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_an_adapter_that_no_import_finds_is_no_green_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_that_no_import_finds_is_no_green_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where its place is wrong, and the script goes on without."""
     script = tmp_path / "train.py"
     script.write_text(NESTED["engine/trainer.py"] + "\n\nfit([])\n")

@@ -25,7 +25,13 @@ from ampcompare.experiment.verify import verify_script
 from ampcompare.settings.stack import StackConfig, parse_stacks
 
 RUN = ScriptRun(
-    [1.0, 0.5], [1.0, 1.0], [(0, True), (0, True)], {}, {"0.0": np.array([1.0, 2.0])}, batches=("a", "b"), place="there"
+    [1.0, 0.5],
+    [1.0, 1.0],
+    [(0, True), (0, True)],
+    {},
+    {"0.0": np.array([1.0, 2.0])},
+    batches=("a", "b"),
+    place="there",
 )
 # What amp does in fp32, in the files and by the names that the genuine one has.
 APEX = {
@@ -95,14 +101,26 @@ for step in range(9):
     optimizer.zero_grad()
 """
 CASES = {  # of the stack, with the arguments, the exit code and what is said
-    "same": (["O0"], 0, ["first weights: equal in both", f"verdict: {EQUAL}; you can go on with the rewritten files:"]),
+    "same": (
+        ["O0"],
+        0,
+        ["first weights: equal in both", f"verdict: {EQUAL}; you can go on with the rewritten files:"],
+    ),
     "weights": (
         ["O0", "seeded"],
         0,
         ["first weights: 4 tensors differ between", f"weights: {EQUAL} after the last step"],
     ),
-    "batches": (["O0"], 1, ["first weights: equal in both", "verdict: cannot tell, since batch 1 is not the same"]),
-    "rate": (["O0"], 1, ["so the stacks are apart, not the rewrite", f"verdict: {DIFFERENT}; keep the original"]),
+    "batches": (
+        ["O0"],
+        1,
+        ["first weights: equal in both", "verdict: cannot tell, since batch 1 is not the same"],
+    ),
+    "rate": (
+        ["O0"],
+        1,
+        ["so the stacks are apart, not the rewrite", f"verdict: {DIFFERENT}; keep the original"],
+    ),
 }
 
 
@@ -133,7 +151,10 @@ def test_the_rewritten_script_trains_as_the_apex_of_a_stack(
     for case, (arguments, code, words) in CASES.items():
         monkeypatch.setenv("CASE", case)
         said: list[str] = []
-        assert verify_script(str(script), arguments, steps=6, say=said.append, how="rewrite", stack=stack) == code, said
+        assert (
+            verify_script(str(script), arguments, steps=6, say=said.append, how="rewrite", stack=stack)
+            == code
+        ), said
         assert "in the stack old (Python " in said[0]
         assert "the genuine Apex of unknown version): 6 steps, 0 skipped, 6 backward passes" in said[0]
         for each in words:
@@ -149,7 +170,10 @@ def test_without_apex_the_ampcompare_of_a_stack_trains_there(tmp_path: Path) -> 
     script.write_text(SCRIPT, encoding="utf-8")
     said: list[str] = []
     assert (
-        verify_script(str(script), ["O1"], steps=6, say=said.append, how="rewrite", stack=_stack(sys.executable)) == 0
+        verify_script(
+            str(script), ["O1"], steps=6, say=said.append, how="rewrite", stack=_stack(sys.executable)
+        )
+        == 0
     )
     assert said[0].startswith("unchanged, on ampcompare's engine in the stack old (Python ")
     assert f"weights: {EQUAL} after every step" in said
@@ -163,8 +187,12 @@ def test_what_cannot_run_in_a_stack_is_said(bare: str, tmp_path: Path) -> None:
     run = {"steps": 6, "say": lambda line: None}
     with pytest.raises(EnvironmentUnfit, match="the stack old cannot be started"):
         verify_script(str(script), ["O0"], stack=_stack(str(tmp_path / "none")), **run)  # type: ignore[arg-type]
-    (tmp_path / "site" / "apex" / "amp" / "handle.py").write_text("raise OSError('no kernels')", encoding="utf-8")
-    with pytest.raises(LaunchError, match="unchanged script in the stack old ended with exit code 1: OSError: no kern"):
+    (tmp_path / "site" / "apex" / "amp" / "handle.py").write_text(
+        "raise OSError('no kernels')", encoding="utf-8"
+    )
+    with pytest.raises(
+        LaunchError, match="unchanged script in the stack old ended with exit code 1: OSError: no kern"
+    ):
         verify_script(str(script), ["O0"], stack=_stack(bare), **run)  # type: ignore[arg-type]
 
 
@@ -183,7 +211,10 @@ def test_runs_with_other_batches_or_draws_are_no_pair(change: dict[str, Any], wh
 
 
 def test_last_weights_are_compared_where_no_others_are_known() -> None:
-    assert compare_runs(RUN, RUN) == (EQUAL, [*compare_runs(RUN, RUN)[1][:3], f"weights: {EQUAL} after the last step"])
+    assert compare_runs(RUN, RUN) == (
+        EQUAL,
+        [*compare_runs(RUN, RUN)[1][:3], f"weights: {EQUAL} after the last step"],
+    )
     near = dataclasses.replace(RUN, weights={"0.0": np.array([1.0, 2.001])})
     assert compare_runs(RUN, near)[0] == WITHIN
     assert compare_runs(RUN, dataclasses.replace(RUN, weights={"0.0": np.array([1.0, 3.0])}))[0] == DIFFERENT
@@ -192,13 +223,16 @@ def test_last_weights_are_compared_where_no_others_are_known() -> None:
 
 def test_two_optimizers_are_compared_as_far_as_both_runs_went() -> None:
     weights = {"0.0": np.ones(2), "1.0": np.ones(2)}
-    there = ScriptRun([1.0] * 3, [1.0] * 3, [(0, True), (1, True), (0, True)], {}, weights, is_cut=True, place="there")
+    there = ScriptRun(
+        [1.0] * 3, [1.0] * 3, [(0, True), (1, True), (0, True)], {}, weights, is_cut=True, place="there"
+    )
     here = dataclasses.replace(there, applied=[*there.applied, (1, True)], is_cut=True, place="")
     first, second = cut_runs_to_common_steps(there, here)
     assert first.applied == second.applied
     assert set(first.weights) == {"0.0"}
     ended = dataclasses.replace(there, is_cut=False)
-    assert compare_runs(*cut_runs_to_common_steps(ended, here))[0] == DIFFERENT  # it made fewer steps by itself
+    # it made fewer steps by itself
+    assert compare_runs(*cut_runs_to_common_steps(ended, here))[0] == DIFFERENT
 
 
 def test_a_twin_of_the_rewritten_script_shows_what_roundings_make() -> None:

@@ -122,7 +122,9 @@ def test_a_guard_that_fails_is_switched_off(script, monkeypatch) -> None:
         exec(compile(path.read_text(), str(path), "exec"), {})
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == 2
-    assert messages[0] == "the guard amp-state-unsaved failed and is off: ZeroDivisionError('division by zero')"
+    assert (
+        messages[0] == "the guard amp-state-unsaved failed and is off: ZeroDivisionError('division by zero')"
+    )
     assert messages[1].startswith("step-twice")
 
 

@@ -50,7 +50,13 @@ def data() -> TensorDataset:
 
 def trained(tmp_path: Path, module: Module, **options: Any) -> Any:
     trainer = lightning.Trainer(
-        **{"accelerator": "cpu", "devices": 1, "max_epochs": 1, "logger": False, "enable_checkpointing": False},
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "max_epochs": 1,
+            "logger": False,
+            "enable_checkpointing": False,
+        },
         **{"enable_progress_bar": False, "enable_model_summary": False, "gradient_clip_val": 1.0},
         **{"default_root_dir": tmp_path, **options},
     )
@@ -65,7 +71,9 @@ def test_plugin_trains_as_ampcompares_loop(tmp_path: Path, arm: str) -> None:
     plugin = AmpComparePrecision(arm, record=tmp_path / "steps.jsonl")
     trained(tmp_path, module, plugins=[plugin])
     precision = make_precision(arm, device="cpu")
-    (model,), (optimizer,) = precision.prepare([by_hand], [torch.optim.SGD(by_hand.parameters(), 0.1, momentum=0.9)])
+    (model,), (optimizer,) = precision.prepare(
+        [by_hand], [torch.optim.SGD(by_hand.parameters(), 0.1, momentum=0.9)]
+    )
     for number, (x, y) in enumerate(DataLoader(data(), batch_size=4)):
         with precision.autocast():
             loss = nn.functional.cross_entropy(model(x), y)

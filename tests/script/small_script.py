@@ -31,7 +31,9 @@ def two_networks() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
     return nets, [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
 
 
-def gan_loss(step: int, who: str, number: int, maker: nn.Module, judge: nn.Module, overflow: tuple[int, str]) -> Tensor:
+def gan_loss(
+    step: int, who: str, number: int, maker: nn.Module, judge: nn.Module, overflow: tuple[int, str]
+) -> Tensor:
     """Return a loss of the maker, or one of the judge's.
 
     Args:

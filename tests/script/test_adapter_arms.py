@@ -73,7 +73,16 @@ ARMS = [
     *("native:fp16", "O2"),
     *(
         pytest.param(arm, marks=pytest.mark.slow)
-        for arm in ("fp32", "bf16", "O0", "O1", "O3", "half:bf16", "half:masters=fp32,dynamic", "apex:O1,loss_scale=64")
+        for arm in (
+            "fp32",
+            "bf16",
+            "O0",
+            "O1",
+            "O3",
+            "half:bf16",
+            "half:masters=fp32,dynamic",
+            "apex:O1,loss_scale=64",
+        )
     ),
 ]
 KINDS = ("initialize", "backward", "plain_backward", "step", "note")
@@ -102,9 +111,19 @@ def test_an_arm_trains_both_scripts_alike(arm: str, text: str, tmp_path: Path, f
 
 
 PLACES = {  # the adapter, the import of the script, the script and the words that run it
-    "in_a_package": ("pkg/sub/adapter.py", "from .sub.adapter import amp", "pkg/train.py", ("-m", "pkg.train")),
+    "in_a_package": (
+        "pkg/sub/adapter.py",
+        "from .sub.adapter import amp",
+        "pkg/train.py",
+        ("-m", "pkg.train"),
+    ),
     "under_another_name": ("mixed.py", "import mixed as amp", "train.py", ("train.py",)),
-    "by_its_full_name": ("pkg/adapter.py", "import pkg.adapter\namp = pkg.adapter", "train.py", ("train.py",)),
+    "by_its_full_name": (
+        "pkg/adapter.py",
+        "import pkg.adapter\namp = pkg.adapter",
+        "train.py",
+        ("train.py",),
+    ),
 }
 
 
@@ -132,7 +151,14 @@ def test_the_adapter_acts_by_itself_as_the_script_is_written(tmp_path: Path, for
         losses = [row["loss"] for row in rows if row["kind"] == "backward"]
         assert [each == "inf" for each in losses] == [number == 2 for number in range(6)]
         assert max(each for each in losses if each != "inf") < 10
-        assert [row["applied"] for row in rows if row["kind"] == "step"] == [False, True, False, True, True, True]
+        assert [row["applied"] for row in rows if row["kind"] == "step"] == [
+            False,
+            True,
+            False,
+            True,
+            True,
+            True,
+        ]
 
 
 def test_an_opt_level_of_the_command_is_that_of_the_adapter(tmp_path: Path, forked_python: Any) -> None:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from tests.script.behind import arms
 from tests.script.small_script import ARMS
-from tests.script.trainings import Apex, Gan, Plain, Program, TorchAmp, Trained, assert_equal, train, train_gan
+from tests.script.trainings import (
+    Apex,
+    Gan,
+    Plain,
+    Program,
+    TorchAmp,
+    Trained,
+    assert_equal,
+    train,
+    train_gan,
+)
 
 pytestmark = pytest.mark.integration  # many trainings, each twice
 
@@ -44,7 +54,8 @@ PROGRAMS = st.builds(
 )
 
 
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # a first step that is skipped
+# a first step that is skipped
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 @settings(max_examples=24, deadline=None)
 @given(PROGRAMS, st.sampled_from(sorted(ARMS)))
 def test_a_script_for_apex_trains_as_written_by_hand(program: Program, arm: str) -> None:

@@ -54,12 +54,16 @@ def _notes(
             averaged = averaged or copy.deepcopy(model).requires_grad_(False)
             with torch.no_grad():
                 average(averaged, model, decay)
-    return [row["text"] for row in recorded if row["kind"] == "remark" and row["text"].startswith("an average")]
+    return [
+        row["text"] for row in recorded if row["kind"] == "remark" and row["text"].startswith("an average")
+    ]
 
 
 @pytest.mark.parametrize("average", [_by_lerp, _by_sum, _by_copy, _by_lists])
 @pytest.mark.parametrize(("arm", "dtype"), [("script", torch.bfloat16), ("half:bf16", torch.float32)])
-def test_an_average_that_stands_still_is_named(behind: Any, average: Average, arm: str, dtype: torch.dtype) -> None:
+def test_an_average_that_stands_still_is_named(
+    behind: Any, average: Average, arm: str, dtype: torch.dtype
+) -> None:
     (note,) = _notes(behind, arm, average, 0.9999, dtype)
     assert note.startswith("an average in bf16 stands still: 16 steps moved ")
     assert "test_averages.py:" in note

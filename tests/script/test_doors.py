@@ -42,7 +42,9 @@ def check(arm: str, door: str, optimizer: str, folder: Path, python: Any) -> str
 
 @pytest.mark.integration
 @covering({"arm": FEW, "door": list(DOORS), "optimizer": list(OPTIMIZERS)})
-def test_what_ran_is_what_was_declared(arm: str, door: str, optimizer: str, tmp_path: Path, forked_python: Any) -> None:
+def test_what_ran_is_what_was_declared(
+    arm: str, door: str, optimizer: str, tmp_path: Path, forked_python: Any
+) -> None:
     check(arm, door, optimizer, tmp_path, forked_python)
 
 
@@ -50,7 +52,8 @@ def test_what_ran_is_what_was_declared(arm: str, door: str, optimizer: str, tmp_
 @pytest.mark.parametrize("door", list(DOORS))
 def test_outputs_of_models_are_cast_in_every_door(door: str, tmp_path: Path, forked_python: Any) -> None:
     without, under = (
-        check(arm, door, "sgd", tmp_path, forked_python) for arm in ("apex:O1", "apex:O1,cast_model_outputs=bf16")
+        check(arm, door, "sgd", tmp_path, forked_python)
+        for arm in ("apex:O1", "apex:O1,cast_model_outputs=bf16")
     )
     assert under != without
 
@@ -66,7 +69,9 @@ def test_outputs_are_cast_as_by_apex(tmp_path: Path, forked_python: Any) -> None
 """
     by_apex = "from apex import amp\nmodel, optimizer = amp.initialize(model, optimizer, opt_level='O1', verbosity=0)\n"
     loop = "for step in range(4):\n    loss = model(x).square().mean()" + step
-    plain = loop.replace("with amp.scale_loss(loss, optimizer) as scaled:", "if True:").replace("scaled.", "loss.")
+    plain = loop.replace("with amp.scale_loss(loss, optimizer) as scaled:", "if True:").replace(
+        "scaled.", "loss."
+    )
     head = script_of("plain", "sgd").partition("for step")[0]
     printed = []
     for text in (head + plain, head + by_apex + loop):

@@ -12,7 +12,12 @@ from ampcompare.training.precision.base import make_precision
 from tests.script.small_script import batch
 from tests.script.test_stand_in import Rows
 
-ARMS = ["gemm:mxfp8", "gemm:nvfp4,sr,rht,tiles", "gemm:mxfp8,over=half:bf16+masters=fp32", "gemm:bf16,wgrad=mxfp4"]
+ARMS = [
+    "gemm:mxfp8",
+    "gemm:nvfp4,sr,rht,tiles",
+    "gemm:mxfp8,over=half:bf16+masters=fp32",
+    "gemm:bf16,wgrad=mxfp4",
+]
 
 
 class Net(nn.Module):
@@ -98,7 +103,8 @@ def test_a_script_trains_as_the_own_loop_does(behind: Any, arm: str, script: Any
     behind(arm, rows)
     model = script()
     assert all(
-        torch.equal(mine.detach().float(), other) for mine, other in zip(model.parameters(), expected, strict=True)
+        torch.equal(mine.detach().float(), other)
+        for mine, other in zip(model.parameters(), expected, strict=True)
     )
     assert "kept in bf16: head, which runs last" in rows.notes
 
@@ -121,7 +127,9 @@ def test_a_script_whose_products_are_not_of_linear_layers_is_refused(behind: Any
     model = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model(batch(0)[0][:, None]).float().square().mean().backward()
-    with pytest.raises(UnsupportedCombination, match=r"test_formats\.py:\d+: no linear layer .* compare native:bf16"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"test_formats\.py:\d+: no linear layer .* compare native:bf16"
+    ):
         optimizer.step()
 
 

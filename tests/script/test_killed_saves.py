@@ -93,7 +93,11 @@ def test_a_file_that_is_replaced_is_whole_after_every_kill(tmp_path: Path) -> No
 
 
 def test_points_lie_before_changes_and_within_what_is_written() -> None:
-    changes = [FileChange("makes", ("/f",)), FileChange("writes", ("/f/a",)), FileChange("renames", ("/f/a", "/f/b"))]
+    changes = [
+        FileChange("makes", ("/f",)),
+        FileChange("writes", ("/f/a",)),
+        FileChange("renames", ("/f/a", "/f/b")),
+    ]
     points = choose_kill_points(changes, [0, 100, 0], 10)
     assert [point for point in points if point.size is None] == [KillPoint(0), KillPoint(1), KillPoint(2)]
     assert [point.size for point in points if point.size is not None] == [0, 14, 28, 42, 57, 71, 85]

@@ -63,7 +63,8 @@ for step in range(4):
 WEIGHTS = "model.bfloat16()\nx = x.bfloat16()\n" + PLAIN
 ADAPTER = (
     "model[0].requires_grad_(False).bfloat16()\nmodel[0].register_forward_hook(lambda m, i, o: o.float())\n"
-    "x = x.bfloat16()\n" + PLAIN.replace("model.parameters()", "[p for p in model.parameters() if p.requires_grad]")
+    "x = x.bfloat16()\n"
+    + PLAIN.replace("model.parameters()", "[p for p in model.parameters() if p.requires_grad]")
 )
 MASTERS = """
 model.bfloat16()
@@ -103,14 +104,20 @@ def run(tmp_path: Path, forked_python: Any) -> Run:
 
 
 def types_of(ledger: Ledger) -> dict[str, Any]:
-    parts = {name: list(ledger.types_of_groups(name)) for name in ("weights", "masters", "gradients", "state")}
+    parts = {
+        name: list(ledger.types_of_groups(name)) for name in ("weights", "masters", "gradients", "state")
+    }
     return {**parts, "forward": list(ledger.forward), "backward": list(ledger.backward)}
 
 
 @pytest.mark.parametrize(
     ("text", "types", "facts"),
     [
-        (PLAIN, {"weights": ["fp32"], "forward": ["fp32"], "state": ["fp32"]}, {"loss_scale": None, "frozen": {}}),
+        (
+            PLAIN,
+            {"weights": ["fp32"], "forward": ["fp32"], "state": ["fp32"]},
+            {"loss_scale": None, "frozen": {}},
+        ),
         (AUTOCAST, {"weights": ["fp32"], "forward": ["bf16"], "backward": ["bf16"], "state": ["fp32"]}, {}),
         (SCALER, {"weights": ["fp32"], "forward": ["fp16"], "gradients": ["fp32"]}, {"loss_scale": 256.0}),
         (CLOSURE, {"weights": ["fp32"], "forward": ["fp32"], "gradients": ["fp32"], "state": []}, {}),
@@ -140,8 +147,13 @@ def test_lines_that_set_types_are_named(run: Run) -> None:
 
 def test_what_no_optimizer_trains_is_frozen(run: Run) -> None:
     """A part in no optimizer, and a frozen one that an optimizer has; it is neither a weight nor a master there."""
-    apart = ADAPTER.replace("requires_grad_(False).", "").replace("if p.requires_grad", "if p.dtype is torch.float32")
-    for text in (ADAPTER.replace("[p for p in model.parameters() if p.requires_grad]", "model.parameters()"), apart):
+    apart = ADAPTER.replace("requires_grad_(False).", "").replace(
+        "if p.requires_grad", "if p.dtype is torch.float32"
+    )
+    for text in (
+        ADAPTER.replace("[p for p in model.parameters() if p.requires_grad]", "model.parameters()"),
+        apart,
+    ):
         ledger = run(text)[0]
         assert (ledger.frozen, ledger.types_of_groups("weights"), ledger.types_of_groups("masters")) == (
             {"bf16": 1.0},
@@ -244,7 +256,9 @@ def test_an_arm_that_stops_acting_is_seen(run: Run) -> None:
     """A script that switches its autocast off after some steps trains these under another arm."""
     ledger, _ = run(OFF_LATER, "native:bf16")
     differing = [
-        role.difference_text for role in role_comparisons(Arm.parse("native:bf16").roles, ledger) if role.differs
+        role.difference_text
+        for role in role_comparisons(Arm.parse("native:bf16").roles, ledger)
+        if role.differs
     ]
     assert len(differing) == 1
     assert "(none in bf16 in step 20), bf16 was asked" in differing[0]
@@ -275,7 +289,9 @@ scaler.update()
 """
 
 
-@pytest.mark.parametrize(("options", "reports"), [((), True), (("--ledger",), True), (("--arm", "fp32"), False)])
+@pytest.mark.parametrize(
+    ("options", "reports"), [((), True), (("--ledger",), True), (("--arm", "fp32"), False)]
+)
 def test_mistakes_are_found_in_the_script_as_it_is(
     options: tuple[str, ...], reports: bool, tmp_path: Path, forked_python: Any
 ) -> None:
@@ -370,7 +386,9 @@ def test_a_master_belongs_to_the_weight_it_is_copied_to(run: Run, text: str, arm
     assert ledger.types_of_groups("weights") == {weights: 1.0}
     assert ledger.types_of_groups("masters") == ({} if weights == "fp32" else {"fp32": 1.0})
     assert ledger.frozen == ({weights: 1.0} if text is SKIPS else {})
-    assert sum(group.parameters for group in ledger.groups) == {SKIPS: 10, GAN: 80, IN_BACKWARD: 40}.get(text, 60)
+    assert sum(group.parameters for group in ledger.groups) == {SKIPS: 10, GAN: 80, IN_BACKWARD: 40}.get(
+        text, 60
+    )
 
 
 DISTILLED = """

@@ -50,7 +50,10 @@ def test_lifted_weights_train_as_fp32_ones(behind: Any, arm: str) -> None:
 
 def test_the_script_stays_as_written(behind: Any) -> None:
     behind("script")
-    assert {value.dtype for value in trained(network().bfloat16(), torch.bfloat16)} == {torch.bfloat16, torch.int64}
+    assert {value.dtype for value in trained(network().bfloat16(), torch.bfloat16)} == {
+        torch.bfloat16,
+        torch.int64,
+    }
 
 
 class Adapted(nn.Module):
@@ -70,7 +73,11 @@ class Adapted(nn.Module):
 def test_adapters_over_a_frozen_base_train(behind: Any, arm: str) -> None:
     """Frozen weights keep their type, or follow an arm that casts the model; no module gets tensors of two types."""
     behind(arm)
-    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)).bfloat16().requires_grad_(False)
+    model = (
+        nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+        .bfloat16()
+        .requires_grad_(False)
+    )
     model[0], model[3] = Adapted(model[0]), Adapted(model[3])  # type: ignore[arg-type]
     before = [param.detach().float() for param in model.parameters()]
     trained(model, torch.bfloat16)
@@ -153,9 +160,13 @@ def test_a_step_with_masters_of_the_script_is_refused(behind: Any, arm: str) -> 
     """It moves gradients and weights by itself: one master for each weight, or one for all."""
     behind(arm)
     model = network().half()
-    optimizer = torch.optim.SGD([torch.cat([param.detach().float().flatten() for param in model.parameters()])], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [torch.cat([param.detach().float().flatten() for param in model.parameters()])], lr=0.1
+    )
     assert optimizer.param_groups
-    with pytest.raises(UnsupportedCombination, match=r"test_lifted_weights\.py:\d+: .*fp32 masters of its own"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"test_lifted_weights\.py:\d+: .*fp32 masters of its own"
+    ):
         model(batch(0)[0].half())
 
 
@@ -173,7 +184,9 @@ def of_fp16_utils() -> Any:
 
 @pytest.mark.parametrize("kind", [of_2018, of_fp16_utils])
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "O2"])
-def test_a_script_with_fp16_optimizer_trains_as_one_without(behind: Any, arm: str, kind: Callable[[], Any]) -> None:
+def test_a_script_with_fp16_optimizer_trains_as_one_without(
+    behind: Any, arm: str, kind: Callable[[], Any]
+) -> None:
     """Its loss scale and masters are the arm's to decide, and each step is recorded once, with the loss as it is."""
     behind(arm)
     expected = trained(network().half().float(), torch.float32)
@@ -204,7 +217,9 @@ def test_a_mapping_keeps_its_type() -> None:
         def __getattr__(self, name: str) -> Tensor:
             return self[name]
 
-    output = map_tensors_in_tree(Output(loss=torch.ones(1, dtype=torch.float16)), lambda tensor: tensor.float())
+    output = map_tensors_in_tree(
+        Output(loss=torch.ones(1, dtype=torch.float16)), lambda tensor: tensor.float()
+    )
     assert output.loss.dtype is torch.float32
 
 
@@ -260,7 +275,11 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.query, self.value = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+        self.first, self.query, self.value = (
+            nn.Linear(6, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 4).requires_grad_(False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)

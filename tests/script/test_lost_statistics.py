@@ -14,7 +14,8 @@ from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
 
 def test_layers_with_finite_weights_and_other_statistics_are_named() -> None:
     lost, diverged = (
-        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ModuleDict({"norm": nn.BatchNorm1d(2)})) for _ in range(2)
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ModuleDict({"norm": nn.BatchNorm1d(2)}))
+        for _ in range(2)
     )
     with torch.no_grad():
         lost[2]["norm"](torch.full((4, 2), torch.inf))

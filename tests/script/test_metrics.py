@@ -46,6 +46,17 @@ def test_numbers_are_caught(logged: list[tuple[str, float, str]]) -> None:
     wandb.log({"b": {"c": torch.tensor(2.0)}, "name": "x", "image": torch.ones(2, 2)}, step=3)
     mlflow.log_metric("d", 3.0, step=1)
     mlflow.log_metrics({"e": 4})
-    writers.SummaryWriter().add_scalar("val/acc", torch.tensor([0.5], requires_grad=True), 3)  # torch does not warn
-    assert [(name, value) for name, value, _ in logged] == [("a", 1), ("b/c", 2), ("d", 3), ("e", 4), ("val/acc", 0.5)]
-    assert {source for _, _, source in logged} == {"wandb.log", "mlflow.log_metric", "SummaryWriter.add_scalar"}
+    # torch does not warn
+    writers.SummaryWriter().add_scalar("val/acc", torch.tensor([0.5], requires_grad=True), 3)
+    assert [(name, value) for name, value, _ in logged] == [
+        ("a", 1),
+        ("b/c", 2),
+        ("d", 3),
+        ("e", 4),
+        ("val/acc", 0.5),
+    ]
+    assert {source for _, _, source in logged} == {
+        "wandb.log",
+        "mlflow.log_metric",
+        "SummaryWriter.add_scalar",
+    }

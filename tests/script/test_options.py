@@ -8,7 +8,17 @@ import torch
 
 from ampcompare.base.errors import BackendUnavailable
 from tests.covering import covering
-from tests.script.trainings import Apex, OurLoop, Plain, Program, TorchAmp, Trained, assert_equal, has_bits, train
+from tests.script.trainings import (
+    Apex,
+    OurLoop,
+    Plain,
+    Program,
+    TorchAmp,
+    Trained,
+    assert_equal,
+    has_bits,
+    train,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 ARMS = {

@@ -25,7 +25,9 @@ def test_first_batches_are_those_of_the_first_module_after_each_backward_pass() 
 def test_a_batch_is_what_the_script_passes_by_name_too() -> None:
     """And not what an arm makes of it."""
     events = Subscriptions(Layer.STAND_IN)
-    events.wrap(*Points.FORWARD, lambda original, module, *args, **kwargs: original(module, input=torch.zeros(1, 2)))
+    events.wrap(
+        *Points.FORWARD, lambda original, module, *args, **kwargs: original(module, input=torch.zeros(1, 2))
+    )
     batches = FirstBatchHashes(lambda hashes, draws: None)
     for value in (1.0, 2.0):
         nn.Linear(2, 2)(input=torch.full((1, 2), value)).sum().backward()

@@ -14,7 +14,8 @@ from torch.optim import SGD, AdamW
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.script.recording.recorder import Recorder, Rows
 
-Line = Callable[[nn.Module, Tensor, int], Any]  # of the training loop, given the loss and the number of the step
+# of the training loop, given the loss and the number of the step
+Line = Callable[[nn.Module, Tensor, int], Any]
 
 
 def _remarks(
@@ -46,7 +47,9 @@ ONE = torch.ones(())
 
 @pytest.mark.parametrize(("dtype", "is_lost"), [(torch.bfloat16, True), (torch.float32, False)])
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_sum_that_stands_still_is_named(behind: Any, dtype: torch.dtype, is_lost: bool, inference: bool) -> None:
+def test_a_sum_that_stands_still_is_named(
+    behind: Any, dtype: torch.dtype, is_lost: bool, inference: bool
+) -> None:
     with torch.inference_mode(inference):
         total = torch.zeros((), dtype=dtype)
 
@@ -65,7 +68,9 @@ def test_a_sum_that_stands_still_is_named(behind: Any, dtype: torch.dtype, is_lo
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("by_zero", [False, True])
 @pytest.mark.parametrize(("length", "is_lost"), [(320, True), (200, False)])
-def test_a_sum_that_is_made_again_goes_on(behind: Any, length: int, is_lost: bool, by_zero: bool, keeps: bool) -> None:
+def test_a_sum_that_is_made_again_goes_on(
+    behind: Any, length: int, is_lost: bool, by_zero: bool, keeps: bool
+) -> None:
     """As in each epoch: anew or set to 0, whether or not the one before is kept."""
     total, kept = torch.zeros((), dtype=torch.bfloat16), []
 
@@ -100,11 +105,15 @@ def test_a_sum_that_begins_late_is_seen(behind: Any) -> None:
 def test_an_average_of_few_elements_is_no_sum(behind: Any) -> None:
     """Its factor lies between two additions; an average that does not stand still has no remark at all."""
     average = torch.full((4,), 1.0, dtype=torch.bfloat16)
-    found = _remarks(behind, lambda *_: average.mul_(0.98).add_(torch.full((4,), 1e-4)), model=_linear(), steps=200)
+    found = _remarks(
+        behind, lambda *_: average.mul_(0.98).add_(torch.full((4,), 1e-4)), model=_linear(), steps=200
+    )
     assert found == []
 
 
-@pytest.mark.parametrize("given", [True, 1, torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.int64)])
+@pytest.mark.parametrize(
+    "given", [True, 1, torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.int64)]
+)
 def test_a_sum_may_get_anything(behind: Any, given: Any) -> None:
     """Numbers and masks, also where 16 bits are the default type, and without gradients."""
     total = torch.zeros(2, dtype=torch.float16)
@@ -132,7 +141,9 @@ def test_a_sum_of_zeros_is_none(behind: Any) -> None:
         (torch.float32, 0.9999, False),
     ],
 )
-def test_a_decay_that_does_nothing_is_named(behind: Any, dtype: torch.dtype, decay: float, is_lost: bool) -> None:
+def test_a_decay_that_does_nothing_is_named(
+    behind: Any, dtype: torch.dtype, decay: float, is_lost: bool
+) -> None:
     """As that of a codebook, whose counts grow by what is added and never fall."""
     counts = torch.linspace(1, 2, 64).to(dtype)
     before = counts.clone()
@@ -161,7 +172,9 @@ def test_a_weight_decay_that_does_nothing_is_named(
         return AdamW(params, rate, weight_decay=decay)
 
     found = _remarks(behind, lambda *_: None, model=_linear(dtype), arm=arm, optimizer=adamw)
-    assert [text.partition(" at ")[0] for text in found] == ["the weight decay of AdamW does nothing"] * is_lost
+    assert [text.partition(" at ")[0] for text in found] == [
+        "the weight decay of AdamW does nothing"
+    ] * is_lost
 
 
 @pytest.mark.parametrize(
@@ -174,7 +187,9 @@ def test_running_statistics_that_stand_still_are_named(
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, momentum=momentum)).to(dtype)
     found = _remarks(behind, lambda *_: None, model=model)
     assert len(found) == is_lost
-    assert not is_lost or found[0].startswith("running statistics in bf16 stand still in 1 layers (BatchNorm1d")
+    assert not is_lost or found[0].startswith(
+        "running statistics in bf16 stand still in 1 layers (BatchNorm1d"
+    )
 
 
 def _evaluate(model: nn.Module, loss: Tensor, step: int) -> None:
@@ -197,7 +212,9 @@ def _evaluate_and_restore(model: nn.Module, loss: Tensor, step: int) -> None:
 @pytest.mark.parametrize(
     ("line", "is_rounded"), [(_evaluate, True), (_evaluate_copy, False), (_evaluate_and_restore, False)]
 )
-def test_weights_that_were_cast_and_back_are_named(behind: Any, arm: str, line: Line, is_rounded: bool) -> None:
+def test_weights_that_were_cast_and_back_are_named(
+    behind: Any, arm: str, line: Line, is_rounded: bool
+) -> None:
     found = _remarks(behind, line, model=_linear(), arm=arm)
     assert len(found) == is_rounded
     assert not is_rounded or found[0].startswith("fp32 weights were cast to bf16 between two steps and back")
@@ -263,7 +280,10 @@ def test_an_index_out_of_bounds_has_its_reason(behind: Any) -> None:
     with pytest.raises(IndexError) as raised:
         _train_by_time(torch.tensor([3.0, 999.0]), 1000)
     explained = str(stand_in.find_refusal_of_error(raised.value))
-    assert "rounds the whole numbers of time of _Table: 999 becomes 1000 (IndexError: index 1000 is out of" in explained
+    assert (
+        "rounds the whole numbers of time of _Table: 999 becomes 1000 (IndexError: index 1000 is out of"
+        in explained
+    )
     assert "native:bf16" in explained
     assert behind("half:bf16,masters=fp32").find_refusal_of_error(raised.value) is None
 

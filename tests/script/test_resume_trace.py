@@ -49,4 +49,6 @@ def test_what_is_held_is_read_without_code_of_its_owner() -> None:
     assert resume_trace._tensors_held_by([tensor])[0] is resume_trace._tensors_held_by((tensor,))[0] is tensor
     assert all(isinstance(each, Tensor) for each in resume_trace._tensors_held_by(nn.Linear(2, 1)))
     owner = types.SimpleNamespace(held=[LazyObject(), LazyObject()])
-    assert not any("held" in name for name in resume_trace._digests_of_averages([nn.Linear(2, 1)], set(), [owner]))
+    assert not any(
+        "held" in name for name in resume_trace._digests_of_averages([nn.Linear(2, 1)], set(), [owner])
+    )

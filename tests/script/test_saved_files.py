@@ -58,7 +58,10 @@ def test_files_of_torch_and_pickle_and_buffers(rows: Rows) -> None:
     torch.load("a.pt")
     with open("b.pkl", "rb") as file:
         pickle.load(file)
-    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == TraceRowKind.LOAD] == ["a.pt", "b.pkl"]
+    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == TraceRowKind.LOAD] == [
+        "a.pt",
+        "b.pkl",
+    ]
 
 
 def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
@@ -83,7 +86,9 @@ def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
 
 def test_parts_are_known_by_their_form() -> None:
     assert set(parts_of_saved_object({"x": [state()]})) == {"model", "optimizer", "generator"}
-    assert list(parts_of_saved_object({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})) == [
+    assert list(
+        parts_of_saved_object({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})
+    ) == [
         "scheduler",
         "scaler",
     ]

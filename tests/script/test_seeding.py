@@ -47,7 +47,8 @@ SCRIPTS = {
         "drawn = list(DistributedSampler(data, num_replicas=2, rank=0))"
     ),
     "Accelerate": (
-        LOADER + "from accelerate import Accelerator\nfrom accelerate.utils import DataLoaderConfiguration, set_seed\n"
+        LOADER
+        + "from accelerate import Accelerator\nfrom accelerate.utils import DataLoaderConfiguration, set_seed\n"
         "with_seeds = DataLoaderConfiguration(use_seedable_sampler=True)\n"
         "accelerator = Accelerator(cpu=True, dataloader_config=with_seeds); set_seed(42)\n"
         "drawn = [batch[0].tolist() for batch in accelerator.prepare(loader())]"
@@ -84,7 +85,9 @@ def kept_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_rng_state(states[2])
 
 
-def run(source: str, seed: int | None, shifts: Literal["global", "all"] | None = "global") -> tuple[Any, SeedWatch]:
+def run(
+    source: str, seed: int | None, shifts: Literal["global", "all"] | None = "global"
+) -> tuple[Any, SeedWatch]:
     """Return what a script leaves in `drawn`, under the seed of a cell; without one as plain Python runs it."""
     world = {"random": random, "np": np, "torch": torch, "os": os}
     seeding = SeedWatch(SEED_STRIDE * (seed or 0), shifts)
@@ -103,9 +106,14 @@ def test_seeds_are_runs_of_their_own(how: str) -> None:
     written = run(SCRIPTS[how], None)[0]
     first, second, third = (run(SCRIPTS[how], seed)[0] for seed in range(3))
     assert first == written
-    parts = [first, second, third] if not isinstance(first, list) else [*zip(first, second, third, strict=True)]
+    parts = (
+        [first, second, third] if not isinstance(first, list) else [*zip(first, second, third, strict=True)]
+    )
     for one, other, last in parts if isinstance(first, list) else [parts]:
-        assert how in ("batches", "a sampler of a library", "Accelerate") or len({str(one), str(other), str(last)}) == 3
+        assert (
+            how in ("batches", "a sampler of a library", "Accelerate")
+            or len({str(one), str(other), str(last)}) == 3
+        )
     assert len({str(first), str(second), str(third)}) == 3
     assert run(SCRIPTS[how], 1)[0] == second
     assert run(SCRIPTS[how], 2, "all")[0] == third
@@ -190,7 +198,9 @@ def test_a_seed_that_cannot_be_shifted_is_noted(after: str) -> None:
         found, seeding = run(source + after, 1, shifts)
         assert found == written
         noted = [call for call in seeding.seed_calls if call["kind"] == "state"]
-        assert [(call["function"], call["place"]) for call in noted] == [("torch.default_generator.manual_seed", "")]
+        assert [(call["function"], call["place"]) for call in noted] == [
+            ("torch.default_generator.manual_seed", "")
+        ]
 
 
 def test_workers_of_a_loader_follow() -> None:

@@ -38,7 +38,9 @@ class Rows(recorder.Rows):
     steps = property(lambda self: len(self._of("step")))
 
 
-def script(scale: bool = True, steps: int = 4, overflow_at: int = -1) -> tuple[list[Tensor], list[torch.dtype], Any]:
+def script(
+    scale: bool = True, steps: int = 4, overflow_at: int = -1
+) -> tuple[list[Tensor], list[torch.dtype], Any]:
     """Train as a user's script does, with autocast and GradScaler in fp16."""
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
@@ -111,7 +113,11 @@ def test_a_scaler_without_a_scale_has_its_state(behind: Any, arm: str) -> None:
     state = scaler.state_dict()
     assert set(state) == keys
     assert (state["scale"], scaler.get_scale(), state["growth_interval"]) == (1.0, 1.0, 2)
-    assert (scaler.get_growth_interval(), scaler.get_growth_factor(), scaler.get_backoff_factor()) == (2, 2.0, 0.5)
+    assert (scaler.get_growth_interval(), scaler.get_growth_factor(), scaler.get_backoff_factor()) == (
+        2,
+        2.0,
+        0.5,
+    )
     scaler.load_state_dict(state)
     assert torch.amp.GradScaler("cpu", enabled=False).state_dict() == {}
 
@@ -160,7 +166,9 @@ def switchable(
     model = nn.Linear(6, 3) if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scales = torch.amp.GradScaler(device, enabled=scaler)
-    block = nullcontext() if autocast is None else torch.autocast(device, dtype=torch.bfloat16, enabled=autocast)
+    block = (
+        nullcontext() if autocast is None else torch.autocast(device, dtype=torch.bfloat16, enabled=autocast)
+    )
     with block:
         out = model(torch.ones(2, 6))
     scales.scale(out.float().square().mean()).backward()
@@ -279,7 +287,9 @@ def test_a_step_of_a_scaler_that_scaled_nothing_is_refused(behind: Any, arm: str
             scaler.step(optimizer)
             scaler.update()
     loss.backward()
-    with pytest.raises(ScalingError, match=r"test_stand_in\.py:\d+: .*has scaled no loss since its last update"):
+    with pytest.raises(
+        ScalingError, match=r"test_stand_in\.py:\d+: .*has scaled no loss since its last update"
+    ):
         scaler.step(optimizer)
 
 
@@ -302,7 +312,9 @@ def test_amp_that_is_switched_off_is_refused(behind: Any) -> None:
     from ampcompare.apex import amp
 
     model = nn.Linear(6, 3)
-    with pytest.raises(UnsupportedCombination, match=r"test_stand_in\.py:\d+: amp\.initialize has enabled=False"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"test_stand_in\.py:\d+: amp\.initialize has enabled=False"
+    ):
         amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), enabled=False)
 
 
@@ -328,7 +340,9 @@ def test_a_closure_is_refused_where_a_step_may_be_skipped(behind: Any, arm: str)
     behind(arm)
     model = nn.Linear(6, 3)
     optimizer, scaler = torch.optim.LBFGS(model.parameters()), torch.amp.GradScaler("cpu")
-    with pytest.raises(UnsupportedCombination, match=r"test_stand_in\.py:\d+: scaler\.step is called with a closure"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"test_stand_in\.py:\d+: scaler\.step is called with a closure"
+    ):
         scaler.step(optimizer, lambda: 0.0)
 
 
@@ -500,7 +514,8 @@ def frequencies(x: Tensor) -> Tensor:
 
 
 IN_16_BITS = (
-    r"torch cannot compute this in 16 bits on this device \(.*\); compare fp32, or cast its inputs to fp32 there$"
+    r"torch cannot compute this in 16 bits on this device \(.*\); compare fp32, or cast "
+    r"its inputs to fp32 there$"
 )
 KEPT = r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*; "
 ONE_TYPE = r"give it tensors of one type there, for example with .to\(other.dtype\)$"
@@ -528,7 +543,11 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
             )
             for arm in ("apex:O1", "apex:O2", "native:fp16", "half")
         ),
-        ("apex:O1", Graph, rf"test_stand_in.py:\d+: under apex:O1 .* Apex's lists .* lack it \(.*\); {ONE_TYPE}"),
+        (
+            "apex:O1",
+            Graph,
+            rf"test_stand_in.py:\d+: under apex:O1 .* Apex's lists .* lack it \(.*\); {ONE_TYPE}",
+        ),
         (
             "apex:O2",
             Turn,
@@ -538,7 +557,11 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
         ("apex:O2", partial(Inside, spectrum), IN_16_BITS),
         ("apex:O1", partial(Inside, spectrum), IN_16_BITS),
         *(
-            (arm, partial(Outside, frequencies), IN_16_BITS.replace("compare fp32", f"compare {kept}=inside or fp32"))
+            (
+                arm,
+                partial(Outside, frequencies),
+                IN_16_BITS.replace("compare fp32", f"compare {kept}=inside or fp32"),
+            )
             for arm, kept in (("apex:O1", "apex:O1,keep_fp32"), ("native:bf16", "native:bf16,keep_fp32"))
         ),
         (
@@ -552,10 +575,16 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
             r"Product gets tensors of both types in its backward pass, where autocast is off \(.*\); compare fp32, or "
             r"decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd$",
         ),
-        ("apex:O1", Attention, rf".*Apex's lists .* lack it .*; compare native:bf16 or native:fp16, or {ONE_TYPE}"),
+        (
+            "apex:O1",
+            Attention,
+            rf".*Apex's lists .* lack it .*; compare native:bf16 or native:fp16, or {ONE_TYPE}",
+        ),
     ],
 )
-def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: Callable[[], nn.Module], why: str) -> None:
+def test_types_that_do_not_fit_are_explained(
+    behind: Any, arm: str, kind: Callable[[], nn.Module], why: str
+) -> None:
     """What torch raises on mixed types names the line, the arm and the way out; other errors and fp32 are as raised."""
     stand_in = behind(arm)
     model = kind()

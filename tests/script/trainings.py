@@ -114,7 +114,8 @@ class TorchAmp(Plain):
         return self.cast() if self.whole else nullcontext()
 
     def call(self, model: nn.Module, x: Tensor) -> Tensor:
-        if self.whole:  # what autocast for CUDA rounds in a loss of 16-bit outputs, it does not in one of fp32 outputs
+        # what autocast for CUDA rounds in a loss of 16-bit outputs, it does not in one of fp32 outputs
+        if self.whole:
             return model(x).float()  # type: ignore[no-any-return]
         with self.cast():
             out: Tensor = model(x)
@@ -153,7 +154,9 @@ class Apex(Plain):
         if len(models) == 1:
             model, optimizer = self.amp.initialize(models[0], optimizers[0], **options)
             return [model], [optimizer]
-        prepared: tuple[list[Any], list[Any]] = self.amp.initialize(models, optimizers, num_losses=3, **options)
+        prepared: tuple[list[Any], list[Any]] = self.amp.initialize(
+            models, optimizers, num_losses=3, **options
+        )
         return prepared
 
     def backward(self, loss: Tensor, optimizer: Any, *, last: bool, number: int = 0) -> None:
@@ -277,7 +280,9 @@ def passes(program: Program, side: Plain, model: nn.Module, optimizer: Any, step
     return total
 
 
-def train(program: Program, make: Callable[[], Plain], seen: Callable[[Any], Any] = methodcaller("state")) -> Trained:
+def train(
+    program: Program, make: Callable[[], Plain], seen: Callable[[Any], Any] = methodcaller("state")
+) -> Trained:
     """Return the weights and buffers after each step, and what is seen of the side then."""
     side = make()
     model, optimizer, scheduler = begin(program, side, network())
@@ -337,8 +342,12 @@ def train_gan(program: Gan, side: Plain, seen: Callable[[Any], Any] = methodcall
         for number in range(count):
             overflow = (step, who) if (step, who) in program.overflows else (-1, "")
             with side.forward():
-                loss = gan_loss(step, who, number, partial(side.call, maker), partial(side.call, judge), overflow)  # type: ignore[arg-type]
-            side.backward(loss, optimizer, last=number == count - 1 or not isinstance(side, OurLoop), number=number)
+                loss = gan_loss(
+                    step, who, number, partial(side.call, maker), partial(side.call, judge), overflow
+                )  # type: ignore[arg-type]
+            side.backward(
+                loss, optimizer, last=number == count - 1 or not isinstance(side, OurLoop), number=number
+            )
 
     def update(*pairs: tuple[Any, Any]) -> None:
         for model, optimizer in pairs if program.clip else ():
@@ -351,14 +360,18 @@ def train_gan(program: Gan, side: Plain, seen: Callable[[Any], Any] = methodcall
             update((judge, for_judge))
         backward("maker", program.micro, step)
         update(*([(judge, for_judge)] if together else []), (maker, for_maker))
-        after.append(([value.clone() for net in (maker, judge) for value in net.state_dict().values()], seen(side)))
+        after.append(
+            ([value.clone() for net in (maker, judge) for value in net.state_dict().values()], seen(side))
+        )
     side.end()
     return after
 
 
 def has_bits(one: Tensor, other: Tensor) -> bool:
     """Return whether both have the same type and bits: a NaN equals a NaN."""
-    return one.dtype is other.dtype and torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))
+    return one.dtype is other.dtype and torch.equal(
+        *(each.reshape(-1).view(torch.uint8) for each in (one, other))
+    )
 
 
 def assert_equal(one: Trained, other: Trained, what: object = "") -> None:

@@ -19,7 +19,10 @@ from ampcompare.settings.command_words import python_words, why_no_module
         ("python -m pkg.train --lr 1", "-m pkg.train --lr 1"),
         ("python -m torch.distributed.launch train.py", "-m torch.distributed.launch train.py"),
         ("python -m torch.distributed.run train.py", "-m torch.distributed.run train.py"),
-        ("accelerate launch --num_processes 2 train.py", "-m accelerate.commands.launch --num_processes 2 train.py"),
+        (
+            "accelerate launch --num_processes 2 train.py",
+            "-m accelerate.commands.launch --num_processes 2 train.py",
+        ),
         ("accelerate-launch train.py", "-m accelerate.commands.launch train.py"),
         ("deepspeed --num_gpus 2 train.py", "-m deepspeed.launcher.runner --num_gpus 2 train.py"),
         ("/usr/bin/env/absent.py", "/usr/bin/env/absent.py"),
@@ -42,7 +45,10 @@ def test_the_interpreter_of_ampcompare_is_dropped() -> None:
         ("python -O train.py", "PYTHONOPTIMIZE"),
         ("CUDA_VISIBLE_DEVICES=0 python train.py", "CUDA_VISIBLE_DEVICES=0 ampcompare"),
         ("mpirun -n 2 python train.py --lr 1", r"--nproc-per-node N -- train\.py --lr 1"),
-        ("torchrun --standalone --nproc_per_node=2 train.py --lr 1", r": --nproc-per-node 2 -- train\.py --lr 1"),
+        (
+            "torchrun --standalone --nproc_per_node=2 train.py --lr 1",
+            r": --nproc-per-node 2 -- train\.py --lr 1",
+        ),
         ("torchrun --nproc-per-node 4 train.py", r": --nproc-per-node 4 -- train\.py"),
         ("srun train.py", r"--nproc-per-node N -- train\.py"),
         ("uv run train.py --lr 1", r"uv \.\.\. ampcompare, and give after --: train\.py --lr 1"),
@@ -65,13 +71,22 @@ def test_a_file_is_a_script_whatever_its_name(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("typed", "why"),
     [
-        ("deepspeed --num_gpus 2 train.py --lr 1", r"deepspeed is not .*: --nproc-per-node 2 -- train\.py --lr 1$"),
-        ("deepspeed train.py", r"^deepspeed is not installed; ampcompare .*: --nproc-per-node N -- train\.py$"),
+        (
+            "deepspeed --num_gpus 2 train.py --lr 1",
+            r"deepspeed is not .*: --nproc-per-node 2 -- train\.py --lr 1$",
+        ),
+        (
+            "deepspeed train.py",
+            r"^deepspeed is not installed; ampcompare .*: --nproc-per-node N -- train\.py$",
+        ),
         (
             "accelerate launch --num_processes=4 train.py",
             r"^accelerate is not installed, so there is no accelerate launch; .*-node 4 -- train\.py$",
         ),
-        ("python -m pkg.train --lr 1", "^there is no module pkg.train to run; check its name and PYTHONPATH$"),
+        (
+            "python -m pkg.train --lr 1",
+            "^there is no module pkg.train to run; check its name and PYTHONPATH$",
+        ),
     ],
 )
 def test_a_launcher_that_is_not_installed_is_named(typed: str, why: str) -> None:

@@ -37,7 +37,11 @@ def _nested(place: str, value: Any) -> dict[str, Any]:
         ),
         ("device", "cuda:x", "device 'cuda:x' is unknown"),
         ("arm", "apex:02", "write O2"),
-        ("eval_precision", "fp32,int8", "no precision 'int8' to evaluate in; choose from fp32, bf16, fp16, float64, "),
+        (
+            "eval_precision",
+            "fp32,int8",
+            "no precision 'int8' to evaluate in; choose from fp32, bf16, fp16, float64, ",
+        ),
         ("on_nan", "ignore", "known are stop, continue, skip, rollback, fallback:ARM (seen: 'ignore')"),
         ("recipe.optimizer", 3, "recipe.optimizer: it is a group of settings, name, lr, momentum"),
         ("recipe.data.name", ["x" * 9999], "recipe.data.name: must be a string (seen: ['xxx"),
@@ -139,7 +143,11 @@ def test_precisions_to_evaluate_in_have_one_name() -> None:
     config = build_validated_model(RunConfig, {"eval_precision": "half,bfloat16,,double,autocast:float16"})
     assert config.eval_precision == ("fp16", "bf16", "float64", "autocast:fp16")
     assert build_validated_model(RunConfig, config.model_dump(mode="json")) == config
-    assert build_validated_model(RunConfig, {"eval_precision": ""}).digest() == RunConfig().digest() != config.digest()
+    assert (
+        build_validated_model(RunConfig, {"eval_precision": ""}).digest()
+        == RunConfig().digest()
+        != config.digest()
+    )
 
 
 def test_an_older_name_of_a_setting_names_the_same_cell() -> None:
@@ -157,7 +165,8 @@ def test_several_processes_share_gradients() -> None:
     """Several processes train by ddp unless told otherwise, and not as replicas that know nothing of each other."""
     assert build_validated_model(RunConfig, {"processes": 2}).parallel.kind == "ddp"
     assert (
-        build_validated_model(RunConfig, {"processes": 2, "parallel": {"kind": "apex-ddp"}}).parallel.kind == "apex-ddp"
+        build_validated_model(RunConfig, {"processes": 2, "parallel": {"kind": "apex-ddp"}}).parallel.kind
+        == "apex-ddp"
     )
     assert build_validated_model(RunConfig, {}).parallel.kind == "none"
     for kind in ("none", "dp"):
@@ -256,14 +265,28 @@ def test_settings_that_need_whole_weights(values: dict[str, Any]) -> None:
             {"arm": "apex:O2"},
             "apex:O2 does not run on xpu: Apex, and the engine that reproduces it, support",
         ),
-        ({"arm": "fp8:rowwise"}, "fp8:rowwise does not run on xpu: its backend supports CPUs and CUDA GPUs only"),
+        (
+            {"arm": "fp8:rowwise"},
+            "fp8:rowwise does not run on xpu: its backend supports CPUs and CUDA GPUs only",
+        ),
         ({"arm": "fp32:tf32"}, "does not run on xpu: TF32 exists on NVIDIA GPUs only"),
-        ({"arm": "native:bf16", "processes": 2}, "2 processes share their gradients on a CPU or on GPUs of CUDA only"),
-        ({"arm": "native:bf16", "parallel": {"kind": "fsdp"}}, "parallel kind fsdp works on a CPU or on GPUs of CUDA"),
-        ({"recipe": {"optimizer": {"skip_on_device": True}}}, "skip_on_device skips steps on a CPU or on GPUs of CUDA"),
+        (
+            {"arm": "native:bf16", "processes": 2},
+            "2 processes share their gradients on a CPU or on GPUs of CUDA only",
+        ),
+        (
+            {"arm": "native:bf16", "parallel": {"kind": "fsdp"}},
+            "parallel kind fsdp works on a CPU or on GPUs of CUDA",
+        ),
+        (
+            {"recipe": {"optimizer": {"skip_on_device": True}}},
+            "skip_on_device skips steps on a CPU or on GPUs of CUDA",
+        ),
     ],
 )
-def test_what_needs_more_than_torch_is_refused_on_another_accelerator(values: dict[str, Any], why: str) -> None:
+def test_what_needs_more_than_torch_is_refused_on_another_accelerator(
+    values: dict[str, Any], why: str
+) -> None:
     """Each refusal says which part of the settings is at home elsewhere."""
     with pytest.raises((ConfigError, ValueError)) as caught:
         RunConfig.model_validate({"device": "xpu:1", **values})
@@ -314,12 +337,15 @@ def test_all_mistakes_are_told_at_once() -> None:
         ({"arm": "apex:O2", "script": {"name": "train.py"}}, "cuda"),
     ],
 )
-def test_a_digest_changes_where_autocast_casts_otherwise_than_before(values: dict[str, Any], former: str) -> None:
+def test_a_digest_changes_where_autocast_casts_otherwise_than_before(
+    values: dict[str, Any], former: str
+) -> None:
     """Settings from before `autocast_lists` are those with the lists that acted then."""
     older = RunConfig.model_validate(values).model_dump(mode="json")
     del older["autocast_lists"]
     digests = {
-        lists: RunConfig.model_validate({**values, "autocast_lists": lists}).digest() for lists in ("cuda", "cpu")
+        lists: RunConfig.model_validate({**values, "autocast_lists": lists}).digest()
+        for lists in ("cuda", "cpu")
     }
     assert digests["cuda"] != digests["cpu"]
     assert digests[former] == settings_digest(older)

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 import ampcompare
-from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
+from ampcompare.base.errors import (
+    AmpCompareError,
+    CheckpointError,
+    ConfigError,
+    EnvironmentUnfit,
+    LaunchError,
+)
 from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.settings.examination import result_of_answer, return_user_errors
 

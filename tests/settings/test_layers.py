@@ -15,7 +15,9 @@ def test_the_last_layer_wins_and_says_so() -> None:
     settled = resolve_settings(
         [
             Layer("low", {"recipe": {"epochs": 3, "optimizer": {"lr": 0.1, "momentum": 0.5}}}),
-            Layer("high", {"recipe": {"optimizer": {"lr": 0.2}}, "device": "cpu"}, {"device": "flag --device"}),
+            Layer(
+                "high", {"recipe": {"optimizer": {"lr": 0.2}}, "device": "cpu"}, {"device": "flag --device"}
+            ),
         ]
     )
     recipe = settled.config.recipe
@@ -36,7 +38,9 @@ def test_the_last_layer_wins_and_says_so() -> None:
         ({"batch_size": 64}, {"global_batch_size": 32}, 0.05, 32),
     ],
 )
-def test_what_gives_the_same_thing_gives_way(low: dict[str, Any], high: dict[str, Any], lr: float, batch: int) -> None:
+def test_what_gives_the_same_thing_gives_way(
+    low: dict[str, Any], high: dict[str, Any], lr: float, batch: int
+) -> None:
     """A learning rate or batch size from above takes the place of what would have led to another one below."""
     recipe = resolve_settings([Layer("low", {"recipe": low}), Layer("high", {"recipe": high})]).config.recipe
     assert recipe.optimizer.lr == pytest.approx(lr)

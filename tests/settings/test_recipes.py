@@ -7,7 +7,12 @@ import pytest
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.experiment.matrix import expand_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
-from ampcompare.experiment.sources import SettingsRequest, collect_settings, matrix_rows, published_table_beside_rows
+from ampcompare.experiment.sources import (
+    SettingsRequest,
+    collect_settings,
+    matrix_rows,
+    published_table_beside_rows,
+)
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import join_matrices, list_recipes, load_recipe
 from ampcompare.settings.layers import Layer, resolve_settings
@@ -67,7 +72,9 @@ def test_published_figures_have_their_rows(name: str) -> None:
         assert again is not None
         places = {row.label: place for place, row in enumerate(rows)}
         found = {row.label: place for place, row in enumerate(there)}
-        assert [places[line.row or ""] for line in published.rows] == [found[line.row or ""] for line in again.rows]
+        assert [places[line.row or ""] for line in published.rows] == [
+            found[line.row or ""] for line in again.rows
+        ]
 
 
 def test_the_recipe_of_the_digits_is_what_runs_without_one() -> None:

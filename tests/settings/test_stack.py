@@ -54,7 +54,9 @@ def test_a_reference_names_its_stack() -> None:
 def test_first_weights_are_those_of_a_stack_that_is_given() -> None:
     stacks = parse_stacks({"old": "python"})
     assert first_weights_stack("old", stacks, has_script=True).name == "old"
-    with pytest.raises(ConfigError, match=r"--first-weights odl names a stack that is not given.*did you mean 'old'"):
+    with pytest.raises(
+        ConfigError, match=r"--first-weights odl names a stack that is not given.*did you mean 'old'"
+    ):
         first_weights_stack("odl", stacks, has_script=True)
     with pytest.raises(ConfigError, match="is for a script after --"):
         first_weights_stack("old", stacks, has_script=False)
@@ -63,7 +65,11 @@ def test_first_weights_are_those_of_a_stack_that_is_given() -> None:
 def test_cells_of_one_seed_share_first_weights_and_have_names_of_their_own(tmp_path: Path) -> None:
     """The stack needs no arm of its own; what is recorded there depends on the seed, and on no arm."""
     (tmp_path / "train.py").write_text("")
-    options: dict[str, Any] = {"script": [str(tmp_path / "train.py")], "stacks": {"old": "python"}, "seeds": "0-1"}
+    options: dict[str, Any] = {
+        "script": [str(tmp_path / "train.py")],
+        "stacks": {"old": "python"},
+        "seeds": "0-1",
+    }
     arms = ["script", "fp32"]
     own = plan_comparison(CompareOptions(arms, script=options["script"], seeds="0-1"))
     begun = plan_comparison(CompareOptions(arms, first_weights="old", **options))

@@ -96,14 +96,18 @@ CELLS: list[str | list[str]] = [
 def notebook(cells: list[Any], **options: Any) -> bytes:
     content: list[dict[str, Any]] = [{"cell_type": "markdown", "source": ["# Title"]}]
     content += [{"cell_type": "code", "source": cell, "outputs": [], "metadata": {}} for cell in cells]
-    return (json.dumps({"cells": content, "metadata": {}, "nbformat": 4}, **{"indent": 1, **options}) + "\n").encode()
+    return (
+        json.dumps({"cells": content, "metadata": {}, "nbformat": 4}, **{"indent": 1, **options}) + "\n"
+    ).encode()
 
 
 def document(content: bytes) -> SourceDocument:
     return parse_document(Path("a.ipynb"), content)
 
 
-@pytest.mark.parametrize("options", [{}, {"indent": None}, {"indent": 4}, {"indent": "\t"}, {"ensure_ascii": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"indent": None}, {"indent": 4}, {"indent": "\t"}, {"ensure_ascii": False}]
+)
 def test_unchanged_cells_come_back(options: dict[str, Any]) -> None:
     """A text that was not rewritten gives the bytes of the file, magic commands and indent included."""
     content = notebook([*CELLS, "# é"], **options)
@@ -154,7 +158,9 @@ def test_other_languages_have_nothing_to_read() -> None:
     assert "<-" not in document(json.dumps(data).encode()).text
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"cells": 3}', b'{"cells": [1]}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"cells": 3}', b'{"cells": [1]}', b"\xff", b"[" * 100_000]
+)
 def test_what_is_no_notebook(content: bytes) -> None:
     """Anything else is a fault in one line."""
     with pytest.raises(FileFault, match="it is not a notebook"):

@@ -22,7 +22,17 @@ def found(folder: Path, **options: object) -> list[str]:
 
 def test_order_and_suffixes(tmp_path: Path) -> None:
     """Files come before folders, each sorted; other suffixes, hidden folders and environments are left out."""
-    write(tmp_path, "b/c.py", "b/a.ipynb", "z.py", "a.txt", ".git/x.py", "__pycache__/y.py", "env/lib/q.py", "a/t.pyi")
+    write(
+        tmp_path,
+        "b/c.py",
+        "b/a.ipynb",
+        "z.py",
+        "a.txt",
+        ".git/x.py",
+        "__pycache__/y.py",
+        "env/lib/q.py",
+        "a/t.pyi",
+    )
     (tmp_path / "env" / "pyvenv.cfg").touch()
 
     assert found(tmp_path) == ["z.py", "a/t.pyi", "b/a.ipynb", "b/c.py"]

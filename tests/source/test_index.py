@@ -33,7 +33,10 @@ def _callee(path: Path, text: str, project: Project | None) -> str:
 
 
 def _words(answer: object) -> str:
-    names = [each.name if isinstance(each, ImportedObject) else _lines(each) for each in functions_of_callee(answer)]  # type: ignore[arg-type]
+    names = [
+        each.name if isinstance(each, ImportedObject) else _lines(each)
+        for each in functions_of_callee(answer)
+    ]  # type: ignore[arg-type]
     return " or ".join(sorted(names)) + ("?" if isinstance(answer, UnknownFunction) else "")
 
 
@@ -49,12 +52,18 @@ KNOWN = {
         "def asked(): 'one'\ndef f():\n    def asked(): 'two'\n    asked()",
         "two",
     ),
-    "the function of another function is not seen": ("def f():\n    def asked(): 'one'\ndef g():\n    asked()", "?"),
+    "the function of another function is not seen": (
+        "def f():\n    def asked(): 'one'\ndef g():\n    asked()",
+        "?",
+    ),
     "a method of its own class": (
         "class A:\n    def asked(self): 'one'\nclass B:\n    def asked(self): 'two'\n    def f(self): self.asked()",
         "two",
     ),
-    "a method of a base": ("class A:\n    def asked(self): 'one'\nclass B(A):\n    def f(self): self.asked()", "one"),
+    "a method of a base": (
+        "class A:\n    def asked(self): 'one'\nclass B(A):\n    def f(self): self.asked()",
+        "one",
+    ),
     "what a subclass puts in its place": (
         "class A:\n    def asked(self): 'one'\n    def f(self): self.asked()\nclass B(A):\n    def asked(self): 'two'",
         "one or two",
@@ -81,8 +90,14 @@ KNOWN = {
         "asked = functools.partial(torch.nn.utils.clip_grad_norm_, max_norm=1)\nasked()",
         "torch.nn.utils.clip_grad_norm_",
     ),
-    "a dict of functions": ("def g(): 'one'\ndef h(): 'two'\nd = {'a': g, 'b': h}\nasked = d['b']\nasked()", "two"),
-    "any of a dict": ("def g(): 'one'\ndef h(): 'two'\nd = {'a': g, 'b': h}\nasked = d[x]\nasked()", "one or two"),
+    "a dict of functions": (
+        "def g(): 'one'\ndef h(): 'two'\nd = {'a': g, 'b': h}\nasked = d['b']\nasked()",
+        "two",
+    ),
+    "any of a dict": (
+        "def g(): 'one'\ndef h(): 'two'\nd = {'a': g, 'b': h}\nasked = d[x]\nasked()",
+        "one or two",
+    ),
     "a list of callbacks": (
         "def g(): 'one'\nhooks = [g]\ndef h(): 'two'\nhooks.append(h)\nfor asked in hooks:\n    asked()",
         "one or two",
@@ -100,8 +115,14 @@ KNOWN = {
     "a choice": ("def g(): 'one'\ndef h(): 'two'\nasked = g if x else h\nasked()", "one or two"),
     "what a function returns": ("def g(): 'one'\ndef make(): return g\nasked = make()\nasked()", "one"),
     "getattr": ("class A:\n    def go(self): 'one'\nasked = getattr(A(), 'go')\nasked()", "one"),
-    "getattr by a name that a run has": ("class A:\n    def go(self): 'one'\nasked = getattr(A(), n)\nasked()", "?"),
-    "a module that calls itself": ("def asked(f):\n    'one'\n    f(f)\n    asked(asked)\nasked(asked)", "one"),
+    "getattr by a name that a run has": (
+        "class A:\n    def go(self): 'one'\nasked = getattr(A(), n)\nasked()",
+        "?",
+    ),
+    "a module that calls itself": (
+        "def asked(f):\n    'one'\n    f(f)\n    asked(asked)\nasked(asked)",
+        "one",
+    ),
 }
 
 

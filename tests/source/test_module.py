@@ -25,7 +25,10 @@ def resolved(text: str) -> list[str | None]:
         ("from apex.amp import *\ninitialize()", "apex.amp.initialize"),
         ("from apex.amp.frontend import initialize\ninitialize()", "apex.amp.initialize"),
         ("import apex.amp\nused = apex.amp\nused.initialize()", "apex.amp.initialize"),
-        ("try:\n from apex import amp\nexcept ImportError:\n from torch.cuda import amp\namp.f()", "apex.amp.f"),
+        (
+            "try:\n from apex import amp\nexcept ImportError:\n from torch.cuda import amp\namp.f()",
+            "apex.amp.f",
+        ),
         ("def main():\n global amp\n from apex import amp\ndef train():\n amp.f()", "apex.amp.f"),
         ("def main():\n from apex import amp\ndef train():\n amp.f()", None),
         ("from apex import amp\ndef train(amp):\n amp.f()", None),
@@ -117,7 +120,13 @@ def test_positions_of_nodes(newline: str, word: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("x = 1\nprint 'x'\n", 2), ("x = (\n", 1), ("(" * 3000, 1), ("x = " + "not " * 100_000 + "y", 0), ("x = 1\0", 0)],
+    [
+        ("x = 1\nprint 'x'\n", 2),
+        ("x = (\n", 1),
+        ("(" * 3000, 1),
+        ("x = " + "not " * 100_000 + "y", 0),
+        ("x = 1\0", 0),
+    ],
 )
 def test_what_is_not_python(text: str, line: int) -> None:
     """Other languages, Python 2 and endless nesting are faults with their line."""

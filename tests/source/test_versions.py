@@ -7,7 +7,9 @@ from ampcompare.source import versions
 from ampcompare.source.versions import NEWEST, known_versions
 
 
-def test_a_version_is_that_of_the_environment_or_the_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_is_that_of_the_environment_or_the_one_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     installed = {"torch": "2.13.0+cpu"}
     monkeypatch.setattr(versions, "installed_version", installed.get)
     assert known_versions() == ((2, 13), (0, 0))

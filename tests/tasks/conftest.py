@@ -13,7 +13,9 @@ from PIL import Image
 COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 
 
-def write_images(root: Path, counts: dict[str, int], classes: dict[str, tuple[int, int, int]] = COLORS) -> None:
+def write_images(
+    root: Path, counts: dict[str, int], classes: dict[str, tuple[int, int, int]] = COLORS
+) -> None:
     """Write for each part of `counts` so many PNG files of 24x20 pixels into each class folder."""
     draws = np.random.default_rng(0)
     for part, count in counts.items():
@@ -28,7 +30,9 @@ def write_images(root: Path, counts: dict[str, int], classes: dict[str, tuple[in
 def write_idx(path: Path, values: np.ndarray) -> None:
     """Write bytes in the format of MNIST's files: magic number, sizes, data."""
     header = [0x0800 + values.ndim, *values.shape]
-    path.write_bytes(b"".join(number.to_bytes(4, "big") for number in header) + values.astype(np.uint8).tobytes())
+    path.write_bytes(
+        b"".join(number.to_bytes(4, "big") for number in header) + values.astype(np.uint8).tobytes()
+    )
 
 
 @pytest.fixture
@@ -77,7 +81,9 @@ def unchanged_globals() -> Iterator[None]:
     before = torch.get_rng_state(), np.random.get_state()[1:], random.getstate()
     yield
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert all(np.array_equal(now, then) for now, then in zip(np.random.get_state()[1:], before[1], strict=True))
+    assert all(
+        np.array_equal(now, then) for now, then in zip(np.random.get_state()[1:], before[1], strict=True)
+    )
     assert random.getstate() == before[2]
 
 

@@ -17,7 +17,12 @@ from ampcompare.tasks.overflow_digits import BRIGHTNESS, overflow_digits
 def test_digits_are_split_once_and_evenly() -> None:
     """1,437 and 360 digits, the same for every seed, each class with a fifth of its own in validation."""
     first, second = load_data("digits", seed=0), load_data("digits", seed=7)
-    assert (first.num_train, first.num_val, first.num_classes, first.sample_shape) == (1437, 360, 10, (1, 8, 8))
+    assert (first.num_train, first.num_val, first.num_classes, first.sample_shape) == (
+        1437,
+        360,
+        10,
+        (1, 8, 8),
+    )
     assert torch.equal(first.val[0], second.val[0])
     assert torch.equal(first.train[1], second.train[1])
     everything = torch.bincount(torch.from_numpy(load_digits().target))
@@ -68,7 +73,9 @@ def test_subsets_keep_the_classes_even() -> None:
     assert torch.equal(data.train[0], load_data("digits", seed=3, train_size=100).train[0])
 
 
-@pytest.mark.parametrize("options", [{"train_size": 1438}, {"val_size": 361}, {"train_size": 0}, {"image_size": -1}])
+@pytest.mark.parametrize(
+    "options", [{"train_size": 1438}, {"val_size": 361}, {"train_size": 0}, {"image_size": -1}]
+)
 def test_sizes_that_cannot_be_had_are_refused(options: dict[str, int]) -> None:
     """Too many samples, and sizes below one, are errors that tell the value."""
     with pytest.raises(ConfigError, match=str(next(iter(options.values())))):
@@ -80,7 +87,9 @@ def test_digits_can_be_resized_and_colored() -> None:
     data = load_data("digits", seed=0, image_size=16, channels=3)
     assert data.sample_shape == (3, 16, 16)
     assert torch.equal(data.val[0][:, 0], data.val[0][:, 2])
-    assert data.val[0].mean().item() == pytest.approx(load_data("digits", seed=0).val[0].mean().item(), abs=0.02)
+    assert data.val[0].mean().item() == pytest.approx(
+        load_data("digits", seed=0).val[0].mean().item(), abs=0.02
+    )
     images = torch.rand(2, 1, 8, 8)
     assert resize_images(images, 8) is images
 
@@ -104,7 +113,11 @@ def test_synthetic_images_follow_the_options() -> None:
 
 def test_a_few_training_images_have_one_bright_pixel() -> None:
     """One image in 500 differs from the digits, in one pixel that fp16 can hold, whatever the seed."""
-    plain, bright, other = digits(SampleOptions(0, augment=False)), overflow_digits(seed=0), overflow_digits(seed=1)
+    plain, bright, other = (
+        digits(SampleOptions(0, augment=False)),
+        overflow_digits(seed=0),
+        overflow_digits(seed=1),
+    )
     changed = (plain.train[0] != bright.train[0]).flatten(1).sum(1)
     assert int((changed > 0).sum()) == round(len(changed) / 500) == 3
     assert int(changed.max()) == 1

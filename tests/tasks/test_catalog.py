@@ -29,7 +29,9 @@ def test_data_sets_are_available_where_their_files_are(mnist_root: Path) -> None
 @pytest.mark.parametrize(
     "package, name", [("sklearn", "digits"), ("torchvision", "mnist"), ("PIL", "imagefolder:PATH")]
 )
-def test_missing_packages_are_told(monkeypatch: pytest.MonkeyPatch, mnist_root: Path, package: str, name: str) -> None:
+def test_missing_packages_are_told(
+    monkeypatch: pytest.MonkeyPatch, mnist_root: Path, package: str, name: str
+) -> None:
     """A data set whose package is not installed says what to install."""
     real = catalog.find_spec
     monkeypatch.setattr(catalog, "find_spec", lambda wanted: None if wanted == package else real(wanted))
@@ -57,7 +59,9 @@ def test_the_catalog_is_that_of_torchvision() -> None:
     assert found is not None
     assert sorted(found) == models.list_models()
     for kind, module in (("classification", models), ("segmentation", models.segmentation)):
-        assert sorted(name for name, other in found.items() if other == kind) == models.list_models(module=module)
+        assert sorted(name for name, other in found.items() if other == kind) == models.list_models(
+            module=module
+        )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,11 @@ def test_the_catalog_is_that_of_torchvision() -> None:
     [
         ("classification", "resnet19", "there is no model 'resnet19'; did you mean 'resnet18"),
         ("classification", "fcn_resnet50", "is a torchvision model for segmentation, not for classification"),
-        ("classification", "hf:gpt2", "causal language models of Transformers, without weights, for --task lm"),
+        (
+            "classification",
+            "hf:gpt2",
+            "causal language models of Transformers, without weights, for --task lm",
+        ),
         ("classification", "timm:", "names no model; write it as timm:resnet50"),
         ("lm", "gtp", "the task lm has no model 'gtp'; did you mean 'gpt'"),
     ],

@@ -45,7 +45,10 @@ Maker = Callable[..., Data]
 
 @pytest.fixture
 def make(
-    request: pytest.FixtureRequest, image_root: Path, mnist_root: Path, user_module: Callable[[str, str], None]
+    request: pytest.FixtureRequest,
+    image_root: Path,
+    mnist_root: Path,
+    user_module: Callable[[str, str], None],
 ) -> Maker:
     """Return a function that loads the data set of the test's kind, with other options if given."""
     kind = request.param
@@ -106,7 +109,9 @@ def test_workers_change_no_bit(make: Maker) -> None:
     for epoch in (0, 1, 0):
         alone = collect(data.train_batches(epoch, 4, device="cpu"))
         assert same(alone, collect(data.train_batches(epoch, 4, device="cpu", workers=2)))
-    assert same(collect(data.val_batches(4, device="cpu")), collect(data.val_batches(4, device="cpu", workers=2)))
+    assert same(
+        collect(data.val_batches(4, device="cpu")), collect(data.val_batches(4, device="cpu", workers=2))
+    )
 
 
 @pytest.mark.parametrize("make", KINDS, indirect=True)
@@ -142,7 +147,10 @@ def test_batches_have_the_announced_form(make: Maker) -> None:
 def test_validation_counts_each_sample_once(make: Maker, world_size: int) -> None:
     """The ranks' validation batches are together exactly the validation set, without padding."""
     data = make()
-    parts = [collect(data.val_batches(4, device="cpu", rank=rank, world_size=world_size)) for rank in range(world_size)]
+    parts = [
+        collect(data.val_batches(4, device="cpu", rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
     counts = [sum(len(labels) for _, labels in part) for part in parts]
     assert sum(counts) == data.num_val
     assert max(counts) - min(counts) <= 1
@@ -170,7 +178,9 @@ def test_ranks_agree_on_the_number_of_batches(world_size: int, num_train: int) -
     """Without dropping the last batch, no rank waits for gradients that another never computes."""
     data = load_data("digits", seed=0, train_size=num_train)
     counts = {
-        len(collect(data.train_batches(0, 4, device="cpu", rank=rank, world_size=world_size, drop_last=False)))
+        len(
+            collect(data.train_batches(0, 4, device="cpu", rank=rank, world_size=world_size, drop_last=False))
+        )
         for rank in range(world_size)
     }
     assert counts == {data.num_batches(4, world_size, drop_last=False)}

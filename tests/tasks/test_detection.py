@@ -60,7 +60,11 @@ def test_average_precision_of_the_truth_is_one() -> None:
     task = _task()
     batch = next(task.data.val_batches(8, device="cpu"))
     assert _values(task, _truth(batch), batch) == {"AP50": 1, "AP75": 1}
-    nothing = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+    nothing = {
+        "boxes": torch.zeros(0, 4),
+        "labels": torch.zeros(0, dtype=torch.int64),
+        "scores": torch.zeros(0),
+    }
     assert _values(task, [nothing] * 8, batch) == {"AP50": 0, "AP75": 0}
     moved = _values(task, _truth(batch, shift=1.0), batch)
     assert moved["AP75"] < 0.5 < moved["AP50"]

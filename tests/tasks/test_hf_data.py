@@ -50,22 +50,38 @@ def test_integers_are_classes_where_none_are_named(tmp_path: Path) -> None:
     """One column of integers is that of the labels, and the largest gives the number of classes."""
     features = {"image": datasets.Image(), "y": datasets.Value("int32")}
     columns = {"image": _images(4), "y": [0, 4, 1, 2]}
-    data = load_data(_save(tmp_path / "d", features, {"train": columns, "validation": columns}), seed=0, image_size=8)
+    data = load_data(
+        _save(tmp_path / "d", features, {"train": columns, "validation": columns}), seed=0, image_size=8
+    )
     assert data.num_classes == 5
 
 
 @pytest.mark.parametrize(
     ("features", "splits", "message"),
     [
-        ({"image": "Image", "a": "int64", "b": "int64"}, ("train", "test"), r"one column of classes, .*a \(int64\), b"),
-        ({"text": "string", "label": "int64"}, ("train", "test"), r"one column of images, .*text \(string\), label"),
-        ({"image": "Image", "label": "int64"}, ("train",), "has the splits train; it needs train, and one of"),
+        (
+            {"image": "Image", "a": "int64", "b": "int64"},
+            ("train", "test"),
+            r"one column of classes, .*a \(int64\), b",
+        ),
+        (
+            {"text": "string", "label": "int64"},
+            ("train", "test"),
+            r"one column of images, .*text \(string\), label",
+        ),
+        (
+            {"image": "Image", "label": "int64"},
+            ("train",),
+            "has the splits train; it needs train, and one of",
+        ),
     ],
 )
 def test_what_it_lacks_is_named(
     tmp_path: Path, features: dict[str, str], splits: tuple[str, ...], message: str
 ) -> None:
-    kinds = {name: datasets.Image() if kind == "Image" else datasets.Value(kind) for name, kind in features.items()}
+    kinds = {
+        name: datasets.Image() if kind == "Image" else datasets.Value(kind) for name, kind in features.items()
+    }
     values = {"Image": _images(2), "int64": [0, 1], "string": ["x", "y"]}
     columns = {name: values[kind] for name, kind in features.items()}
     name = _save(tmp_path / "d", kinds, dict.fromkeys(splits, columns))

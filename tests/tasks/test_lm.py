@@ -124,7 +124,10 @@ def test_chance_is_the_best_constant_guess() -> None:
 def test_a_diverged_model_has_no_value() -> None:
     """Infinite losses give no error: the metric is infinite or NaN."""
     made = task()
-    for logits, expected in ((torch.full((256,), math.nan), math.isnan), (torch.arange(256) * 1e30, math.isinf)):
+    for logits, expected in (
+        (torch.full((256,), math.nan), math.isnan),
+        (torch.arange(256) * 1e30, math.isinf),
+    ):
         found = measured(made, Constant(logits))
         assert expected(found.values[PERPLEXITY.name])
 

@@ -75,7 +75,9 @@ def test_wrong_arguments_are_told(arch: str, arguments: dict[str, object], told:
         build_model(arch, num_classes=10, sample_shape=(3, 8, 8), model_args=arguments)
 
 
-@pytest.mark.parametrize(("arch", "size"), [("resnet18", 32), pytest.param("googlenet", 96, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("arch", "size"), [("resnet18", 32), pytest.param("googlenet", 96, marks=pytest.mark.slow)]
+)
 @pytest.mark.integration
 def test_torchvision_classifiers_are_built_for_the_samples(arch: str, size: int) -> None:
     """They have the data's classes, and one output in training mode too: auxiliary heads are off."""
@@ -142,7 +144,12 @@ def test_users_factories_get_what_they_name(user_module: Write) -> None:
     user_module("own_models", FACTORIES)
     assert build_own("plain")(torch.rand(2, 3, 4, 4)).shape == (2, 5)
     assert build_own("named", width=9).seen == (3, (3, 4, 4), 9)
-    assert build_own("anything", x=1).seen == {"num_classes": 5, "sample_shape": (3, 4, 4), "in_channels": 3, "x": 1}
+    assert build_own("anything", x=1).seen == {
+        "num_classes": 5,
+        "sample_shape": (3, 4, 4),
+        "in_channels": 3,
+        "x": 1,
+    }
     assert build_own("anything", num_classes=8).seen["num_classes"] == 8
     assert build_own("Net").layer.out_features == 5
     assert isinstance(build_own("fixed"), nn.Identity)
@@ -176,7 +183,9 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
         calls.append((name, options))
         if "bad" in options:
             raise TypeError("unexpected keyword 'bad'")
-        return nn.Sequential(nn.Conv2d(options["in_chans"], options["num_classes"], 3), nn.AdaptiveAvgPool2d(1))
+        return nn.Sequential(
+            nn.Conv2d(options["in_chans"], options["num_classes"], 3), nn.AdaptiveAvgPool2d(1)
+        )
 
     module: Any = ModuleType("timm")
     module.is_model = lambda name: name in ("resnet50", "vit_tiny")
@@ -190,7 +199,9 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 def test_sizes_reach_the_model(timm: list[tuple[str, dict[str, Any]]]) -> None:
     """Classes and channels do, the size of the image where the model needs it, and the user's arguments."""
     for name in ("resnet50", "vit_tiny"):
-        model = build_model(f"timm:{name}", num_classes=5, sample_shape=(2, 8, 9), model_args={"drop_rate": 0.1})
+        model = build_model(
+            f"timm:{name}", num_classes=5, sample_shape=(2, 8, 9), model_args={"drop_rate": 0.1}
+        )
         assert model(torch.zeros(3, 2, 8, 9)).shape[:2] == (3, 5)
     shared = {"num_classes": 5, "in_chans": 2, "drop_rate": 0.1}
     assert timm == [("resnet50", shared), ("vit_tiny", {**shared, "img_size": (8, 9)})]
@@ -208,11 +219,15 @@ def test_sizes_reach_the_model(timm: list[tuple[str, dict[str, Any]]]) -> None:
             (3, 2, 2),
             {},
             "cannot process samples of shape",
-            marks=pytest.mark.skipif(torch.__version__ < (2, 7), reason="its convolution on meta takes any image"),
+            marks=pytest.mark.skipif(
+                torch.__version__ < (2, 7), reason="its convolution on meta takes any image"
+            ),
         ),
     ],
 )
-def test_models_that_cannot_be(arch: str, shape: tuple[int, ...], arguments: dict[str, Any], message: str) -> None:
+def test_models_that_cannot_be(
+    arch: str, shape: tuple[int, ...], arguments: dict[str, Any], message: str
+) -> None:
     """A wrong name, samples that do not fit and arguments that it refuses are one error each."""
     with pytest.raises(ConfigError, match=message):
         build_model(arch, num_classes=5, sample_shape=shape, model_args=arguments)

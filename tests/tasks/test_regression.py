@@ -16,7 +16,9 @@ CPU = torch.device("cpu")
 
 
 def measured(task: Regression, model: nn.Module) -> EvaluationResult:
-    return evaluate_models(task, [model], make_precision("fp32"), task.data.val_batches(50, device="cpu"), CPU)
+    return evaluate_models(
+        task, [model], make_precision("fp32"), task.data.val_batches(50, device="cpu"), CPU
+    )
 
 
 class Guess(nn.Module):
@@ -58,7 +60,9 @@ def test_a_users_table(user_module: Callable[[str, str], None]) -> None:
         "def good():\n    x = np.ones((6, 2))\n    x[:, 0] = range(6)\n    return (x, x[:, 0]), (x[:3], x[:3, 0])\n\n\n"
         "def bad():\n    return (np.ones((6, 2)), np.ones(5)), (np.ones((6, 2)), np.ones(6))\n",
     )
-    task = regression(Recipe.model_validate({"task": "regression", "data": {"name": "table:good", "val_size": 2}}))
+    task = regression(
+        Recipe.model_validate({"task": "regression", "data": {"name": "table:good", "val_size": 2}})
+    )
     assert (task.data.num_train, task.data.num_val) == (6, 2)
     assert all(torch.isfinite(part).all() for part in task.data.train)
     with pytest.raises(ConfigError, match="6 samples and 5 targets"):

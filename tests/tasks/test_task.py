@@ -26,7 +26,9 @@ def test_loss_is_cross_entropy() -> None:
 
 def test_a_replaced_cross_entropy_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function is looked up when the loss is computed, as an arm that patches torch needs it."""
-    monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda *arguments, **options: torch.tensor(42.0))
+    monkeypatch.setattr(
+        torch.nn.functional, "cross_entropy", lambda *arguments, **options: torch.tensor(42.0)
+    )
     assert classification_loss(torch.zeros(1, 2), torch.tensor([0])) == 42
 
 

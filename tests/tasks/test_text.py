@@ -39,7 +39,9 @@ def test_lines_are_filled_up_and_masked(tmp_path: Path) -> None:
 
 def test_a_users_texts(user_module: Callable[[str, str], None]) -> None:
     """A factory gives both texts, as bytes or str; other values are refused."""
-    user_module("mytext", "def good():\n    return 'abcdefgh' * 4, b'abcdefgh'\n\n\ndef bad():\n    return 'x'\n")
+    user_module(
+        "mytext", "def good():\n    return 'abcdefgh' * 4, b'abcdefgh'\n\n\ndef bad():\n    return 'x'\n"
+    )
     data = text_data("mytext:good", seed=0, sequence_length=7)
     assert (data.num_train, data.num_val) == (4, 1)
     with pytest.raises(ConfigError, match="must return two texts"):

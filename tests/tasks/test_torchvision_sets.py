@@ -31,7 +31,14 @@ def test_files_of_mnist_are_read(mnist_root: Path, name: str) -> None:
 def test_options_reach_the_images(mnist_root: Path) -> None:
     """Image size, repeated channels and subsets change what batches hold."""
     data = load_data(
-        "mnist", seed=0, data_dir=str(mnist_root), image_size=32, channels=3, train_size=20, val_size=10, augment=False
+        "mnist",
+        seed=0,
+        data_dir=str(mnist_root),
+        image_size=32,
+        channels=3,
+        train_size=20,
+        val_size=10,
+        augment=False,
     )
     assert (data.num_train, data.num_val, data.sample_shape) == (20, 10, (3, 32, 32))
     samples, labels = next(iter(data.train_batches(0, 20, device="cpu")))
@@ -46,7 +53,9 @@ def test_augmentation_can_be_left_out(mnist_root: Path) -> None:
     for augment in (False, True):
         data = load_data("mnist", seed=0, data_dir=str(mnist_root), augment=augment)
         totals[augment] = [
-            sorted(next(iter(data.train_batches(epoch, 40, device="cpu")))[0].double().sum((1, 2, 3)).tolist())
+            sorted(
+                next(iter(data.train_batches(epoch, 40, device="cpu")))[0].double().sum((1, 2, 3)).tolist()
+            )
             for epoch in (0, 1)
         ]
     assert totals[False][0] == pytest.approx(totals[False][1])
@@ -66,7 +75,9 @@ def cifar_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in [*(f"data_batch_{part}" for part in range(1, 6)), "test_batch"]:
         entry = {"data": draws.integers(0, 256, (10, 3072), dtype=np.uint8), "labels": list(range(10))}
         (folder / name).write_bytes(pickle.dumps(entry))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {label}" for label in range(10)]}))
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": [f"class {label}" for label in range(10)]})
+    )
     return tmp_path
 
 
@@ -112,6 +123,10 @@ def test_a_download_without_network_fails_fast(
     assert socket.getdefaulttimeout() is None
 
 
-def test_download_is_not_asked_for_files_that_are_there(mnist_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **options: pytest.fail("network was used"))
+def test_download_is_not_asked_for_files_that_are_there(
+    mnist_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        urllib.request, "urlopen", lambda *arguments, **options: pytest.fail("network was used")
+    )
     assert load_data("mnist", seed=0, data_dir=str(mnist_root), download=True).num_train == 40

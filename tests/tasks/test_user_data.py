@@ -61,7 +61,8 @@ def test_options_are_passed_to_whom_names_them(user_module: Write) -> None:
 def test_gray_samples_are_repeated_for_a_color_model(user_module: Write) -> None:
     user_module(
         "own_colors",
-        START + "def gray():\n    return pair(6), pair(6)\ndef two():\n    return pair(6, 3, 2), pair(6, 3, 2)\n",
+        START
+        + "def gray():\n    return pair(6), pair(6)\ndef two():\n    return pair(6, 3, 2), pair(6, 3, 2)\n",
     )
     data = load_data("own_colors:gray", seed=0, channels=3)
     assert data.sample_shape == (3, 4, 4)

@@ -33,7 +33,9 @@ def test_numbers_are_the_same(arm: str) -> None:
     assert len(steps) == 2
     assert [step.loss for step in steps] == [step.loss for step in others]
     assert [epoch.values for epoch in epochs] == [epoch.values for epoch in other_epochs]
-    for a, b in zip(made.assembly.replicas[0].parameters(), other.assembly.replicas[0].parameters(), strict=True):
+    for a, b in zip(
+        made.assembly.replicas[0].parameters(), other.assembly.replicas[0].parameters(), strict=True
+    ):
         assert torch.equal(a, b)
 
 

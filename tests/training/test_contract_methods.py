@@ -187,7 +187,11 @@ class Scalars(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.linear(x)
-        hidden = nn.functional.softmax(hidden, -1) + nn.functional.softmax(hidden, dim=0) + torch.sum(hidden, 1, True)
+        hidden = (
+            nn.functional.softmax(hidden, -1)
+            + nn.functional.softmax(hidden, dim=0)
+            + torch.sum(hidden, 1, True)
+        )
         return torch.matmul(torch.pow(hidden, 2), torch.cat([hidden, hidden], 1)[:, :4])
 
 
@@ -217,7 +221,9 @@ def test_a_weight_that_is_cast_twice_does_not_stop_the_compiler() -> None:
     prepare_torch_compile("eager")
     linear = nn.Linear(4, 4)
     precision = make_precision("apex:O1")
-    (model,), _ = precision.prepare([nn.Sequential(linear, nn.ReLU(), linear)], [SGD(linear.parameters(), lr=LR)])
+    (model,), _ = precision.prepare(
+        [nn.Sequential(linear, nn.ReLU(), linear)], [SGD(linear.parameters(), lr=LR)]
+    )
     first, second = torch.randn(4, 4), torch.randn(3, 4)
     expected = [model(first), model(second)]
     precision.weights_replaced()

@@ -75,7 +75,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:
     """Batches of 6, of which the eighth overflows and the tenth is smaller."""
     generator = torch.Generator().manual_seed(3)
-    made = [(torch.randn(6, 4, generator=generator), torch.randn(6, 3, generator=generator)) for _ in range(count)]
+    made = [
+        (torch.randn(6, 4, generator=generator), torch.randn(6, 3, generator=generator)) for _ in range(count)
+    ]
     made[7][0][0, 0] = float("inf")
     made[9] = (made[9][0][:3], made[9][1][:3])
     return made
@@ -166,7 +168,9 @@ def test_a_step_that_reads_the_device() -> None:
     made = batches(10)
     for batch in made[:WARM_UP]:
         graph([model], [optimizer], precision, SingleProcess(), reading, [batch])
-    with pytest.raises(UnsupportedCombination, match=r"waits for the device: .* capturing; leave out --cuda-graph"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"waits for the device: .* capturing; leave out --cuda-graph"
+    ):
         graph([model], [optimizer], precision, SingleProcess(), reading, [made[WARM_UP]])
 
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.training.device import generator_state_of, has_float64, set_generator_state, synchronize_device
+from ampcompare.training.device import (
+    generator_state_of,
+    has_float64,
+    set_generator_state,
+    synchronize_device,
+)
 
 
 @pytest.mark.parametrize(("kind", "given"), [("mps", 0), ("xpu", 1)])
@@ -24,7 +29,9 @@ def test_the_generator_of_an_accelerator_is_saved_and_set(
     def put(state: Tensor, *device: torch.device) -> None:
         calls.append((state.numel(), *device))
 
-    waits = SimpleNamespace(get_rng_state=get, set_rng_state=put, synchronize=lambda: calls.append(("waited",)))
+    waits = SimpleNamespace(
+        get_rng_state=get, set_rng_state=put, synchronize=lambda: calls.append(("waited",))
+    )
     monkeypatch.setattr(torch, kind, waits)
     device = torch.device(kind, 0)
     set_generator_state(generator_state_of(device), device)

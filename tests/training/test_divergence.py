@@ -12,7 +12,13 @@ from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import TOP1, Metric
 from ampcompare.results.records.run import StepRecord
-from ampcompare.training.policies import DivergenceDetector, EarlyStop, Rollback, StepStateSnapshot, are_weights_finite
+from ampcompare.training.policies import (
+    DivergenceDetector,
+    EarlyStop,
+    Rollback,
+    StepStateSnapshot,
+    are_weights_finite,
+)
 from ampcompare.training.precision.base import make_precision, owned_params
 
 NAN, INF = math.nan, math.inf
@@ -46,7 +52,9 @@ def test_large_finite_weights_are_finite(dtype: torch.dtype) -> None:
         assert not are_weights_finite([layer])
 
 
-def detect(patience: int, *blocks: list[StepRecord], weight: float = 1.0, stops: bool = True) -> DivergenceDetector:
+def detect(
+    patience: int, *blocks: list[StepRecord], weight: float = 1.0, stops: bool = True
+) -> DivergenceDetector:
     """A detector that has seen some blocks, with a model of this weight."""
     divergence = DivergenceDetector(patience, [model(weight)], stops=stops)
     for block in blocks:

@@ -26,8 +26,14 @@ ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan"
 RESUMED = ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half:bn_fp32")
 SMALL: dict[str, dict[str, Any]] = {
     "classification": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 4}}},
-    "segmentation": {"data": {"train_size": 32, "val_size": 20, "image_size": 12}, "model": {"args": {"width": 4}}},
-    "detection": {"data": {"train_size": 32, "val_size": 20, "image_size": 12}, "model": {"args": {"width": 4}}},
+    "segmentation": {
+        "data": {"train_size": 32, "val_size": 20, "image_size": 12},
+        "model": {"args": {"width": 4}},
+    },
+    "detection": {
+        "data": {"train_size": 32, "val_size": 20, "image_size": 12},
+        "model": {"args": {"width": 4}},
+    },
     "gan": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 8}}},
     "lm": {
         "data": {"train_size": 32, "val_size": 20, "sequence_length": 8},
@@ -58,7 +64,9 @@ def test_every_task_is_tested() -> None:
 @pytest.mark.parametrize(
     ("task", "arm"),
     [
-        pytest.param(task, arm, marks=() if task == "gan" or arm == "apex:O2,engine=compat" else pytest.mark.slow)
+        pytest.param(
+            task, arm, marks=() if task == "gan" or arm == "apex:O2,engine=compat" else pytest.mark.slow
+        )
         for task in TASKS
         for arm in ARMS
     ],
@@ -142,5 +150,8 @@ def test_micro_batches_cut_every_tensor() -> None:
     batch = {"tokens": torch.arange(12).reshape(6, 2), "more": (torch.arange(6), "text")}
     parts = make_task(config("gan").recipe).split(batch, 3)
     assert [part["more"][0].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
-    assert list(itertools.chain.from_iterable(part["tokens"].tolist() for part in parts)) == batch["tokens"].tolist()
+    assert (
+        list(itertools.chain.from_iterable(part["tokens"].tolist() for part in parts))
+        == batch["tokens"].tolist()
+    )
     assert {part["more"][1] for part in parts} == {"text"}

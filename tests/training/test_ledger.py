@@ -40,7 +40,13 @@ def loss_of(models: list[nn.Module], batch: Tensor) -> Tensor:
 
 
 def train(
-    arm: str, optimizer: str = "momentum", passes: int = 1, *, watched: bool = True, steps: int = 3, scale: float = 1.0
+    arm: str,
+    optimizer: str = "momentum",
+    passes: int = 1,
+    *,
+    watched: bool = True,
+    steps: int = 3,
+    scale: float = 1.0,
 ) -> tuple[Ledger, list[Tensor]]:
     """Train a small network; return what was seen, and the weights."""
     torch.manual_seed(0)
@@ -53,7 +59,9 @@ def train(
     scales: tuple[float, ...] = ()
     with emulation:
         for step in range(steps):
-            batches = [scale * torch.linspace(-1, 1, 24).reshape(6, 4) * (step + part + 1) for part in range(passes)]
+            batches = [
+                scale * torch.linspace(-1, 1, 24).reshape(6, 4) * (step + part + 1) for part in range(passes)
+            ]
             _, _, outcome = make([model], [made], precision, SingleProcess(), loss_of, batches, None)
             scales = outcome.loss_scales
     ledger = keeper.look.ledger_of_looks(loss_scale=scales[0] if scales else None)
@@ -86,7 +94,12 @@ def test_looking_changes_no_bit(arm: str) -> None:
     [
         ("native:bf16,state=bf16", "native:bf16", "state", "state is fp32, bf16 was asked"),
         ("half:bf16,kahan", "half:bf16,state=bf16", "rounding", "rounding is nearest, kahan was asked"),
-        ("half:bf16,rounding=stochastic", "half:bf16,state=bf16", "rounding", "rounding is nearest, stochastic was"),
+        (
+            "half:bf16,rounding=stochastic",
+            "half:bf16,state=bf16",
+            "rounding",
+            "rounding is nearest, stochastic was",
+        ),
         ("half:bf16,masters=fp32", "half:bf16", "masters", "masters are none, fp32 was asked"),
         ("half:bf16", "half:bf16,masters=fp32", "masters", "masters are fp32, none was asked"),
         ("half:bf16,state=bf16", "half:bf16", "gradients", "gradients are bf16, fp32 was asked"),
@@ -94,7 +107,12 @@ def test_looking_changes_no_bit(arm: str) -> None:
         ("fp32", "native:bf16", "forward products", "products are bf16, fp32 was asked"),
         ("native:fp16", "native:bf16", "loss scale", "loss scale is none, dynamic was asked"),
         ("fp32", "half:bf16", "weights", "weights are bf16, fp32 was asked"),
-        ("half:bf16,masters=fp32,grads=fp32", "half:bf16,masters=fp32", "accumulated gradients", "are bf16, fp32 was"),
+        (
+            "half:bf16,masters=fp32,grads=fp32",
+            "half:bf16,masters=fp32",
+            "accumulated gradients",
+            "are bf16, fp32 was",
+        ),
     ],
 )
 def test_an_arm_that_ran_as_another_is_seen(arm: str, ran: str, role: str, text: str) -> None:
@@ -215,7 +233,9 @@ def linear_ledger(arm: str, *, scale: float = 1.0, steps: int = 2) -> Ledger:
     keeper = LedgerKeeper([model], 20)
     batches = [scale * torch.randn(32, 48, generator=torch.Generator().manual_seed(1))]
     for _ in range(steps):
-        keeper.with_looks_at_updates(update)([model], [made], precision, SingleProcess(), loss_of, batches, None)
+        keeper.with_looks_at_updates(update)(
+            [model], [made], precision, SingleProcess(), loss_of, batches, None
+        )
     return keeper.look.ledger_of_looks(loss_scale=None)
 
 
@@ -246,13 +266,21 @@ def test_the_ledger_has_the_products_of_linear_layers_by_format() -> None:
 @pytest.mark.parametrize(
     ("arm", "ran", "text"),
     [
-        ("gemm:mxfp8,keep=none", "gemm:mxfp8,scale=floor,keep=none", "fprop is mxfp8, scale floor, mxfp8, scale rceil"),
+        (
+            "gemm:mxfp8,keep=none",
+            "gemm:mxfp8,scale=floor,keep=none",
+            "fprop is mxfp8, scale floor, mxfp8, scale rceil",
+        ),
         (
             "gemm:nvfp4,rht,keep=none",
             "gemm:nvfp4,keep=none",
             "wgrad is nvfp4, scale te, nvfp4, scale te, rht was asked",
         ),
-        ("gemm:nvfp4,keep=none", "gemm:nvfp4,dgrad=bf16,keep=none", "dgrad is bf16, nvfp4, scale te was asked"),
+        (
+            "gemm:nvfp4,keep=none",
+            "gemm:nvfp4,dgrad=bf16,keep=none",
+            "dgrad is bf16, nvfp4, scale te was asked",
+        ),
         ("gemm:nvfp4,keep=none", "native:bf16", "fprop is none, nvfp4, scale te was asked"),
     ],
 )
@@ -275,5 +303,7 @@ def test_a_gradient_that_is_all_zero_is_not_as_declared(monkeypatch: pytest.Monk
     (difference,) = differences(arm, ledger)
     assert difference.startswith("wgrad is mxfp8, scale rceil; all 0, where bf16 is not, in 0, ")
     monkeypatch.undo()
-    monkeypatch.setattr(nn.Linear, "reset_parameters", lambda layer: [nn.init.zeros_(p) for p in layer.parameters()])
+    monkeypatch.setattr(
+        nn.Linear, "reset_parameters", lambda layer: [nn.init.zeros_(p) for p in layer.parameters()]
+    )
     assert linear_ledger(arm).lost_gradients == []

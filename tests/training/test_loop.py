@@ -29,7 +29,8 @@ def net() -> nn.Sequential:
 def batches(count: int, size: int = 6) -> list[tuple[Tensor, Tensor]]:
     draws = torch.Generator().manual_seed(5)
     return [
-        (torch.randn(size, 4, generator=draws), torch.randint(0, 3, (size,), generator=draws)) for _ in range(count)
+        (torch.randn(size, 4, generator=draws), torch.randint(0, 3, (size,), generator=draws))
+        for _ in range(count)
     ]
 
 
@@ -127,7 +128,9 @@ def test_scale_before_and_after_are_those_of_gradscaler() -> None:
         data[bad] = (data[bad][0] * math.inf, data[bad][1])
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=3000.1, growth_factor=1.7, backoff_factor=0.3, growth_interval=2)
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=3000.1, growth_factor=1.7, backoff_factor=0.3, growth_interval=2
+    )
     expected = []
     for batch in data:
         before = scaler.get_scale()
@@ -215,7 +218,10 @@ def test_warm_up_is_linear(name: str) -> None:
 
 def test_constant_without_warm_up_needs_no_function() -> None:
     """Nothing is set at any step."""
-    assert make_schedule(ScheduleConfig(name="constant", warmup_epochs=0), steps_per_epoch=5, total_steps=10) is None
+    assert (
+        make_schedule(ScheduleConfig(name="constant", warmup_epochs=0), steps_per_epoch=5, total_steps=10)
+        is None
+    )
 
 
 def test_step_schedule_drops_by_epochs() -> None:

@@ -32,7 +32,9 @@ def test_the_memory_of_an_accelerator_is_what_torch_counts_of_it(monkeypatch: py
     """XPU has peaks, from the creation of the meter; of Metal's memory torch knows what it holds now."""
     reset: list[torch.device] = []
     xpu = SimpleNamespace(
-        reset_peak_memory_stats=reset.append, max_memory_allocated=lambda _: 3, max_memory_reserved=lambda _: 4
+        reset_peak_memory_stats=reset.append,
+        max_memory_allocated=lambda _: 3,
+        max_memory_reserved=lambda _: 4,
     )
     monkeypatch.setattr(torch, "xpu", xpu)
     monkeypatch.setattr(torch, "mps", SimpleNamespace(driver_allocated_memory=lambda: 5))

@@ -29,7 +29,9 @@ def test_apex_is_genuine_where_its_engine_runs(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_class_that_torch_lacks_is_named_with_the_nearest() -> None:
     """torch.optim is searched for optimizers only."""
-    with pytest.raises(ConfigError, match=r"torch .* has no optimizer torch.optim.RMSProp; did you mean 'RMSprop'"):
+    with pytest.raises(
+        ConfigError, match=r"torch .* has no optimizer torch.optim.RMSProp; did you mean 'RMSprop'"
+    ):
         import_optimizer_factory("torch.optim:RMSProp")
     with pytest.raises(ConfigError, match=r"has no optimizer torch\.optim\.Optimizer"):
         import_optimizer_factory("torch.optim:Optimizer")
@@ -52,7 +54,12 @@ def arguments(factory: Any, **settings: Any) -> dict[str, Any]:
 def test_settings_go_where_they_are_taken() -> None:
     """At their defaults, settings that an optimizer does not take are left out, and the others are passed."""
     assert arguments(torch.optim.SGD) == {"lr": 0.5, "momentum": 0.9, "nesterov": False, "weight_decay": 1e-4}
-    assert arguments(torch.optim.Adam) == {"lr": 0.5, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-4}
+    assert arguments(torch.optim.Adam) == {
+        "lr": 0.5,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 1e-4,
+    }
     assert arguments(torch.optim.Rprop) == {"lr": 0.5}
 
 
@@ -70,13 +77,21 @@ def test_a_setting_of_another_kind_is_not_passed() -> None:
 @pytest.mark.parametrize(
     ("factory", "settings", "text"),
     [
-        (torch.optim.SGD, {"eps": 1e-3}, "recipe.optimizer.eps is 0.001, but optimizer mine:make does not take it"),
+        (
+            torch.optim.SGD,
+            {"eps": 1e-3},
+            "recipe.optimizer.eps is 0.001, but optimizer mine:make does not take it",
+        ),
         (torch.optim.Adam, {"momentum": 0.5}, "momentum is 0.5.*it takes betas, eps, weight_decay"),
         (torch.optim.Rprop, {"weight_decay": 0.1}, "weight_decay is 0.1.*it takes none of them"),
         (torch.optim.Rprop, {"norm_weight_decay": 0.1}, "norm_weight_decay is 0.1"),
         (torch.optim.Rprop, {"groups": [{"match": "*", "weight_decay": 1.0}]}, "groups.weight_decay is set"),
         (torch.optim.SGD, {"args": {"dampning": 0.1}}, "no argument 'dampning'; did you mean 'dampening'?"),
-        (torch.optim.SGD, {"momentum": 0.5, "args": {"momentum": 0.6}}, "momentum and args.momentum are the same"),
+        (
+            torch.optim.SGD,
+            {"momentum": 0.5, "args": {"momentum": 0.6}},
+            "momentum and args.momentum are the same",
+        ),
         (lambda params: None, {}, "takes no lr"),
     ],
 )

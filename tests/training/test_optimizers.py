@@ -60,7 +60,9 @@ def test_patterns_give_rates_and_decays() -> None:
 
 def test_a_pattern_that_fits_nothing_is_an_error() -> None:
     """A mistyped name of a layer is told of, with names as they are."""
-    with pytest.raises(ConfigError, match=r"groups\[1\] matches no parameter left to it: 'haed.*'; names look like 0"):
+    with pytest.raises(
+        ConfigError, match=r"groups\[1\] matches no parameter left to it: 'haed.*'; names look like 0"
+    ):
         groups(groups=[{"match": "2.*"}, {"match": "haed.*"}])
 
 
@@ -152,7 +154,9 @@ def test_an_argument_that_an_optimizer_refuses_is_an_error_of_the_settings() -> 
 
 def test_what_is_no_optimizer_is_refused() -> None:
     """A function may build the optimizer, and nothing else."""
-    config = build_validated_model(OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"})
+    config = build_validated_model(
+        OptimizerConfig, {"name": "tests.training.test_optimizers:not_an_optimizer"}
+    )
     with pytest.raises(ConfigError, match=r"is a list; it must be a torch\.optim\.Optimizer"):
         make_optimizer(config, net())
 
@@ -189,7 +193,10 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
         model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False))
         config = build_validated_model(OptimizerConfig, {"name": name, "lr": 0.02})
         return torch.cat(
-            [weight.flatten() for weight in trained(arm, lambda model: make_optimizer(config, model), model=model)]
+            [
+                weight.flatten()
+                for weight in trained(arm, lambda model: make_optimizer(config, model), model=model)
+            ]
         )
 
     if arm == "half:bf16" and name != "fused_adam":  # Apex's other optimizers know fp16 and fp32 only
@@ -200,7 +207,9 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
     torch.testing.assert_close(trained_weights(arm), reference, rtol=0.02, atol=0.004)
 
 
-@pytest.mark.parametrize(("name", "implementation"), [("sgd", "default"), ("adam", "foreach"), ("adamw", "fused")])
+@pytest.mark.parametrize(
+    ("name", "implementation"), [("sgd", "default"), ("adam", "foreach"), ("adamw", "fused")]
+)
 def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> None:
     """`make_step_skippable` prepares the optimizer in any implementation, and without it nothing does."""
     settings = {"name": name, "implementation": implementation}
@@ -215,7 +224,11 @@ def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> 
     [
         (OptimizerConfig, {"implementation": "fused", "layer_lr": "larc"}, "adapts unscaled gradients"),
         (OptimizerConfig, {"skip_on_device": True, "layer_lr": "larc"}, "leave out skip_on_device"),
-        (RunConfig, {"deterministic": True, "recipe": {"cudnn_benchmark": True}}, "cudnn_benchmark may choose another"),
+        (
+            RunConfig,
+            {"deterministic": True, "recipe": {"cudnn_benchmark": True}},
+            "cudnn_benchmark may choose another",
+        ),
     ],
 )
 def test_settings_that_exclude_each_other(kind: Any, settings: dict[str, Any], text: str) -> None:

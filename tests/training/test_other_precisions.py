@@ -19,8 +19,14 @@ from ampcompare.training.session import Session
 from tests.training.sessions import CPU, make_session
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "classification": {"data": {"train_size": 32, "val_size": 30}, "model": {"arch": "mlp", "args": {"width": 8}}},
-    "segmentation": {"data": {"train_size": 16, "val_size": 6, "image_size": 8}, "model": {"args": {"width": 4}}},
+    "classification": {
+        "data": {"train_size": 32, "val_size": 30},
+        "model": {"arch": "mlp", "args": {"width": 8}},
+    },
+    "segmentation": {
+        "data": {"train_size": 16, "val_size": 6, "image_size": 8},
+        "model": {"args": {"width": 4}},
+    },
     "gan": {"data": {"train_size": 16, "val_size": 20}, "model": {"args": {"width": 8}}},
     "lm": {
         "data": {"train_size": 16, "val_size": 6, "sequence_length": 8},
@@ -30,7 +36,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def _session(task: str, arm: str, precisions: Any = EVAL_PRECISIONS, **recipe: Any) -> tuple[Session, Any, list[Any]]:
+def _session(
+    task: str, arm: str, precisions: Any = EVAL_PRECISIONS, **recipe: Any
+) -> tuple[Session, Any, list[Any]]:
     """Train one epoch; return the session, the context of its steps, and its epochs."""
     values = {"task": task, "epochs": 1, "batch_size": 8, "optimizer": {"name": "sgd", "lr": 0.05}}
     config = RunConfig.model_validate(

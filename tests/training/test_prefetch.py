@@ -35,7 +35,9 @@ def numbered(count: int) -> Iterator[Any]:
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_order_is_kept(depth: int, count: int) -> None:
     """Whatever the depth, also beyond the number of batches, each comes once and in order."""
-    assert [int(batch[0]) for batch in prefetch_batches(numbered(count), depth, Noted())] == list(range(count))
+    assert [int(batch[0]) for batch in prefetch_batches(numbered(count), depth, Noted())] == list(
+        range(count)
+    )
 
 
 def test_so_many_are_begun_ahead() -> None:

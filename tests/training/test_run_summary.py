@@ -71,7 +71,9 @@ def test_equal_losses_have_equal_digests() -> None:
     a.add_steps([record(0, 1.0)])
     b.add_steps([record(0, 2.0)])
     c.add_steps([record(0, 1.0)._replace(loss=1.0 + 2**-52)])
-    digests = [t.summary_of_run(DivergenceDetector(1, []), PeakMemory(0, None), 1.0).losses_sha256 for t in (a, b, c)]
+    digests = [
+        t.summary_of_run(DivergenceDetector(1, []), PeakMemory(0, None), 1.0).losses_sha256 for t in (a, b, c)
+    ]
     assert digests[0] == digests[1] != digests[2]
 
 

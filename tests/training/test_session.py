@@ -98,7 +98,9 @@ def test_evaluation_knows_which_images_were_right() -> None:
     logits, labels = torch.eye(7).repeat(3, 1), torch.arange(21) % 7
     labels[[0, 5, 20]] = 3
     batches = list(zip(logits.split(4), labels.split(4), strict=True))
-    result = evaluate_models(seven_classes(), [Identity()], make_precision("fp32"), batches, CPU, indices=range(21))
+    result = evaluate_models(
+        seven_classes(), [Identity()], make_precision("fp32"), batches, CPU, indices=range(21)
+    )
     expected = (logits.argmax(1) == labels).numpy()
     assert expected.sum() == 18
     assert result.per_sample == pack_right_samples(expected, labels.numpy())
@@ -169,7 +171,9 @@ def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
     monkeypatch: pytest.MonkeyPatch, has_instructions: bool, how: str
 ) -> None:
     """By default bf16 runs natively only where that is fast; a product under emulation is rounded once."""
-    monkeypatch.setattr("ampcompare.training.precision.cpu_half.has_bf16_instructions", lambda: has_instructions)
+    monkeypatch.setattr(
+        "ampcompare.training.precision.cpu_half.has_bf16_instructions", lambda: has_instructions
+    )
     named, context = choose_cpu_half("auto", torch.bfloat16, CPU)
     assert named == how
     torch.manual_seed(0)
@@ -260,7 +264,8 @@ def test_a_bad_batch_leaves_no_trace(arm: str, options: dict[str, Any]) -> None:
     assert all(tensor.isfinite().all() for tensor in tensors)
     for tensor, other in zip(tensors, expected, strict=True):
         torch.testing.assert_close(tensor, other, rtol=1e-3, atol=1e-3)
-    if precision.loss_scales() == plain[-1].loss_scales:  # nothing moved by the overflow: then to the last bit
+    # nothing moved by the overflow: then to the last bit
+    if precision.loss_scales() == plain[-1].loss_scales:
         assert all(torch.equal(tensor, other) for tensor, other in zip(tensors, expected, strict=True))
 
 

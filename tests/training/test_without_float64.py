@@ -30,7 +30,9 @@ RECIPES = {
 class NoFloat64(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        wide = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.dtype is torch.float64]
+        wide = [
+            leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.dtype is torch.float64
+        ]
         assert not wide, f"{func} computes in float64"
         return result
 

@@ -71,7 +71,8 @@ class AmpState:
         self.master_optimizers: list[weakref.ref[Any]] = []
         self.registered: list[tuple[Any, str, str]] = []
         self.deferred: DeferredMessages | None = None
-        self.decorator_handle: Any = None  # for decorated functions: that of the last `init`, None if disabled
+        # for decorated functions: that of the last `init`, None if disabled
+        self.decorator_handle: Any = None
 
     def close(self) -> None:
         """Undo O1's patches and drop every setting, scaler and handle: the next `initialize` starts from scratch.

@@ -66,7 +66,9 @@ def check_optimizers(optimizers: list[Any]) -> None:
                 )
 
 
-def cast_half_entries_to_float(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+def cast_half_entries_to_float(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any
+) -> None:
     """Replace half entries of a state dict by fp32 copies; a state-dict hook of every submodule."""
     for key, value in state_dict.items():
         if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16):
@@ -77,7 +79,9 @@ def _optimizers_as_list(optimizers: Any) -> list[Any]:
     if optimizers is None:
         return []
     # Apex's LARC is no torch optimizer.
-    if isinstance(optimizers, torch.optim.Optimizer) or any(c.__name__ == "LARC" for c in type(optimizers).__mro__):
+    if isinstance(optimizers, torch.optim.Optimizer) or any(
+        c.__name__ == "LARC" for c in type(optimizers).__mro__
+    ):
         return [optimizers]
     if isinstance(optimizers, list):
         check_optimizers(optimizers)
@@ -93,7 +97,9 @@ def _models_as_list(models: Any) -> list[nn.Module]:
         return [models]
     if isinstance(models, list):
         return models
-    raise AmpPreparationTypeError(f"models must be a torch.nn.Module or a list of them, got {type(models).__name__}.")
+    raise AmpPreparationTypeError(
+        f"models must be a torch.nn.Module or a list of them, got {type(models).__name__}."
+    )
 
 
 def _initialize(
@@ -146,7 +152,10 @@ def _initialize(
 
 
 def _cast_models(
-    models: list[nn.Module], optimizers: list[Any], properties: Properties, cast_model_outputs: torch.dtype | None
+    models: list[nn.Module],
+    optimizers: list[Any],
+    properties: Properties,
+    cast_model_outputs: torch.dtype | None,
 ) -> None:
     dtype = properties.cast_model_type
     outputs = torch.float32 if cast_model_outputs is None else cast_model_outputs

@@ -62,7 +62,8 @@ def _process_optimizer(optimizer: Any, properties: Properties) -> Any:
     if master_weights:
         _bind_method(optimizer, "_lazy_init_maybe_master_weights", lazy_init_with_master_weights)
         _bind_method(optimizer, "_master_params_to_model_params", _master_params_to_model_params)
-        if _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads:  # whose gradients are never created
+        # whose gradients are never created
+        if _is_fused_sgd(optimizer) and not optimizer.materialize_master_grads:
             _bind_method(optimizer, "_prepare_amp_backward", backward.prepare_backward_no_master_weights)
             _bind_method(optimizer, "_post_amp_backward", _add_stashed_at_one_scale)
         else:
@@ -266,13 +267,17 @@ def _replace_add_param_group(optimizer: Any) -> None:
 
     def add_param_group(self: Any, new_group: dict[str, Any]) -> None:
         self._amp_lazy_init()
-        assert isinstance(new_group, dict), f"a parameter group must be a dict, got {type(new_group).__name__}"
+        assert isinstance(new_group, dict), (
+            f"a parameter group must be a dict, got {type(new_group).__name__}"
+        )
         group = new_group if _amp_state.strict else dict(new_group)
         params = group["params"]
         if isinstance(params, Tensor):
             params = [params]
         elif isinstance(params, set):
-            raise ParameterTypeError("The parameters of a group need an order, which a set has not.  Pass a list.")
+            raise ParameterTypeError(
+                "The parameters of a group need an order, which a set has not.  Pass a list."
+            )
         group["params"] = params = list(params)
         stash: AmpOptimizerState = self._amp_stash
         if stash.master_weights:
@@ -310,7 +315,10 @@ def _add_stashed_at_one_scale(optimizer: Any, scaler: LossScaler) -> None:
 
 
 def _add_stashed_gradients(
-    params: Sequence[Tensor], kept: list[Tensor | None], scaler: LossScaler, scales: tuple[float, float, float]
+    params: Sequence[Tensor],
+    kept: list[Tensor | None],
+    scaler: LossScaler,
+    scales: tuple[float, float, float],
 ) -> None:
     grad_scale, stash_scale, out_scale = scales
     fresh: list[Tensor] = []
@@ -329,6 +337,8 @@ def _add_stashed_gradients(
             both.append(grad)
             stashed.append(old)
     if fresh:
-        scaler.unscale(fresh, fresh, grad_scale, models_are_masters=True, scale_override=grad_scale / out_scale)
+        scaler.unscale(
+            fresh, fresh, grad_scale, models_are_masters=True, scale_override=grad_scale / out_scale
+        )
     if both:
         scaler.unscale_with_stashed(both, stashed, both, scale_override=scales)

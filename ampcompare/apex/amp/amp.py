@@ -25,7 +25,9 @@ _HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
 def _casting_wrapper_of(kind: str, function: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:
     name = getattr(function, "__name__", repr(function))
     if kind == _HALF:
-        return wrap.make_cast_wrapper(function, torch.float16, half_cast(handle, name, dtype=torch.float16), handle)
+        return wrap.make_cast_wrapper(
+            function, torch.float16, half_cast(handle, name, dtype=torch.float16), handle
+        )
     if kind == _FLOAT:
         return wrap.make_cast_wrapper(function, torch.float32, float_cast(handle, name), handle)
     return wrap.make_promote_wrapper(function, float_cast(handle, name), handle)
@@ -115,7 +117,9 @@ def init(
     if _cuda_only is None:
         # `ampcompare exec --device cpu` says that there is a GPU, and has tensors elsewhere.
         _cuda_only = torch.cuda.is_available() and torch.empty(0, device="cuda").is_cuda
-    handle = AmpHandle(loss_scale, enable_caching, verbose, strict=strict, cuda_only=_cuda_only, half_dtype=_half_dtype)
+    handle = AmpHandle(
+        loss_scale, enable_caching, verbose, strict=strict, cuda_only=_cuda_only, half_dtype=_half_dtype
+    )
     previous = _amp_state.__dict__.get("handle")
     registered = list(_amp_state.registered)
     if previous is not None and previous._saved and not strict:

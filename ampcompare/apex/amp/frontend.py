@@ -130,7 +130,10 @@ def state_dict(destination: MutableMapping[str, Any] | None = None) -> MutableMa
     if destination is None:
         destination = OrderedDict()
     for index, scaler in enumerate(_require_loss_scalers()):
-        destination[f"loss_scaler{index}"] = {"loss_scale": scaler.loss_scale(), "unskipped": scaler._unskipped}
+        destination[f"loss_scaler{index}"] = {
+            "loss_scale": scaler.loss_scale(),
+            "unskipped": scaler._unskipped,
+        }
     return destination
 
 
@@ -153,7 +156,9 @@ def load_state_dict(state_dict: dict[str, Any]) -> None:
     if not scalers and "loss_scalers" not in _amp_state.__dict__:
         return
     if len(state_dict) != len(scalers):
-        print(f"Warning: state_dict contains {len(state_dict)} entries, while {len(scalers)} loss_scalers are used")
+        print(
+            f"Warning: state_dict contains {len(state_dict)} entries, while {len(scalers)} loss_scalers are used"
+        )
     entries = state_dict.copy()
     unexpected: list[str] = []
     index = 0

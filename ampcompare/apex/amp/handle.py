@@ -226,7 +226,8 @@ class WeightCastGroups:
 
         The first pair is that of `leader`. Casts carry gradients to their weights, rounded as those of `Tensor.half`.
         """
-        if not leader.is_cuda or not leader.requires_grad:  # a launch costs a CPU less than the Python around it
+        # a launch costs a CPU less than the Python around it
+        if not leader.is_cuda or not leader.requires_grad:
             return []
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return []  # they see into a cast, and not into a group

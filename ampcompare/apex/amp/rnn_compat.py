@@ -70,7 +70,9 @@ def _casting_kernel_wrapper(original: Callable[..., Any], name: str, handle: Amp
         # padded: input, hidden, weights, ...; packed: data, batch sizes, hidden, weights, ...
         positions = (0, 1, 2) if isinstance(args[6], bool) else (0, 2, 3)
         cast = list(args)
-        cast[positions[-1]] = _half_casts_in_one_storage(cast[positions[-1]], half_dtype) or cast[positions[-1]]
+        cast[positions[-1]] = (
+            _half_casts_in_one_storage(cast[positions[-1]], half_dtype) or cast[positions[-1]]
+        )
         for position in positions:
             cast[position] = cast_nested_tensors(cast[position], half_dtype, convert)
         return original(*cast)
@@ -92,7 +94,9 @@ def _half_casts_in_one_storage(weights: Any, dtype: torch.dtype) -> list[Tensor]
     casts = []
     for weight in weights:
         # Not a view of `flat` to autograd: each cast has its own history.
-        cast = flat.new_empty(0).set_(flat.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride())
+        cast = flat.new_empty(0).set_(
+            flat.untyped_storage(), weight.storage_offset(), weight.shape, weight.stride()
+        )
         casts.append(cast.copy_(weight))
     return casts
 

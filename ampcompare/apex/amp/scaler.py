@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.tensors.lists import group_tensors_by_type
-from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, next_scale_and_steps
+from ampcompare.base.tensors.loss_scale import (
+    FLOAT32_MAX,
+    DeviceLossScale,
+    is_exact_on_device,
+    next_scale_and_steps,
+)
 
 from ._amp_state import _amp_state, maybe_print
 
@@ -181,7 +186,9 @@ class LossScaler:
     def _overflow_buf(self) -> Tensor:
         """Int32 flag of one element for kernels called by the user; `update_scale` honors it."""
         if self._overflow_buffer is None:
-            device = self._scalars.first_flag_device() or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            device = self._scalars.first_flag_device() or torch.device(
+                "cuda" if torch.cuda.is_available() else "cpu"
+            )
             self._overflow_buffer = torch.zeros(1, dtype=torch.int32, device=device)
         return self._overflow_buffer
 
@@ -216,7 +223,8 @@ class LossScaler:
             self._warn_about_gradient_dtype(dtype)
         try:
             self._unscale_and_flag(grads, device)
-        except NotImplementedError:  # sparse gradients: the dispatcher refuses the list before it touches a tensor
+        except NotImplementedError:
+            # sparse gradients: the dispatcher refuses the list before it touches a tensor
             self._unscale_mixed_types(grads)
 
     def _unscale_and_flag(self, grads: Sequence[Tensor], device: torch.device) -> None:
@@ -305,7 +313,8 @@ class LossScaler:
         model_grads, master_grads = model_grads[:count], master_grads[:count]
         with torch.no_grad(), self._scale_replaced(grad_scale / out_scale):
             fresh = [
-                torch.empty_like(master).copy_(grad) for master, grad in zip(master_grads, model_grads, strict=True)
+                torch.empty_like(master).copy_(grad)
+                for master, grad in zip(master_grads, model_grads, strict=True)
             ]
             if self.dynamic or self._loss_scale != 1.0:
                 self._unscale_each_type(fresh)
@@ -397,7 +406,10 @@ class _ScalarsByDevice:
         if cached is None or cached[0] != scale or cached[1]._version:
             if not isinstance(scale, (int, float)) or not abs(scale) <= FLOAT32_MAX:
                 return None
-            cached = self._initial_grads[device] = (scale, torch.full((), scale, dtype=torch.float32, device=device))
+            cached = self._initial_grads[device] = (
+                scale,
+                torch.full((), scale, dtype=torch.float32, device=device),
+            )
         return cached[1]
 
     def overflow_flag(self, device: torch.device) -> Tensor:

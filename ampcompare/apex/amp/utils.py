@@ -82,7 +82,9 @@ def _nested_as_dtype(x: Any, dtype: torch.dtype, message: str) -> Any:
     return x.to(dtype)
 
 
-def casted_args(cast_fn: Callable[[Any], Any], args: Iterable[Any], kwargs: MutableMapping[str, Any]) -> list[Any]:
+def casted_args(
+    cast_fn: Callable[[Any], Any], args: Iterable[Any], kwargs: MutableMapping[str, Any]
+) -> list[Any]:
     """Return `args` with floating tensors cast; those in `kwargs` are replaced in place."""
     for name, value in kwargs.items():
         if is_fp_tensor(value):

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._engine.casts import Cast, cached_weight_cast, cast_nested_tensors, collect_floating_dtypes, float_cast, half_cast
+from ._engine.casts import (
+    Cast,
+    cached_weight_cast,
+    cast_nested_tensors,
+    collect_floating_dtypes,
+    float_cast,
+    half_cast,
+)
 
 if TYPE_CHECKING:
     from .handle import AmpHandle
@@ -85,7 +92,9 @@ def make_cast_wrapper(original: Function, target: torch.dtype, convert: Cast, ha
     return wrapper
 
 
-def _compute_into_out(original: Function, args: Any, kwargs: dict[str, Any], target: torch.dtype, convert: Cast) -> Any:
+def _compute_into_out(
+    original: Function, args: Any, kwargs: dict[str, Any], target: torch.dtype, convert: Cast
+) -> Any:
     """Compute in `target`, and write the result into the caller's `out` tensors, whatever their dtype."""
     kwargs = dict(kwargs)
     out = kwargs.pop("out")
@@ -101,7 +110,9 @@ def _compute_into_out(original: Function, args: Any, kwargs: dict[str, Any], tar
     return out
 
 
-def cached_cast(module: Any, name: str, target: torch.dtype, handle: AmpHandle, try_caching: bool = False) -> None:
+def cached_cast(
+    module: Any, name: str, target: torch.dtype, handle: AmpHandle, try_caching: bool = False
+) -> None:
     """Make `module.name` receive the handle's 16-bit type or float32; missing names are skipped."""
     if not hasattr(module, name):
         return
@@ -111,7 +122,9 @@ def cached_cast(module: Any, name: str, target: torch.dtype, handle: AmpHandle, 
     def make(original: Function) -> Function:
         general = make_cast_wrapper(original, target, convert, handle)
         return (
-            general if cast_weight is None else _short_linear_wrapper(original, general, convert, cast_weight, handle)
+            general
+            if cast_weight is None
+            else _short_linear_wrapper(original, general, convert, cast_weight, handle)
         )
 
     replace_function(handle, module, name, make)
@@ -140,7 +153,8 @@ def make_promote_wrapper(original: Function, convert: Cast, handle: AmpHandle) -
             )
         new_args = [cast_nested_tensors(value, _FLOAT32, convert) for value in args]
         return original(
-            *new_args, **{name: cast_nested_tensors(value, _FLOAT32, convert) for name, value in kwargs.items()}
+            *new_args,
+            **{name: cast_nested_tensors(value, _FLOAT32, convert) for name, value in kwargs.items()},
         )
 
     return wrapper
@@ -177,7 +191,9 @@ def sequence_promote(module: Any, name: str, handle: AmpHandle) -> None:
     def make(original: Function) -> Function:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if not args and (strict or "tensors" not in kwargs):
-                raise TypeError(f"{_function_name(original)}() missing its first argument, the sequence of tensors")
+                raise TypeError(
+                    f"{_function_name(original)}() missing its first argument, the sequence of tensors"
+                )
             if not handle._is_active:
                 return original(*args, **kwargs)
             if args:
@@ -216,7 +232,8 @@ def promote_match_arg0(module: Any, name: str, handle: AmpHandle) -> None:
             else:
                 return original(arg0, *args, **kwargs)
             new_args = [
-                value if isinstance(value, _SCALARS) else cast_nested_tensors(value, dtype, convert) for value in args
+                value if isinstance(value, _SCALARS) else cast_nested_tensors(value, dtype, convert)
+                for value in args
             ]
             if kwargs:
                 kwargs = {key: cast_nested_tensors(value, dtype, convert) for key, value in kwargs.items()}
@@ -271,7 +288,9 @@ def err_if_arg0_half(module: Any, name: str, handle: AmpHandle) -> None:
                 )
             new_args = [cast_nested_tensors(value, _FLOAT32, convert) for value in args]
             return original(
-                arg0, *new_args, **{key: cast_nested_tensors(value, _FLOAT32, convert) for key, value in kwargs.items()}
+                arg0,
+                *new_args,
+                **{key: cast_nested_tensors(value, _FLOAT32, convert) for key, value in kwargs.items()},
             )
 
         return wrapper
@@ -390,7 +409,9 @@ def _short_in_place_wrapper(name: str, original: Function, general: Function, ha
             value: Any = _MISSING,
         ) -> Any:
             if handle._is_active or old_form is not _MISSING or value is _MISSING or tensor2 is _MISSING:
-                return general(self, *_arguments_given(tensor1, tensor2, old_form), **_options_given(value=value))
+                return general(
+                    self, *_arguments_given(tensor1, tensor2, old_form), **_options_given(value=value)
+                )
             return original(self, tensor1, tensor2, value=value)
 
         return ternary

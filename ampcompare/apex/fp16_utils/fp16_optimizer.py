@@ -54,8 +54,12 @@ class FP16_Optimizer(AroundOptimizer):
         dynamic_loss_args: Mapping[str, Any] | None = None,
         verbose: bool = True,
     ) -> None:
-        print("Warning: FP16_Optimizer is deprecated in Apex; torch.autocast with torch.amp.GradScaler replaces it.")
-        deprecated_warning("fp16_utils.FP16_Optimizer is deprecated in Apex; use torch.autocast and GradScaler")
+        print(
+            "Warning: FP16_Optimizer is deprecated in Apex; torch.autocast with torch.amp.GradScaler replaces it."
+        )
+        deprecated_warning(
+            "fp16_utils.FP16_Optimizer is deprecated in Apex; use torch.autocast and GradScaler"
+        )
         # The scaler's package imports this one while it prepares optimizers.
         from ampcompare.apex.amp.scaler import LossScaler
 
@@ -202,7 +206,9 @@ class FP16_Optimizer(AroundOptimizer):
             loss = closure()
             while self.overflow:
                 scale = self.loss_scaler.loss_scale()
-                print(f"Gradient overflow within the closure: it is called again. The loss scale is now {scale}.")
+                print(
+                    f"Gradient overflow within the closure: it is called again. The loss scale is now {scale}."
+                )
                 loss = closure()
             return loss
 

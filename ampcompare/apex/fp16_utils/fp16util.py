@@ -72,7 +72,9 @@ class FP16Model(nn.Module):
     """Run a converted model on fp16 inputs; the model passed in is converted in place."""
 
     def __init__(self, network: nn.Module) -> None:
-        deprecated_warning("fp16_utils.FP16Model is deprecated in Apex; torch.autocast needs no converted model")
+        deprecated_warning(
+            "fp16_utils.FP16Model is deprecated in Apex; torch.autocast needs no converted model"
+        )
         super().__init__()
         self.network = convert_network(network, dtype=torch.half)
 

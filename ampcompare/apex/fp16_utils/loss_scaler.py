@@ -47,7 +47,9 @@ class DynamicLossScaler(LossScaler):
     The scale starts at 2**32 and never falls below 1.
     """
 
-    def __init__(self, init_scale: float = 2**32, scale_factor: float = 2.0, scale_window: int = 1000) -> None:
+    def __init__(
+        self, init_scale: float = 2**32, scale_factor: float = 2.0, scale_window: int = 1000
+    ) -> None:
         self.cur_scale = init_scale
         self.cur_iter = 0
         self.last_overflow_iter = -1

@@ -8,4 +8,10 @@ from ampcompare.apex.fused_dense.fused_dense import (
     FusedDenseGeluDenseFunc,
 )
 
-__all__ = ["DenseNoBiasFunc", "FusedDense", "FusedDenseFunc", "FusedDenseGeluDense", "FusedDenseGeluDenseFunc"]
+__all__ = [
+    "DenseNoBiasFunc",
+    "FusedDense",
+    "FusedDenseFunc",
+    "FusedDenseGeluDense",
+    "FusedDenseGeluDenseFunc",
+]

@@ -49,7 +49,9 @@ def _dense_no_bias(input: Tensor, weight: Tensor) -> Tensor:
         return DenseNoBiasFunc.apply(*args)
 
 
-def _fused_dense_gelu_dense(input: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+def _fused_dense_gelu_dense(
+    input: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor
+) -> Tensor:
     args = _cast_if_autocast_enabled(input, weight1, bias1, weight2, bias2)
     with torch.autocast(input.device.type, enabled=False):
         return FusedDenseGeluDenseFunc.apply(*args)
@@ -86,7 +88,9 @@ class FusedDenseGeluDense(nn.Module):
     Source: Apex 25.05, `apex.fused_dense.FusedDenseGeluDense`.
     """
 
-    def __init__(self, in_features: int, intermediate_features: int, out_features: int, bias: bool = True) -> None:
+    def __init__(
+        self, in_features: int, intermediate_features: int, out_features: int, bias: bool = True
+    ) -> None:
         super().__init__()
         if not bias:
             raise AssertionError("FusedDenseGeluDense got bias=False, but it always has biases; leave it out")

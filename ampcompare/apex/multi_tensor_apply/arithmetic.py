@@ -32,7 +32,9 @@ def scale_into(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: floa
     overflow = torch.zeros((), dtype=torch.float32, device=inputs[0].device)
     # A narrow output is written only once the product is known: casting into it first would round twice.
     work = [
-        target if target is source or target.dtype is torch.float32 else torch.empty_like(source, dtype=torch.float32)
+        target
+        if target is source or target.dtype is torch.float32
+        else torch.empty_like(source, dtype=torch.float32)
         for source, target in zip(inputs, outputs, strict=True)
     ]
     copy_into_targets(work, inputs)
@@ -43,7 +45,9 @@ def scale_into(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: floa
     return overflow
 
 
-def add_scaled_into(xs: Sequence[Tensor], ys: Sequence[Tensor], outputs: Sequence[Tensor], a: float, b: float) -> None:
+def add_scaled_into(
+    xs: Sequence[Tensor], ys: Sequence[Tensor], outputs: Sequence[Tensor], a: float, b: float
+) -> None:
     """Write `a * x + b * y` into `outputs`, computed in fp32 and rounded once."""
     sums = torch._foreach_mul(as_fp32_tensors(xs), a)
     torch._foreach_add_(sums, as_fp32_tensors(ys), alpha=b)
@@ -55,7 +59,9 @@ def any_non_finite(tensors: Sequence[Tensor]) -> Tensor:
     return ~torch.isfinite(per_tensor_norms(tensors, math.inf)).all()
 
 
-def per_tensor_norms(tensors: Sequence[Tensor], order: float = 2.0, dtype: torch.dtype = torch.float32) -> Tensor:
+def per_tensor_norms(
+    tensors: Sequence[Tensor], order: float = 2.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Return the norm of each tensor, accumulated in `dtype`: shape (n,). An empty tensor has norm 0."""
     filled = [index for index, tensor in enumerate(tensors) if tensor.numel()]
     norms = torch.zeros(len(tensors), dtype=dtype, device=tensors[0].device)
@@ -121,8 +127,12 @@ def update_scale_with_hysteresis(
     reduced = (current_scale.double() * backoff_factor).to(current_scale.dtype)
     # Apex's kernel flushes subnormal numbers; a scale must not depend on the device.
     reduced = torch.where(reduced < torch.finfo(reduced.dtype).tiny, 0.0, reduced)
-    current_scale.copy_(torch.where(backs_off, reduced, torch.where(due & torch.isfinite(grown), grown, current_scale)))
-    growth_tracker.copy_(torch.where(overflow | due, torch.zeros_like(clean), clean).reshape(growth_tracker.shape))
+    current_scale.copy_(
+        torch.where(backs_off, reduced, torch.where(due & torch.isfinite(grown), grown, current_scale))
+    )
+    growth_tracker.copy_(
+        torch.where(overflow | due, torch.zeros_like(clean), clean).reshape(growth_tracker.shape)
+    )
     renewed = torch.where(overflow, remaining, torch.full_like(remaining, hysteresis))
     hysteresis_tracker.copy_(renewed.reshape(hysteresis_tracker.shape))
     return current_scale
@@ -140,7 +150,9 @@ def rounded_to_fp32(value: float) -> float:
 def as_fp32_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return each tensor itself where it is fp32, else an fp32 copy of it; shapes and order are kept."""
     work = list(tensors)
-    _replace_by_fp32_copies(work, [i for i, tensor in enumerate(tensors) if tensor.dtype is not torch.float32])
+    _replace_by_fp32_copies(
+        work, [i for i, tensor in enumerate(tensors) if tensor.dtype is not torch.float32]
+    )
     return work
 
 
@@ -180,7 +192,9 @@ def _replace_by_fp32_copies(
     if not indices:
         return
     sources = [tensors[i] for i in indices]
-    copies = [torch.empty_like(source, dtype=torch.float32, memory_format=memory_format) for source in sources]
+    copies = [
+        torch.empty_like(source, dtype=torch.float32, memory_format=memory_format) for source in sources
+    ]
     copy_tensors_by_dtype(copies, sources)
     for i, copy in zip(indices, copies, strict=True):
         tensors[i] = copy
@@ -190,7 +204,9 @@ def _are_laid_out_alike(row: Sequence[Tensor]) -> bool:
     if all(tensor.is_contiguous() for tensor in row):
         return True
     channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(row[0].ndim)
-    return channels_last is not None and all(tensor.is_contiguous(memory_format=channels_last) for tensor in row)
+    return channels_last is not None and all(
+        tensor.is_contiguous(memory_format=channels_last) for tensor in row
+    )
 
 
 def multiply_each(tensors: Sequence[Tensor], factors: Tensor) -> list[Tensor]:
@@ -209,12 +225,16 @@ def multiply_each_(tensors: Sequence[Tensor], factors: Tensor) -> None:
     shared, others = _indices_of_shared_and_others(tensors, factors)
     if shared:
         targets = [tensors[index] for index in shared]
-        torch._foreach_copy_(targets, _apply_to_flattened(torch.mul, targets, [scalars[index] for index in shared]))
+        torch._foreach_copy_(
+            targets, _apply_to_flattened(torch.mul, targets, [scalars[index] for index in shared])
+        )
     if others:
         torch._foreach_mul_([tensors[index] for index in others], [scalars[index] for index in others])
 
 
-def _apply_to_each(single: Any, listed: Callable[..., Any], tensors: Sequence[Tensor], scalars: Tensor) -> list[Tensor]:
+def _apply_to_each(
+    single: Any, listed: Callable[..., Any], tensors: Sequence[Tensor], scalars: Tensor
+) -> list[Tensor]:
     shared, others = _indices_of_shared_and_others(tensors, scalars)
     each = scalars.unbind()
     results: dict[int, Tensor] = {}
@@ -244,7 +264,9 @@ def _apply_to_flattened(single: Any, tensors: Sequence[Tensor], scalars: Sequenc
     # In the order of memory, so that results have the strides of their tensors, as multi-tensor kernels require.
     flat = torch.cat([tensor.as_strided((tensor.numel(),), (1,)) for tensor in tensors])
     # `repeat_interleave` would need the sizes on the device, and the copy would wait for it.
-    expanded = torch.cat([scalar.expand(tensor.numel()) for tensor, scalar in zip(tensors, scalars, strict=True)])
+    expanded = torch.cat(
+        [scalar.expand(tensor.numel()) for tensor, scalar in zip(tensors, scalars, strict=True)]
+    )
     single(flat, expanded, out=flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [

@@ -29,7 +29,11 @@ class MultiTensorApply:
             )
 
     def __call__(
-        self, op: Callable[..., Any], noop_flag_buffer: Tensor, tensor_lists: Sequence[Sequence[Tensor]], *args: Any
+        self,
+        op: Callable[..., Any],
+        noop_flag_buffer: Tensor,
+        tensor_lists: Sequence[Sequence[Tensor]],
+        *args: Any,
     ) -> Any:
         """Run `op(chunk_size, noop_flag_buffer, tensor_lists, *args)` and return what it returns."""
         self.check_avail()

@@ -51,7 +51,9 @@ def make_adam_step(
         copies: low-precision model weights that follow `params`.
     """
     beta1, beta2 = rounded_to_fp32(beta1), rounded_to_fp32(beta2)
-    work_grads, work_params, work_avgs, work_avg_sqs = fp32_lists_laid_out_alike(grads, params, exp_avgs, exp_avg_sqs)
+    work_grads, work_params, work_avgs, work_avg_sqs = fp32_lists_laid_out_alike(
+        grads, params, exp_avgs, exp_avg_sqs
+    )
     device = params[0].device
     if not bias_correction:
         # beta ** inf is 0, so both corrections become exactly 1.
@@ -142,7 +144,11 @@ def make_adagrad_step(
     weight_decay: float,
 ) -> None:
     """Make one Adagrad step without learning-rate decay (`adagrad_w`: decoupled weight decay, else L2)."""
-    work_grads, work_params, work_sums = as_fp32_tensors(grads), as_fp32_tensors(params), as_fp32_tensors(sums)
+    work_grads, work_params, work_sums = (
+        as_fp32_tensors(grads),
+        as_fp32_tensors(params),
+        as_fp32_tensors(sums),
+    )
     if weight_decay != 0.0 and not adagrad_w:
         work_grads = list(torch._foreach_add(work_grads, work_params, alpha=weight_decay))
     torch._foreach_addcmul_(work_sums, work_grads, work_grads, 1.0)
@@ -176,7 +182,11 @@ def make_novograd_step(
     blended and the root is kept, under the max norm (`norm_type` 0) the norms themselves are blended.
     """
     beta1, beta2 = rounded_to_fp32(beta1), rounded_to_fp32(beta2)
-    work_grads, work_params, work_avgs = as_fp32_tensors(grads), as_fp32_tensors(params), as_fp32_tensors(exp_avgs)
+    work_grads, work_params, work_avgs = (
+        as_fp32_tensors(grads),
+        as_fp32_tensors(params),
+        as_fp32_tensors(exp_avgs),
+    )
     norms = per_tensor_norms(grads, math.inf if norm_type == 0 else 2.0)
     if norm_type == 0:
         grad_norms.mul_(beta2).add_(norms, alpha=1.0 - beta2)

@@ -28,7 +28,9 @@ def fused_layer_norm(
     Under autocast `input` is first cast to the autocast dtype, here and in the functions below. With
     `memory_efficient` the output is kept for backward instead of the input.
     """
-    return _normalize_with_params(input, (None, None), normalized_shape, eps, memory_efficient, rms=False, mixed=False)
+    return _normalize_with_params(
+        input, (None, None), normalized_shape, eps, memory_efficient, rms=False, mixed=False
+    )
 
 
 def fused_layer_norm_affine(
@@ -58,31 +60,49 @@ def mixed_dtype_fused_layer_norm_affine(
     memory_efficient: bool = False,
 ) -> Tensor:
     """Do as `fused_layer_norm_affine`, with the result in the dtype of `weight`."""
-    return _normalize_with_params(input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=True)
+    return _normalize_with_params(
+        input, (weight, bias), normalized_shape, eps, memory_efficient, rms=False, mixed=True
+    )
 
 
 def fused_rms_norm(
     input: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
 ) -> Tensor:
     """Return `input` divided by the root of its mean square over the last dimensions, in the input's dtype."""
-    return _normalize_with_params(input, (None,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
+    return _normalize_with_params(
+        input, (None,), normalized_shape, eps, memory_efficient, rms=True, mixed=False
+    )
 
 
 def fused_rms_norm_affine(
-    input: Tensor, weight: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
+    input: Tensor,
+    weight: Tensor,
+    normalized_shape: Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
 ) -> Tensor:
     """Return what `fused_rms_norm` gives times `weight` (of `normalized_shape`), in the input's dtype."""
-    return _normalize_with_params(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=False)
+    return _normalize_with_params(
+        input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=False
+    )
 
 
 def mixed_dtype_fused_rms_norm_affine(
-    input: Tensor, weight: Tensor, normalized_shape: Sequence[int], eps: float = 1e-6, memory_efficient: bool = False
+    input: Tensor,
+    weight: Tensor,
+    normalized_shape: Sequence[int],
+    eps: float = 1e-6,
+    memory_efficient: bool = False,
 ) -> Tensor:
     """Do as `fused_rms_norm_affine`, with the result in the dtype of `weight`."""
-    return _normalize_with_params(input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=True)
+    return _normalize_with_params(
+        input, (weight,), normalized_shape, eps, memory_efficient, rms=True, mixed=True
+    )
 
 
-def manual_rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float) -> Tensor:
+def manual_rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float
+) -> Tensor:
     """Return the RMS norm written out: fp32 for low-precision input, or in the dtype of a low-precision `weight`.
 
     This is Apex's reference; the functions above are the ones to train with.
@@ -148,7 +168,9 @@ def _make_norm_function(name: str, forward: Kernel, backward: Kernel, parameters
         grad_input, *others = found if parameters else (found,)
         return grad_input.to(ctx.input_dtype), *others, None, None, None
 
-    return type(name, (torch.autograd.Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)})
+    return type(
+        name, (torch.autograd.Function,), {"forward": staticmethod(run), "backward": staticmethod(run_back)}
+    )
 
 
 _kernels = fused_layer_norm_cuda
@@ -157,14 +179,22 @@ FusedLayerNormAffineFunction = _make_norm_function(
     "FusedLayerNormAffineFunction", _kernels.forward_affine, _kernels.backward_affine, 2
 )
 FusedLayerNormAffineMixedDtypesFunction = _make_norm_function(
-    "FusedLayerNormAffineMixedDtypesFunction", _kernels.forward_affine_mixed_dtypes, _kernels.backward_affine, 2
+    "FusedLayerNormAffineMixedDtypesFunction",
+    _kernels.forward_affine_mixed_dtypes,
+    _kernels.backward_affine,
+    2,
 )
-FusedRMSNormFunction = _make_norm_function("FusedRMSNormFunction", _kernels.rms_forward, _kernels.rms_backward, 0)
+FusedRMSNormFunction = _make_norm_function(
+    "FusedRMSNormFunction", _kernels.rms_forward, _kernels.rms_backward, 0
+)
 FusedRMSNormAffineFunction = _make_norm_function(
     "FusedRMSNormAffineFunction", _kernels.rms_forward_affine, _kernels.rms_backward_affine, 1
 )
 FusedRMSNormAffineMixedDtypesFunction = _make_norm_function(
-    "FusedRMSNormAffineMixedDtypesFunction", _kernels.rms_forward_affine_mixed_dtypes, _kernels.rms_backward_affine, 1
+    "FusedRMSNormAffineMixedDtypesFunction",
+    _kernels.rms_forward_affine_mixed_dtypes,
+    _kernels.rms_backward_affine,
+    1,
 )
 
 
@@ -235,13 +265,20 @@ class _AlwaysAffineNorm(_NormModule):
     _mixed = True
 
     def __init__(
-        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, *, memory_efficient: bool = False, **kwargs: Any
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        *,
+        memory_efficient: bool = False,
+        **kwargs: Any,
     ) -> None:
         if "elementwise_affine" in kwargs:
             name = type(self).__name__
             warnings.warn(f"{name} is always affine: leave elementwise_affine out", stacklevel=2)
             if not kwargs["elementwise_affine"]:
-                raise RuntimeError(f"{name} got elementwise_affine=False; use the class without Mixed in its name")
+                raise RuntimeError(
+                    f"{name} got elementwise_affine=False; use the class without Mixed in its name"
+                )
         super().__init__(normalized_shape, eps, True, memory_efficient)
 
 

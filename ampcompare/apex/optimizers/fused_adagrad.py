@@ -27,7 +27,9 @@ class FusedAdagrad(FusedOptimizer):
         adagrad_w_mode: bool = False,
     ) -> None:
         self.adagrad_w_mode = 1 if adagrad_w_mode else 0
-        super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, set_grad_none=set_grad_none)
+        super().__init__(
+            params, {"lr": lr, "eps": eps, "weight_decay": weight_decay}, set_grad_none=set_grad_none
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -38,5 +40,7 @@ class FusedAdagrad(FusedOptimizer):
             if params:
                 sums = self._state_tensors(params, "sum")
                 numbers = (group["lr"], group["eps"], self.adagrad_w_mode, group["weight_decay"])
-                optimizer_math.make_adagrad_step(self._gradients_of(params), self._data_of(params), sums, *numbers)
+                optimizer_math.make_adagrad_step(
+                    self._gradients_of(params), self._data_of(params), sums, *numbers
+                )
         return loss

@@ -88,7 +88,9 @@ class FusedAdam(FusedOptimizer):
             group["lr"] = group["lr"].clone()
         self._move_group_to_parameter_device(group)
         if not self._master_groups_are_fixed:
-            masters = [param.detach().clone().float() if self.master_weights else None for param in group["params"]]
+            masters = [
+                param.detach().clone().float() if self.master_weights else None for param in group["params"]
+            ]
             self.param_groups_master.append({"params": masters})
 
     @torch.no_grad()
@@ -136,7 +138,9 @@ class FusedAdam(FusedOptimizer):
         if self.master_weights:
             by_param = dict(zip(group["params"], masters, strict=True))
             kept = [by_param[param] for param in params]
-            targets = [weight if master is None else master for weight, master in zip(weights, kept, strict=True)]
+            targets = [
+                weight if master is None else master for weight, master in zip(weights, kept, strict=True)
+            ]
             copies = weights
         beta1, beta2 = group["betas"]
         optimizer_math.make_adam_step(

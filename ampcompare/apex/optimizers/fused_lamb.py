@@ -75,5 +75,7 @@ class FusedLAMB(FusedOptimizer):
                 options = (group["weight_decay"], group["grad_averaging"], self.adam_w_mode)
                 moments = (self._state_tensors(params, "exp_avg"), self._state_tensors(params, "exp_avg_sq"))
                 clip = divisor.to(params[0].device)
-                make_lamb_step(of_group, self._data_of(params), *moments, *numbers, *options, clip, self.use_nvlamb)
+                make_lamb_step(
+                    of_group, self._data_of(params), *moments, *numbers, *options, clip, self.use_nvlamb
+                )
         return loss

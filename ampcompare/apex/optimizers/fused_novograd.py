@@ -86,16 +86,25 @@ class FusedNovoGrad(FusedOptimizer):
                 if part:
                     beta1, beta2 = group["betas"]
                     numbers = (group["lr"], beta1, beta2, group["eps"], step, group["bias_correction"])
-                    options = (group["weight_decay"], group["grad_averaging"], self.moment_mode, group["norm_type"])
+                    options = (
+                        group["weight_decay"],
+                        group["grad_averaging"],
+                        self.moment_mode,
+                        group["norm_type"],
+                    )
                     averages = self._state_tensors(part, "exp_avg")
                     grads = self._gradients_of(part)
-                    optimizer_math.make_novograd_step(grads, self._data_of(part), averages, norms, *numbers, *options)
+                    optimizer_math.make_novograd_step(
+                        grads, self._data_of(part), averages, norms, *numbers, *options
+                    )
         return loss
 
     def _first_gradient_norms(self, group: dict[str, Any], params: list[torch.Tensor]) -> torch.Tensor:
         orders = {0: math.inf, 2: 2.0}
         if group["norm_type"] not in orders:
-            raise RuntimeError(f"FusedNovoGrad got norm_type={group['norm_type']}; it knows 2 (L2) and 0 (largest)")
+            raise RuntimeError(
+                f"FusedNovoGrad got norm_type={group['norm_type']}; it knows 2 (L2) and 0 (largest)"
+            )
         if not params or group["init_zero"]:
             device = group["params"][0].device if group["params"] else None
             return torch.zeros(len(params), dtype=torch.float32, device=device)

@@ -91,14 +91,18 @@ class FusedOptimizer(Optimizer):
         name = type(self).__name__
         for param in chosen:
             if param.grad is not None and param.grad.is_sparse:
-                raise RuntimeError(f"{name} got a sparse gradient; use dense gradients, or torch.optim.SparseAdam")
+                raise RuntimeError(
+                    f"{name} got a sparse gradient; use dense gradients, or torch.optim.SparseAdam"
+                )
             if param.dtype not in self.supported:
                 names = ", ".join(str(dtype) for dtype in self.supported)
                 raise RuntimeError(f"{name} got a parameter of {param.dtype}; it steps {names} only")
         devices = {param.device for param in chosen}
         if len(devices) > 1:
             device_names = ", ".join(sorted(str(device) for device in devices))
-            raise RuntimeError(f"{name} got a group with parameters on {device_names}; give each device its own group")
+            raise RuntimeError(
+                f"{name} got a group with parameters on {device_names}; give each device its own group"
+            )
         return chosen
 
     @staticmethod
@@ -111,7 +115,9 @@ class FusedOptimizer(Optimizer):
         # graph after a step run there, and must run here.
         return [param.data for param in params]
 
-    def _state_tensors(self, params: Iterable[Tensor], name: str, dtype: torch.dtype | None = None) -> list[Tensor]:
+    def _state_tensors(
+        self, params: Iterable[Tensor], name: str, dtype: torch.dtype | None = None
+    ) -> list[Tensor]:
         """Return the state tensor of each parameter; a missing one is made of zeros, of `dtype` or the parameter's."""
         tensors = []
         for param in params:

@@ -102,10 +102,16 @@ class FusedSGD(FusedOptimizer):
             if (grad := master.grad if self.materialize_master_grads else model.grad) is not None
         ]
         grads = [grad.data for _, _, grad in rows]
-        self._launch_sgd_kernel(group, grads, [master for _, master, _ in rows], [model for model, _, _ in rows])
+        self._launch_sgd_kernel(
+            group, grads, [master for _, master, _ in rows], [model for model, _, _ in rows]
+        )
 
     def _launch_sgd_kernel(
-        self, group: dict[str, Any], grads: Sequence[Tensor], params: Sequence[Tensor], models: Sequence[Tensor] = ()
+        self,
+        group: dict[str, Any],
+        grads: Sequence[Tensor],
+        params: Sequence[Tensor],
+        models: Sequence[Tensor] = (),
     ) -> None:
         if not params:
             return
@@ -122,7 +128,13 @@ class FusedSGD(FusedOptimizer):
                 [grads[index] for index in chosen],
                 self._data_of(params[index] for index in chosen),
                 [buffers[index] for index in chosen],
-                *(group["weight_decay"], group["momentum"], group["dampening"], group["lr"], group["nesterov"]),
+                *(
+                    group["weight_decay"],
+                    group["momentum"],
+                    group["dampening"],
+                    group["lr"],
+                    group["nesterov"],
+                ),
                 first_run,
                 self.wd_after_momentum,
                 scale=1.0 / self.most_recent_scale,

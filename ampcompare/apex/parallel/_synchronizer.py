@@ -51,7 +51,9 @@ def _views_per_parameter(flat: Tensor, params: Sequence[nn.Parameter]) -> list[T
         piece = flat[offset : offset + param.numel()]
         offset += param.numel()
         # foreach kernels are fast only where source and destination have equal strides.
-        views.append(piece.as_strided(param.size(), param.stride()) if is_dense(param) else piece.view(param.shape))
+        views.append(
+            piece.as_strided(param.size(), param.stride()) if is_dense(param) else piece.view(param.shape)
+        )
     return views
 
 
@@ -109,7 +111,8 @@ class GradientBucket:
             self.flat[self.size :].copy_(used)
             if present:
                 torch._foreach_copy_(
-                    [view for view, grad in zip(self._wire_views, grads, strict=True) if grad is not None], present
+                    [view for view, grad in zip(self._wire_views, grads, strict=True) if grad is not None],
+                    present,
                 )
         if self._reduction.before != 1:
             self.flat[: self.size].mul_(self._reduction.before)
@@ -320,7 +323,9 @@ class Synchronizer:
             local = _plan_buckets_by_arrival(self.params, self.active, self._arrivals, self._message_size)
             plan = _broadcast_bucket_plan(local, self.active, len(self.params), self._group)
         self._delayed = plan.delayed
-        buckets = [GradientBucket([self.params[i] for i in indices], self._reduction) for indices in plan.buckets]
+        buckets = [
+            GradientBucket([self.params[i] for i in indices], self._reduction) for indices in plan.buckets
+        ]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
         return buckets
 
@@ -396,7 +401,9 @@ def _broadcast_bucket_plan(
     for index, bucket_index in zip(rest[::2], rest[1::2], strict=True):
         if index >= 0:
             buckets.setdefault(bucket_index, []).append(index)
-    agreed = _BucketPlan(tuple(tuple(buckets[bucket_index]) for bucket_index in sorted(buckets)), bool(delayed))
+    agreed = _BucketPlan(
+        tuple(tuple(buckets[bucket_index]) for bucket_index in sorted(buckets)), bool(delayed)
+    )
     different = set(active).symmetric_difference(index for bucket in agreed.buckets for index in bucket)
     if different:
         raise GradientReductionError(

@@ -125,7 +125,9 @@ class DistributedDataParallel(nn.Module):
     def _make_synchronizer(self) -> Synchronizer:
         predivide = self.gradient_predivide_factor
         message_size = int(self.message_size)
-        if message_size == DEFAULT_MESSAGE_SIZE and not any(param.is_cuda for param in self.module.parameters()):
+        if message_size == DEFAULT_MESSAGE_SIZE and not any(
+            param.is_cuda for param in self.module.parameters()
+        ):
             message_size = HOST_MESSAGE_SIZE
         reduction = BucketReduction(
             before=1.0 / predivide,
@@ -262,7 +264,9 @@ class Reducer:
         if self.module is None:
             flat_dist_call(self.grads, dist.all_reduce)
             return
-        params = [param for param in self.module.parameters() if param.requires_grad or param.grad is not None]
+        params = [
+            param for param in self.module.parameters() if param.requires_grad or param.grad is not None
+        ]
         reduction = BucketReduction(after=1.0 / dist.get_world_size())
         for indices in plan_buckets_by_type(params, range(len(params))).buckets:
             bucket = GradientBucket([params[i] for i in indices], reduction)

@@ -188,7 +188,9 @@ def _normalize_by_statistics(
     return result
 
 
-def _local_gradient_sums(grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _local_gradient_sums(
+    grad: Tensor, x: Tensor, mean: Tensor, var: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """Return the sums of grad and of grad * (x - mean) / sqrt(var + eps) per channel, on this rank."""
     if not x.numel():
         return torch.zeros_like(mean), torch.zeros_like(mean)
@@ -219,7 +221,11 @@ class SyncBatchnormFunction(torch.autograd.Function):
         scale = None if weight is None else weight.to(mean.dtype)
         shift = None if bias is None else bias.to(mean.dtype)
         wide = x.to(mean.dtype)
-        out = _normalize_by_statistics(wide, scale, shift, mean, var, eps) if x.numel() else torch.empty_like(wide)
+        out = (
+            _normalize_by_statistics(wide, scale, shift, mean, var, eps)
+            if x.numel()
+            else torch.empty_like(wide)
+        )
         if z is not None:
             out = out.add_(z)
         if fuse_relu:

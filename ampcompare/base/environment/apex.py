@@ -80,7 +80,9 @@ def _editable_package() -> Path | None:
 
 
 def _make_apex_install(package: Path, folders: Sequence[Path]) -> ApexInstall:
-    distribution = next(iter(metadata.distributions(name="apex", path=[str(folder) for folder in folders])), None)
+    distribution = next(
+        iter(metadata.distributions(name="apex", path=[str(folder) for folder in folders])), None
+    )
     version = distribution.version if distribution else "unknown"
     commit = _installed_commit(distribution) or _cloned_commit(package.parent)
     named = f"{version} (commit {commit[:8]})" if commit else version
@@ -95,7 +97,9 @@ def _make_apex_install(package: Path, folders: Sequence[Path]) -> ApexInstall:
     if any(os.path.isdir(package / folder) for folder in NVIDIA_FOLDERS):
         reason = f"apex {named} is installed but has no apex.amp (removed upstream in May 2025); {REMEDY}"
         return ApexInstall("no_amp", package, version, reason, commit, has_kernels=kernels)
-    reason = f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}"
+    reason = (
+        f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}"
+    )
     return ApexInstall("impostor", package, version, reason)
 
 

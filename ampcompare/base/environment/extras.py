@@ -63,7 +63,9 @@ def require_torch(*, engine_alone: bool = False) -> None:
             "pip install -U torch torchvision. Or leave this environment as it is, and name it to a newer one: "
             f"--stack old={sys.executable} (lint, migrate, explain ARM, list, doctor, judge and report work as is)"
         )
-    _require_modules("torch", ("torch",) if engine_alone else MODULES["torch"], "what works with tensors needs")
+    _require_modules(
+        "torch", ("torch",) if engine_alone else MODULES["torch"], "what works with tensors needs"
+    )
 
 
 def version_of_torch_on_path() -> str:
@@ -73,7 +75,9 @@ def version_of_torch_on_path() -> str:
     origin = spec.origin if spec is not None else getattr(loaded, "__file__", None)
     if origin is None:
         return ""
-    lines = itertools.chain(_lines_of_file(os.path.join(os.path.dirname(origin), "version.py")), _lines_of_file(origin))
+    lines = itertools.chain(
+        _lines_of_file(os.path.join(os.path.dirname(origin), "version.py")), _lines_of_file(origin)
+    )
     named = next((line for line in lines if line.startswith("__version__")), "")
     return named.replace('"', "'").partition("'")[2].partition("'")[0]
 

@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 QUERY = ("index", "uuid", "name", "pci.bus_id", "memory.used")
-LISTED = re.compile(r"^(?P<mig>\s+MIG (?P<profile>\S+)\s+Device\s+\d+:|GPU (?P<index>\d+):).*\(UUID: (?P<uuid>[^)]+)\)")
+LISTED = re.compile(
+    r"^(?P<mig>\s+MIG (?P<profile>\S+)\s+Device\s+\d+:|GPU (?P<index>\d+):).*\(UUID: (?P<uuid>[^)]+)\)"
+)
 MIB = 2**20
-MAX_IDLE_BYTES = 2 * 2**30  # a driver, a display or monitoring takes some; a container hides the processes of others
+# a driver, a display or monitoring takes some; a container hides the processes of others
+MAX_IDLE_BYTES = 2 * 2**30
 SECONDS = 20.0
 FACT = re.compile(r"""^(cuda|hip|xpu)\b[^=\n]*=\s*(None|'[^']*'|"[^"]*")\s*$""", flags=re.MULTILINE)
 
@@ -69,7 +72,9 @@ def _all_gpus() -> list[Gpu]:
         words = [word.strip() for word in line.split(",")]
         if len(words) == len(QUERY):
             facts[words[1]] = words
-    processes = _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader") if facts else []
+    processes = (
+        _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader") if facts else []
+    )
     gpus: list[Gpu] = []
     whole: Gpu | None = None
     for match in filter(None, map(LISTED.match, _query_nvidia_smi("-L") if facts else [])):
@@ -78,13 +83,21 @@ def _all_gpus() -> list[Gpu]:
             if fact is None:
                 whole = None
                 continue
-            whole = Gpu(match["uuid"], 0, fact[2], bus=fact[3], in_use=_gpu_use_text(match["uuid"], fact[4], processes))
+            whole = Gpu(
+                match["uuid"],
+                0,
+                fact[2],
+                bus=fact[3],
+                in_use=_gpu_use_text(match["uuid"], fact[4], processes),
+            )
             gpus.append(whole)
         elif whole is not None:
             if gpus[-1] is whole:  # a GPU that is split can only be used by its instances
                 gpus.pop()
             name = f"{whole.name} MIG {match['profile']}"
-            gpus.append(Gpu(match["uuid"], 0, name, True, whole.bus, _gpu_use_text(match["uuid"], "0", processes)))
+            gpus.append(
+                Gpu(match["uuid"], 0, name, True, whole.bus, _gpu_use_text(match["uuid"], "0", processes))
+            )
     return gpus
 
 
@@ -105,7 +118,12 @@ def _query_nvidia_smi(*arguments: str) -> list[str]:
         return []
     try:
         done = subprocess.run(
-            [tool, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+            [tool, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

@@ -8,7 +8,8 @@ import sys
 
 from ampcompare.base.version import OLDEST_PYTHON, __version__
 
-COMMANDS = ("ampcompare", "ampcompare.exe", "-m")  # what `sys.argv` begins with while a command imports the package
+# what `sys.argv` begins with while a command imports the package
+COMMANDS = ("ampcompare", "ampcompare.exe", "-m")
 
 
 def require_python() -> None:
@@ -18,7 +19,8 @@ def require_python() -> None:
     seen = ".".join(map(str, sys.version_info[:3]))
     oldest = ".".join(map(str, OLDEST_PYTHON))
     reason = f"ampcompare {__version__} needs Python {oldest} or later, and this is {seen}: take a newer one"
-    if os.path.basename(sys.argv[0] if sys.argv else "") in COMMANDS:  # an error here would be shown with a traceback
+    # an error here would be shown with a traceback
+    if os.path.basename(sys.argv[0] if sys.argv else "") in COMMANDS:
         sys.stderr.write(f"ampcompare: {reason}\n")
         raise SystemExit(4)
     raise ImportError(reason)

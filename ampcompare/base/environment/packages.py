@@ -71,7 +71,11 @@ def distributions_imported_since(modules: Collection[str]) -> list[tuple[str, st
     others = distributions_of_modules(tops - late) if tops - late else set()
     names = [
         *sorted(late),
-        *sorted(name for name in others if _plain_distribution_name(name) not in _distributions_needed_anyway() | late),
+        *sorted(
+            name
+            for name in others
+            if _plain_distribution_name(name) not in _distributions_needed_anyway() | late
+        ),
     ]
     return [(name, version) for name in names if (version := installed_version(name)) is not None]
 
@@ -108,7 +112,9 @@ def _distributions_needed_anyway() -> set[str]:
         except metadata.PackageNotFoundError:
             continue
         always = [text for text in requirements if "extra ==" not in text]
-        needed |= {_plain_distribution_name(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
+        needed |= {
+            _plain_distribution_name(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))
+        }
     return needed - set(LATE_PACKAGES)
 
 

@@ -32,9 +32,16 @@ TORCH = _RankVariables(
 OPEN_MPI = _RankVariables(
     "mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
 )
-MPICH = _RankVariables("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Intel MPI
+# and Intel MPI
+MPICH = _RankVariables("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 SLURM = _RankVariables(
-    "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_RESTART_COUNT"
+    "slurm",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_LOCALID",
+    "",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_RESTART_COUNT",
 )
 # In this order: in a job of Slurm mpirun starts its daemons by srun, and the ranks inherit the variables of these.
 LAUNCHERS = (TORCH, OPEN_MPI, MPICH, SLURM)
@@ -102,9 +109,13 @@ def read_distributed_env(
         _require_torchrun_variables(environment, url)
     size, rank = _read_whole_number(environment, names.size), _read_whole_number(environment, names.rank)
     if not 0 <= rank < size:
-        raise ConfigError(f"{names.rank} is {rank} and {names.size} is {size}; ranks go from 0 to {names.size} - 1")
+        raise ConfigError(
+            f"{names.rank} is {rank} and {names.size} is {size}; ranks go from 0 to {names.size} - 1"
+        )
     nodes = _read_whole_number(environment, names.nodes, 1) if names.nodes else 1
-    local_size = _read_whole_number(environment, names.local_size, size) if names.local_size else max(1, size // nodes)
+    local_size = (
+        _read_whole_number(environment, names.local_size, size) if names.local_size else max(1, size // nodes)
+    )
     launcher = names.launcher
     if names is TORCH and "TORCHELASTIC_RUN_ID" not in environment:
         launcher = "environment"
@@ -157,7 +168,9 @@ def _require_torchrun_variables(environment: Mapping[str, str], url: str | None)
         missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
         present = ", ".join(
-            f"{name}={environment[name]}" for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK") if name in environment
+            f"{name}={environment[name]}"
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+            if name in environment
         )
         raise ConfigError(
             f"the environment has {present} and lacks {', '.join(missing)}; start the processes with torchrun, set "

@@ -20,7 +20,9 @@ def missing_torch_name_error(error: BaseException) -> EnvironmentUnfit | None:
         parts = (error.name, getattr(error, "name_from", None))  # the second from Python 3.12 on
         name = ".".join(filter(None, parts))
     # A module may look for names itself, by a function of this name.
-    places = [frame.f_code for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__getattr__"]
+    places = [
+        frame.f_code for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__getattr__"
+    ]
     if not name.startswith("torch.") or not places or not places[-1].co_filename.startswith(PACKAGE):
         return None
     import torch

@@ -29,7 +29,8 @@ from ampcompare.base.secrets import is_secret_name, mask_secrets
 
 CODE = (
     *(".py", ".pyw", ".pyc", ".pyx", ".so", ".pyd"),
-    *(".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp"),  # extensions that torch compiles at the start
+    # extensions that torch compiles at the start
+    *(".c", ".cc", ".cpp", ".cxx", ".cu", ".cuh", ".h", ".hpp"),
 )
 SETTINGS = (".yaml", ".yml", ".toml", ".ini", ".cfg", ".gin", ".jsonnet", ".libsonnet")
 DIGITS = 16
@@ -39,7 +40,19 @@ MAX_WHOLE_BYTES = 2**28  # of a larger file, blocks of it are read
 BLOCK_BYTES = 2**20
 BLOCKS = 64
 CHANGING = "changed while it ran"  # in place of the digest of a file that may not be what was loaded
-SYSTEM = ("/etc/", "/usr/", "/bin/", "/sbin/", "/lib", "/sys/", "/run/", "/var/lib/", "/var/cache/", "/dev/", "/proc/")
+SYSTEM = (
+    "/etc/",
+    "/usr/",
+    "/bin/",
+    "/sbin/",
+    "/lib",
+    "/sys/",
+    "/run/",
+    "/var/lib/",
+    "/var/cache/",
+    "/dev/",
+    "/proc/",
+)
 # Variables that say where and by whom a run is started, or that its launcher sets.
 ANYWHERE = re.compile(
     r"AMPCOMPARE_\w+|(LOCAL_|GROUP_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|\w*_RANK|\w*_WORLD_SIZE|MASTER_\w+|TORCHELASTIC_\w+"
@@ -103,7 +116,11 @@ _digests: dict[tuple[str, int, int, int], str] = {}  # of this process
 
 
 def _digest_of_variable(value: str | None) -> str:
-    return "unset" if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
+    return (
+        "unset"
+        if value is None
+        else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
+    )
 
 
 class UsedInputsRecorder:
@@ -133,22 +150,34 @@ class UsedInputsRecorder:
         config = self._folder / CellFile.CONFIG
         texts = {self._names.base_folder: config.read_text(encoding="utf-8")} if config.exists() else {}
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-        modules = {os.path.normpath(os.path.join(self._here, file)) for file in files if isinstance(file, str)}
+        modules = {
+            os.path.normpath(os.path.join(self._here, file)) for file in files if isinstance(file, str)
+        }
         for path in sorted(filter(self._is_users_file, modules)):
             if (digest := digest_of_file(path)) is not None:
                 has_changed = self._start < mtime_and_size(path)[0] <= end
-                rows.append({"file": self._names.name_of(path), "sha256": CHANGING if has_changed else digest})
+                rows.append(
+                    {"file": self._names.name_of(path), "sha256": CHANGING if has_changed else digest}
+                )
                 if path.endswith(".py"):
                     texts[path] = Path(path).read_text(encoding="utf-8", errors="replace")
-        data = {file for path, text in texts.items() for file in self._files_named_in_text(text, os.path.dirname(path))}
+        data = {
+            file
+            for path, text in texts.items()
+            for file in self._files_named_in_text(text, os.path.dirname(path))
+        }
         for path in sorted(data - modules)[:MAX_DATA]:
             if (digest := digest_of_file(path)) is not None:
                 rows.append({"file": self._names.name_of(path), "sha256": digest})
         rows += self._variables_named_in("\n".join(texts.values()))
-        rows += [{"package": name, "version": version} for name, version in distributions_imported_since(self._modules)]
+        rows += [
+            {"package": name, "version": version}
+            for name, version in distributions_imported_since(self._modules)
+        ]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         with contextlib.suppress(OSError):  # a full disk must not end the training
-            with (self._folder / CellFile.LOADED).open("ab", buffering=0) as file:  # processes may end at the same time
+            # processes may end at the same time
+            with (self._folder / CellFile.LOADED).open("ab", buffering=0) as file:
                 file.write(text.encode())
 
     def _time_of_disk(self) -> int:
@@ -193,7 +222,9 @@ class UsedInputsRecorder:
         for name in sorted({one or other for one, other in ASKED.findall(text)}):
             value = self._environment.get(name)
             is_known = (
-                ANYWHERE.fullmatch(name) or is_secret_name(name) or (value is not None and mask_secrets(value) != value)
+                ANYWHERE.fullmatch(name)
+                or is_secret_name(name)
+                or (value is not None and mask_secrets(value) != value)
             )
             if not is_known:
                 yield {"file": f"${name}", "sha256": _digest_of_variable(value)}
@@ -231,7 +262,9 @@ class FileNames:
             if self.path_of_name(name) == path:
                 return name.replace(os.sep, "/")
         name = os.path.relpath(path, self._base)
-        is_near = name.split(os.sep).count("..") <= MAX_UP and os.path.commonpath([path, self._base]) != os.sep
+        is_near = (
+            name.split(os.sep).count("..") <= MAX_UP and os.path.commonpath([path, self._base]) != os.sep
+        )
         return name.replace(os.sep, "/") if is_near else path
 
     def path_of_name(self, name: str) -> str | None:

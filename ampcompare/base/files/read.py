@@ -31,7 +31,9 @@ def open_regular_file(path: Path) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise FileFault("Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a regular file")
+        raise FileFault(
+            "Is a directory" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a regular file"
+        )
     return descriptor
 
 
@@ -89,7 +91,9 @@ def _values_inside_data(data: Any) -> list[Any]:
     """Return a value and all that it holds; what an alias of YAML stands for counts each time."""
     found, level = [data], [data]
     for _ in range(MAX_DEPTH):
-        nodes = [node.values() if isinstance(node, Mapping) else node for node in level if isinstance(node, NESTED)]
+        nodes = [
+            node.values() if isinstance(node, Mapping) else node for node in level if isinstance(node, NESTED)
+        ]
         level = []
         for node in nodes:
             level += node

@@ -15,10 +15,12 @@ class RunFile:
     LOCK = ".lock"
     OWNER = ".owner.json"
     CELLS = "cells"
-    CACHES = ".caches"  # of compilers, for all cells: each would compile again what it cannot keep in the home
+    # of compilers, for all cells: each would compile again what it cannot keep in the home
+    CACHES = ".caches"
     FIRST_WEIGHTS = "first-weights"  # of stacks: a folder for each seed, like that of a cell
     VERIFY_RESUME = "verify-resume"
-    VERIFIED = ("unbroken", "resumed")  # of --verify-resume, in that folder; the first is the run without a break
+    # of --verify-resume, in that folder; the first is the run without a break
+    VERIFIED = ("unbroken", "resumed")
 
 
 class CellFile:
@@ -69,4 +71,6 @@ def log_name(rank: int) -> str:
 
 def is_run_directory(folder: str) -> bool:
     """Return whether a folder is one, by what lies in it."""
-    return os.path.exists(os.path.join(folder, RunFile.PLAN)) or os.path.isdir(os.path.join(folder, RunFile.CELLS))
+    return os.path.exists(os.path.join(folder, RunFile.PLAN)) or os.path.isdir(
+        os.path.join(folder, RunFile.CELLS)
+    )

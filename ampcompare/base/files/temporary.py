@@ -22,8 +22,11 @@ def temporary_root(path: str) -> str:
 
 def is_bytecode(path: str) -> bool:
     """Return whether a path is a compiled module that Python keeps, next to the source or below PYTHONPYCACHEPREFIX."""
-    if not path.endswith(".pyc") and ".pyc." not in os.path.basename(path):  # it is written under a name with a number
+    # it is written under a name with a number
+    if not path.endswith(".pyc") and ".pyc." not in os.path.basename(path):
         return False
     prefix = sys.pycache_prefix
-    is_below = bool(prefix) and os.path.realpath(path).startswith(os.path.join(os.path.realpath(str(prefix)), ""))
+    is_below = bool(prefix) and os.path.realpath(path).startswith(
+        os.path.join(os.path.realpath(str(prefix)), "")
+    )
     return is_below or "__pycache__" in path.split(os.sep)

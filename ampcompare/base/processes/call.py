@@ -82,8 +82,10 @@ def call_in_child(
                 variables |= stack.enter_context(own).environment
             process = subprocess.Popen(
                 [sys.executable, str(CHILD), str(program), str(answer_file), request],
-                stdin=subprocess.PIPE,  # held open: it ends with this process, and the function reads an empty one
-                stdout=subprocess.DEVNULL,  # packages print when they are imported; the answer goes to its file
+                # held open: it ends with this process, and the function reads an empty one
+                stdin=subprocess.PIPE,
+                # packages print when they are imported; the answer goes to its file
+                stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env=variables,
                 start_new_session=True,

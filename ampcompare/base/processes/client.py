@@ -19,7 +19,12 @@ from typing import Any, BinaryIO
 import psutil
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.processes.start import exit_code_text, kill_process_group, kill_with_descendants, module_command
+from ampcompare.base.processes.start import (
+    exit_code_text,
+    kill_process_group,
+    kill_with_descendants,
+    module_command,
+)
 
 MAX_SERVERS = 5  # for one process: if each of them is killed, the next one would be too
 POLL_SECONDS = 0.1
@@ -43,7 +48,9 @@ class ProcessServer:
         fork: the current process, from its begin to its end.
     """
 
-    def __init__(self, names: Sequence[str], environment: Mapping[str, str], options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, names: Sequence[str], environment: Mapping[str, str], options: Sequence[str] = ()
+    ) -> None:
         self.is_ready = False
         self.fork: Fork | None = None
         self._unread = b""

@@ -33,7 +33,18 @@ MS_RDONLY, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 1, 4096, 16384, 1 << 18, 2
 PR_SET_DUMPABLE = 4
 OF_THE_MACHINE = ("/proc", "/sys", "/dev", "/run")
 OF_THE_KERNEL = {
-    *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "hugetlbfs", "debugfs", "tracefs"),
+    *(
+        "proc",
+        "sysfs",
+        "devtmpfs",
+        "devpts",
+        "cgroup",
+        "cgroup2",
+        "mqueue",
+        "hugetlbfs",
+        "debugfs",
+        "tracefs",
+    ),
     *("securityfs", "configfs", "pstore", "bpf", "efivarfs", "binfmt_misc", "fusectl", "nsfs", "selinuxfs"),
 }  # kinds of file systems that hold no files of a user
 
@@ -57,7 +68,8 @@ def enter_sandbox_if_asked() -> None:
 def _enter_sandbox(store: str, shared: Sequence[str], roots: Sequence[str]) -> None:
     here = os.getcwd()
     home, temporary = os.path.expanduser("~"), tempfile.gettempdir()
-    store = tempfile.mkdtemp(dir=store)  # of this process: another one of the same cell may have had one before
+    # of this process: another one of the same cell may have had one before
+    store = tempfile.mkdtemp(dir=store)
     is_privileged = _enter_new_namespace()
     _mount_source_on_target(None, "/", None, MS_REC | MS_PRIVATE)
     common = (here, home, temporary, "/tmp", "/var/tmp")
@@ -108,7 +120,9 @@ class _NewRoot:
                 raise
 
     def _cover_folders_below(self, path: str) -> None:
-        below = [mount for mount in self._mounts if mount != path and mount.startswith(os.path.join(path, ""))]
+        below = [
+            mount for mount in self._mounts if mount != path and mount.startswith(os.path.join(path, ""))
+        ]
         is_machines = path in OF_THE_MACHINE or self._mounts.get(path) in OF_THE_KERNEL
         if is_machines or not os.path.isdir(path):
             _mount_source_on_target(path, self.present_path_of(path), None, MS_BIND | MS_REC)
@@ -150,9 +164,13 @@ class _NewRoot:
         for root in self._roots or ():
             _make_folders_in_upper_layer(path, root, upper)
         for lower in (path, os.path.join(self._stage, f"{number}.lower")):
-            if lower != path:  # the store is below `path`, which an overlay refuses, so it gets a view of `path`
+            # the store is below `path`, which an overlay refuses, so it gets a view of `path`
+            if lower != path:
                 os.mkdir(lower)
-                with _folder_names_without_mount_signs(os.path.join(self._stage, "empty"), path) as (empty, real):
+                with _folder_names_without_mount_signs(os.path.join(self._stage, "empty"), path) as (
+                    empty,
+                    real,
+                ):
                     options_of_view = f"lowerdir={empty}:{real}" + ",userxattr" * (self._roots is not None)
                     if not _try_mount_overlay(lower, options_of_view, MS_RDONLY):
                         return False
@@ -192,7 +210,11 @@ def _enter_new_namespace() -> bool:
         return True
     user, group = os.geteuid(), os.getegid()
     _call_libc("unshare", CLONE_NEWNS | CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
         Path("/proc/self", name).write_text(text)
     with contextlib.suppress(OSError):
         _call_libc("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # the user's tools look at this process as before

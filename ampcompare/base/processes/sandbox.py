@@ -89,7 +89,10 @@ def open_sandbox(
     real, users = [*map(os.path.realpath, shared)], [*map(os.path.realpath, roots)]
     try:
         if can_sandbox(os.path.dirname(place)):
-            sandbox, copies = Sandbox({SANDBOX: json.dumps({"store": place, "shared": real, "roots": users})}), None
+            sandbox, copies = (
+                Sandbox({SANDBOX: json.dumps({"store": place, "shared": real, "roots": users})}),
+                None,
+            )
         else:
             copies = WorkingCopies(place, [os.path.realpath(here), *users], real)
             folder = copies.copy_of(os.path.realpath(here))
@@ -98,7 +101,9 @@ def open_sandbox(
             yield sandbox
         finally:
             found = _files_in_layers(place) if copies is None else copies.written_files()
-            sandbox.written = _move_written_files(found, None if target is None else os.path.realpath(target), here)
+            sandbox.written = _move_written_files(
+                found, None if target is None else os.path.realpath(target), here
+            )
     finally:
         for folder in {place, str(store)}:
             remove_store(folder)
@@ -128,7 +133,8 @@ def _is_sandbox_possible(folder: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         if process is not None:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a file system that does not answer holds it
+            # a file system that does not answer holds it
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
         return False
     finally:
@@ -154,7 +160,9 @@ def _files_in_layers(store: str) -> Iterator[tuple[str, str, How]]:
                         yield path, place, how
 
 
-def _move_written_files(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[WrittenFile]:
+def _move_written_files(
+    found: Iterable[tuple[str, str, How]], target: str | None, base: str
+) -> list[WrittenFile]:
     """Move files into a folder, if any, and return them by path."""
     written = {}
     for path, place, how in found:

@@ -39,7 +39,10 @@ MAX_REQUEST = 2**20
 def main(number: int, names: list[str]) -> int:
     """Serve requests until the channel ends; in a fork, call the function and return its exit code."""
     # Slurm sends SIGTERM to all processes of a step: a fork saves and exits, and the server exits when its client does.
-    restored: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    restored: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
     restored[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)  # ignored under nohup
     for stop in restored:
         signal.signal(stop, signal.SIG_IGN)
@@ -53,7 +56,8 @@ def main(number: int, names: list[str]) -> int:
     _send_event(channel, "ready")
     while received := _receive_request(channel):
         request, output = received
-        with process_ended_at_hangup(number), contextlib.suppress(Exception):  # the fork reports what cannot be loaded
+        # the fork reports what cannot be loaded
+        with process_ended_at_hangup(number), contextlib.suppress(Exception):
             for name in request["load"]:
                 _load_module(name)
         with warnings.catch_warnings():
@@ -61,7 +65,8 @@ def main(number: int, names: list[str]) -> int:
             child = os.fork()
         if child == 0:
             os.setsid()
-            for stop, handler in restored.items():  # before the client knows the PID: a signal that it sends is heeded
+            # before the client knows the PID: a signal that it sends is heeded
+            for stop, handler in restored.items():
                 signal.signal(stop, handler)
             _send_event(channel, "begin", pid=os.getpid())  # not by the server, which may be killed first
             return _run_request(request, output, channel)

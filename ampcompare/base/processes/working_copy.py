@@ -88,7 +88,12 @@ class WorkingCopies:
 
     def _is_kept_as_link(self, path: str) -> bool:
         is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))
-        return path in self._shared or os.path.basename(path) in LINKED or is_environment or is_run_directory(path)
+        return (
+            path in self._shared
+            or os.path.basename(path) in LINKED
+            or is_environment
+            or is_run_directory(path)
+        )
 
     def _check_size(self, path: str, size: int) -> None:
         self._bytes += size

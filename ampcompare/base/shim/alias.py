@@ -41,5 +41,7 @@ def _alias_loaded_modules(under: Sequence[str]) -> None:
     """
     for name, module in list(sys.modules.items()):
         alias = "apex" + name[len(ENGINE) :]
-        if name.startswith(f"{ENGINE}.") and any(alias == one or alias.startswith(f"{one}.") for one in under):
+        if name.startswith(f"{ENGINE}.") and any(
+            alias == one or alias.startswith(f"{one}.") for one in under
+        ):
             sys.modules.setdefault(alias, module)

@@ -48,7 +48,10 @@ class ShimStatus:
 def site_folder() -> Path:
     """Return the site-packages of this environment: the one that holds ampcompare, where Python reads .pth files."""
     own = Path(__file__).resolve().parents[3]
-    folders = [*(site.getsitepackages() if hasattr(site, "getsitepackages") else []), site.getusersitepackages()]
+    folders = [
+        *(site.getsitepackages() if hasattr(site, "getsitepackages") else []),
+        site.getusersitepackages(),
+    ]
     if any(own == Path(folder).resolve() for folder in folders):
         return own
     return Path(sysconfig.get_path("purelib"))
@@ -93,7 +96,9 @@ def switch_shim_on(answered: Sequence[str] = (), folder: Path | None = None) -> 
         if not name.isidentifier():
             raise ConfigError(f"{name!r} is not a name that a library is imported by, such as mmcv")
     if status.apex.kind == "impostor":
-        cure = PYPI if status.apex.path is not None and status.apex.path.suffix != ".py" else "rename that file"
+        cure = (
+            PYPI if status.apex.path is not None and status.apex.path.suffix != ".py" else "rename that file"
+        )
         raise EnvironmentUnfit(
             f"{status.apex.path} stands under the name apex and is not NVIDIA's: {cure}, then ampcompare shim on"
         )

@@ -41,7 +41,8 @@ def run_backward(loss: Tensor, initial_grad: Tensor | None = None) -> None:
 
 
 def _is_plain_fp32_scalar(loss: Tensor) -> bool:
-    return loss.__class__ is Tensor and loss.dtype is torch.float32 and not loss.shape  # no fake tensor, for instance
+    # no fake tensor, for instance
+    return loss.__class__ is Tensor and loss.dtype is torch.float32 and not loss.shape
 
 
 def _make_one_on_device(device: torch.device) -> Tensor:

@@ -120,12 +120,19 @@ class _TensorWithoutMemory(Tensor):
         own.calls.append((func, tuple(one for one in given if isinstance(one, torch.dtype))))
 
         def without(value: Any) -> Any:
-            return value.meta if isinstance(value, _TensorWithoutMemory) else _META if _is_device(value) else value
+            return (
+                value.meta
+                if isinstance(value, _TensorWithoutMemory)
+                else _META
+                if _is_device(value)
+                else value
+            )
 
         result = func(*pytree.tree_map(without, args), **pytree.tree_map(without, kwargs))
         device = own.device.type
         return pytree.tree_map(
-            lambda one: _TensorWithoutMemory(one, device, own.calls) if isinstance(one, Tensor) else one, result
+            lambda one: _TensorWithoutMemory(one, device, own.calls) if isinstance(one, Tensor) else one,
+            result,
         )
 
 
@@ -187,7 +194,9 @@ def _observe_call(
         result, error = None, None
         fake_args, fake_kwargs = pytree.tree_map(
             lambda one: (
-                _TensorWithoutMemory(one.make_tensor(), device, calls) if isinstance(one, _TensorShape) else one
+                _TensorWithoutMemory(one.make_tensor(), device, calls)
+                if isinstance(one, _TensorShape)
+                else one
             ),
             (args, kwargs),
         )
@@ -277,7 +286,11 @@ def cast_of_operation(name: str, device: str = "cuda") -> CastKind:
     if not any(each.casts or each.results for each in seen):
         sample = _sample_arguments(function, [full])
         assert sample is not None
-        return CastKind.REFUSED if _observe_call(device, None, function, *sample).error is None else CastKind.NONE
+        return (
+            CastKind.REFUSED
+            if _observe_call(device, None, function, *sample).error is None
+            else CastKind.NONE
+        )
     return CastKind.WIDEST if seen[2].casts or of_both is full else CastKind.NONE
 
 
@@ -388,7 +401,8 @@ def _refuse_as_on_gpu(function: Any, lower: torch.dtype, args: Any, kwargs: Any)
 
 def _tensors_among_arguments(values: Any) -> list[Tensor]:
     args, kwargs = values
-    if not kwargs and not any(isinstance(one, (list, tuple)) for one in args):  # nearly always, and far cheaper
+    # nearly always, and far cheaper
+    if not kwargs and not any(isinstance(one, (list, tuple)) for one in args):
         return [one for one in args if isinstance(one, Tensor)]
     return [one for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
 
@@ -486,7 +500,9 @@ def _are_casts_of_parts_alike(compose: Callable[..., Any], lower: torch.dtype, a
     return cast.error is left.error is None and cast.calls == left.calls
 
 
-def _call_in_fp32_and_round(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
+def _call_in_fp32_and_round(
+    function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]
+) -> Any:
     """Return the results of an operation in 32 bits, rounded to types in turn."""
     with _without(_KEYS):
         results = function(*pytree.tree_map(_widen_to_fp32, args), **pytree.tree_map(_widen_to_fp32, kwargs))
@@ -494,7 +510,9 @@ def _call_in_fp32_and_round(function: Any, args: Any, kwargs: dict[str, Any], ty
         return results.to(types[0])
     leaves, spec = pytree.tree_flatten(results)
     left = iter(types)
-    return pytree.tree_unflatten([one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec)
+    return pytree.tree_unflatten(
+        [one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec
+    )
 
 
 def _widen_to_fp32(one: Any) -> Any:
@@ -506,7 +524,9 @@ def _is_view_operation(function: Any) -> bool:
     return any(one.alias_info is not None for one in function._schema.returns)
 
 
-def _result_types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> tuple[torch.dtype, ...] | None:
+def _result_types_on_cuda(
+    function: Any, lower: torch.dtype, args: Any, kwargs: Any
+) -> tuple[torch.dtype, ...] | None:
     """Return the types of an operation's results on a GPU; None where a part of it is cast, or they are not shown.
 
     Raises:
@@ -518,7 +538,10 @@ def _result_types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: 
         # A function may convert by itself: numbers to complex ones.
         is_cast = bool(seen.casts) and seen.calls != _observe_call("cuda", None, function, *shapes).calls
         return None if is_cast else seen.results
-    if _observe_call("cuda", lower, function, *_replace_tensors_by_shapes((args, kwargs), widen=True)).error is None:
+    if (
+        _observe_call("cuda", lower, function, *_replace_tensors_by_shapes((args, kwargs), widen=True)).error
+        is None
+    ):
         raise seen.error
     return None
 
@@ -570,7 +593,8 @@ def _make_kernel(name: str, function: Any) -> Callable[..., Any]:
             if rule is None:
                 _leave_operation_to_torch(name)
                 rule = functools.partial(_call_torchs_kernel, function)
-        if not _is_enabled("cpu"):  # inside of an operation that is cast, or of a block that switches autocast off
+        # inside of an operation that is cast, or of a block that switches autocast off
+        if not _is_enabled("cpu"):
             return _call_without_casts(function, args, kwargs)
         return rule(args, kwargs)
 
@@ -621,7 +645,9 @@ def install_cuda_casts() -> None:
         for name in sorted(names - _known):
             function = find_operation(name)
             if function is not None and not name.endswith(NAMED_DIMENSIONS):
-                _library_for_operation(name).impl(name.partition("::")[2], _make_kernel(name, function), SPARE)
+                _library_for_operation(name).impl(
+                    name.partition("::")[2], _make_kernel(name, function), SPARE
+                )
         _known.update(names)
 
 

@@ -34,7 +34,9 @@ def group_tensors_by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def is_dense(tensor: Tensor) -> bool:
     """Return whether a strided tensor has no gaps or overlaps in memory: it is contiguous, or its channels are last."""
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim(), torch.contiguous_format)
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(
+        tensor.dim(), torch.contiguous_format
+    )
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=channels_last)
 
 
@@ -59,7 +61,10 @@ def largest_magnitudes(tensors: Iterable[Tensor]) -> Tensor:
     A 2-norm in fp16 overflows on large finite values.
     """
     return torch.cat(
-        [torch.stack(torch._foreach_norm(alike, math.inf)).float() for alike in group_tensors_by_type(tensors)]
+        [
+            torch.stack(torch._foreach_norm(alike, math.inf)).float()
+            for alike in group_tensors_by_type(tensors)
+        ]
     )
 
 

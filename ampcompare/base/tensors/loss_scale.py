@@ -81,7 +81,9 @@ class DeviceLossScale:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss times the scale, computed in fp32 and rounded to the dtype of the loss, as by a number."""
-        return loss * self.scale if loss.dtype is torch.float32 else (loss.float() * self.scale).to(loss.dtype)
+        return (
+            loss * self.scale if loss.dtype is torch.float32 else (loss.float() * self.scale).to(loss.dtype)
+        )
 
     def copy(self) -> Tensor:
         """Return the scale as it is now, in a tensor that will not change."""
@@ -119,7 +121,8 @@ class DeviceLossScale:
 
     def _update_inverse(self, min_scale: float | None) -> None:
         torch.reciprocal(self.scale, out=self.inverse)
-        smallest = max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0)  # that it can be
+        # that it can be
+        smallest = max(math.ldexp(self._loaded, -min(self._halvings, 512)), min_scale or 0.0)
         if self.repeated or smallest < 1 / _MAX_EXACT:
             self.inverse.clamp_(max=FLOAT32_MAX)
 
@@ -128,7 +131,9 @@ class DeviceLossScale:
         return self.scale.item(), int(self.tracker.item())
 
 
-def is_exact_on_device(scale: float, min_scale: float | None = None, max_scale: float | None = _MAX_EXACT) -> bool:
+def is_exact_on_device(
+    scale: float, min_scale: float | None = None, max_scale: float | None = _MAX_EXACT
+) -> bool:
     """Return whether fp32 scalars of a device follow the host's arithmetic bit for bit.
 
     Powers of two have exact inverses, and bounds that hold at the start need no separate check later: the floor is for
@@ -145,4 +150,6 @@ def is_exact_on_device(scale: float, min_scale: float | None = None, max_scale: 
 
 
 def _is_power_of_two(value: float | None) -> bool:
-    return isinstance(value, (int, float)) and _MIN_EXACT <= value <= _MAX_EXACT and math.frexp(value)[0] == 0.5
+    return (
+        isinstance(value, (int, float)) and _MIN_EXACT <= value <= _MAX_EXACT and math.frexp(value)[0] == 0.5
+    )

@@ -50,7 +50,12 @@ def shard_like(value: Any, target: Tensor) -> Any:
     Args:
         value: a tensor that every rank has in full; anything else is passed on.
     """
-    if not is_sharded(target) or not isinstance(value, Tensor) or is_sharded(value) or value.shape != target.shape:
+    if (
+        not is_sharded(target)
+        or not isinstance(value, Tensor)
+        or is_sharded(value)
+        or value.shape != target.shape
+    ):
         return value
     from torch.distributed.tensor import DTensor
 
@@ -61,7 +66,10 @@ def shard_like(value: Any, target: Tensor) -> Any:
         if placement.is_shard():
             parts, rank = part.chunk(mesh.size(axis), placement.dim), mesh.get_local_rank(axis)
             part = parts[rank] if rank < len(parts) else part.narrow(placement.dim, 0, 0)
-    size, stride = value.shape, torch.empty_like(value, device="meta", memory_format=torch.contiguous_format).stride()
+    size, stride = (
+        value.shape,
+        torch.empty_like(value, device="meta", memory_format=torch.contiguous_format).stride(),
+    )
     return DTensor.from_local(
         part.clone(memory_format=torch.contiguous_format),
         mesh,

@@ -189,7 +189,9 @@ def has_global_step_hooks() -> bool:
 
 def _is_fused_with_dampening(optimizer: Any) -> bool:
     """Return whether `_create_momentum` would not give the first step of SGD its bits."""
-    return any(group["fused"] and group.get("momentum") and group["dampening"] for group in optimizer.param_groups)
+    return any(
+        group["fused"] and group.get("momentum") and group["dampening"] for group in optimizer.param_groups
+    )
 
 
 def _has_tensors(state: Mapping[str, Any] | None) -> bool:
@@ -237,7 +239,9 @@ def _restore_copies_if_flagged(copies: Copies, flag: Tensor) -> None:
     for made, tensors in copies:
         local = flag.to(tensors[0].device, non_blocking=True)
         keep = torch.eq(local, 0, out=torch.empty_like(local, dtype=torch.float32))
-        listed = [index for index, tensor in enumerate(tensors) if tensor.is_floating_point() and is_dense(tensor)]
+        listed = [
+            index for index, tensor in enumerate(tensors) if tensor.is_floating_point() and is_dense(tensor)
+        ]
         if listed:
             old, new = [made[index] for index in listed], [tensors[index] for index in listed]
             # SGD's fused kernel, on its first step, sets the momentum to the gradient, unless the flag that it takes is

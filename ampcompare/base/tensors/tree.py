@@ -54,7 +54,9 @@ def cast_floating_tensors(value: Any, dtype: torch.dtype) -> Any:
     Returns:
         A copy; a tensor that has the type is the same object, and a cast one is in the graph of autograd.
     """
-    return map_tensors_in_tree(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return map_tensors_in_tree(
+        value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    )
 
 
 def tensors_in_value(value: Any) -> Iterator[Tensor]:

@@ -55,7 +55,9 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> ConvertedCheckpo
     text = str(Arm.parse(arm))
     was, target = _arm_that_holds_state(parts.arm), _arm_that_holds_state(arm)
     level, was_level = _opt_level_of_arm_state(target), _opt_level_of_arm_state(was)
-    result = ConvertedCheckpoint(copy_containers(state), conversion_kind_of_arm(parts.arm), level or was_level, text)
+    result = ConvertedCheckpoint(
+        copy_containers(state), conversion_kind_of_arm(parts.arm), level or was_level, text
+    )
     scalers = _scalers_as_grad_scalers(state, was, was_level, result)
     _drop_compensation(result.state, result)
     convert_to_fp32(parts, result, was_level)
@@ -63,7 +65,11 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> ConvertedCheckpo
     state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
     state_now[key] = entry
     masters = [
-        {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype is torch.float32}
+        {
+            name: value
+            for name, value in model.items()
+            if isinstance(value, Tensor) and value.dtype is torch.float32
+        }
         for model in list_of_one_or_several(state_now["model"])
         if has_masters(arm)
     ]
@@ -84,11 +90,17 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> ConvertedCheckpo
 def _drop_compensation(state: dict[str, Any], result: ConvertedCheckpoint) -> None:
     """Remove what the rounding of weights has cut off, which only an arm with Kahan's compensation keeps."""
     entries = [
-        entry for optimizer in list_of_one_or_several(state["optimizer"]) for entry in optimizer["state"].values()
+        entry
+        for optimizer in list_of_one_or_several(state["optimizer"])
+        for entry in optimizer["state"].values()
     ]
-    dropped = [entry.pop(COMPENSATION) for entry in entries if isinstance(entry, dict) and COMPENSATION in entry]
+    dropped = [
+        entry.pop(COMPENSATION) for entry in entries if isinstance(entry, dict) and COMPENSATION in entry
+    ]
     if dropped:
-        result.lost.append(f"the compensation of {len(dropped)} weights: their values are those of the 16-bit weights")
+        result.lost.append(
+            f"the compensation of {len(dropped)} weights: their values are those of the 16-bit weights"
+        )
 
 
 def has_masters(arm: str) -> bool:
@@ -146,7 +158,11 @@ def _scalers_as_grad_scalers(
         scalers = [dict(entry) for entry in list_of_one_or_several(state["scaler"])]
     else:
         own = state.get("precision") or {}
-        held = {"scale": own.get("loss_scale"), "_growth_tracker": own.get("good_steps"), "growth_interval": 1000}
+        held = {
+            "scale": own.get("loss_scale"),
+            "_growth_tracker": own.get("good_steps"),
+            "growth_interval": 1000,
+        }
         scalers = [{**NEW_SCALER, **held}] if {"good_steps", "loss_scale"} <= set(own) else []
     for scaler in filter(None, scalers):
         parse_scale(scaler["scale"], "the loss scale")
@@ -161,7 +177,9 @@ def _precision_state_for_arm(
         if isinstance(scale, float):
             result.changed.append(f"the static scale of {target}, {scale:g}")
             return "amp", {"loss_scaler0": {"loss_scale": scale, "unskipped": 0}}
-        return "amp", apex_state_from_grad_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+        return "amp", apex_state_from_grad_scalers(
+            scalers, level=level, lost=result.lost, changed=result.changed
+        )
     has_scaler = target.spec.checkpoint.grad_scaler
     if has_scaler is not None and has_scaler(target.options):
         return "scaler", _grad_scaler_state_for_arm(target, scalers)

@@ -9,7 +9,11 @@ import torch
 
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import printable_line
-from ampcompare.checkpoints.convert.between_arms import conversion_kind_of_arm, convert_state_to_arm, nearest_native_arm
+from ampcompare.checkpoints.convert.between_arms import (
+    conversion_kind_of_arm,
+    convert_state_to_arm,
+    nearest_native_arm,
+)
 from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind, is_scaler_state
 from ampcompare.checkpoints.convert.fp32_weights import (
     ConvertedCheckpoint,
@@ -60,7 +64,9 @@ def convert_state(
     parts = contents_by_kind(root)
     if not parts.models:
         what = f"it is {parts.writer}, and there" if parts.writer.endswith(" alone") else "there"
-        raise ConversionError(f"{what} are no weights in it; `ampcompare convert --inspect` shows its contents")
+        raise ConversionError(
+            f"{what} are no weights in it; `ampcompare convert --inspect` shows its contents"
+        )
     if parts.wrappers or parts.loss_scales:
         level = opt_level or ("O2" if _half_types_in_checkpoint(parts) else "O1")
         return _convert_checkpoint_with_own_scalers(root, parts, to, level, static_scale)
@@ -68,7 +74,9 @@ def convert_state(
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
     if parts.arm is not None and static_scale:
-        raise ConversionError(f"its arm, {parts.arm}, says whether the loss scale is static; leave out --static-scale")
+        raise ConversionError(
+            f"its arm, {parts.arm}, says whether the loss scale is static; leave out --static-scale"
+        )
     if parts.arm is not None:
         return convert_state_to_arm(
             root, nearest_native_arm(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}"
@@ -117,9 +125,13 @@ def _convert_to_native(
         else:
             _put_grad_scalers(result, place, scalers, "amp_scaler" if parts.writer == "timm" else "scaler")
     if parts.apex:
-        result.lost.append("min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler")
+        result.lost.append(
+            "min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler"
+        )
     elif not parts.scalers and torch.bfloat16 not in _half_types_in_checkpoint(parts):
-        result.lost.append("no state of amp was saved: the GradScaler starts at 65536 and skips its first steps")
+        result.lost.append(
+            "no state of amp was saved: the GradScaler starts at 65536 and skips its first steps"
+        )
     convert_to_fp32(parts, result, level)
 
 
@@ -140,9 +152,13 @@ def _put_grad_scalers(
         result.changed.append(f"{name}: {what}, in place of that of Apex")
         return
     if len(scalers) > 1:
-        result.changed.append(f"{name}: stays, for a script of `ampcompare migrate`; the GradScalers are under {also}")
+        result.changed.append(
+            f"{name}: stays, for a script of `ampcompare migrate`; the GradScalers are under {also}"
+        )
     else:
-        result.changed.append(f"{name}: the GradScaler is also under {also}, as scripts with torch.amp have it")
+        result.changed.append(
+            f"{name}: the GradScaler is also under {also}, as scripts with torch.amp have it"
+        )
     entries = list(holder.items())
     holder.clear()
     for key, value in entries:
@@ -188,7 +204,9 @@ def _scalers_in_order(
     have, the state is empty, so that the others keep their numbers.
     """
     places = list(parts.scalers)
-    scalers: list[Mapping[str, Any]] = list({id(scaler): scaler for scaler in parts.scalers.values()}.values())
+    scalers: list[Mapping[str, Any]] = list(
+        {id(scaler): scaler for scaler in parts.scalers.values()}.values()
+    )
     group = places[0][:-1] if places else ()
     if not group:
         return places, scalers
@@ -213,7 +231,8 @@ def _apex_keys_by_scaler_key(writer: str) -> dict[str, str]:
 def _key_for_apex_state_without_scaler(result: ConvertedCheckpoint) -> str:
     """Return where the state of Apex goes in a file that has no scaler: where a script has left an entry empty."""
     return next(
-        (key for key in ("scaler", "amp_scaler") if _is_empty_scaler_entry(result.state.get(key, "none"))), "amp"
+        (key for key in ("scaler", "amp_scaler") if _is_empty_scaler_entry(result.state.get(key, "none"))),
+        "amp",
     )
 
 
@@ -270,23 +289,33 @@ def _unwrap_optimizers(parts: CheckpointContents, result: ConvertedCheckpoint) -
 
 
 def _put_loss_scales(
-    scales: dict[str, LossScalerValues], parts: CheckpointContents, result: ConvertedCheckpoint, to: Target, level: str
+    scales: dict[str, LossScalerValues],
+    parts: CheckpointContents,
+    result: ConvertedCheckpoint,
+    to: Target,
+    level: str,
 ) -> None:
     """Put loss scales where the file has the state of the one scaler, or else to the top; plain numbers go."""
     for place, state in parts.loss_scales.items():
         if is_number(state):
             entry_at_place(result.state, place[:-1]).pop(place[-1])
     if not scales:
-        result.lost.append("no loss scale was saved: the GradScaler starts at 65536 and skips its first steps")
+        result.lost.append(
+            "no loss scale was saved: the GradScaler starts at 65536 and skips its first steps"
+        )
         return
     if to == "native":
         own_key, entry = (
             "scaler",
-            only_entry_or_list(grad_scaler_states_from_values(scales, lost=result.lost, changed=result.changed)),
+            only_entry_or_list(
+                grad_scaler_states_from_values(scales, lost=result.lost, changed=result.changed)
+            ),
         )
     else:
         own_key = "amp"
-        entry = apex_state_from_values(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
+        entry = apex_state_from_values(
+            list(scales.values()), level=level, lost=result.lost, changed=result.changed
+        )
     with_state = next((place for place, state in parts.loss_scales.items() if not is_number(state)), None)
     if with_state is not None and len(scales) == 1:
         _replace_key(result, with_state, with_state[-1] if to == "native" else own_key, entry)
@@ -338,7 +367,8 @@ def convert_file(
         result.notes += broken_value_sentences(parts)
         result.changed += changed
         result.lost += [
-            f"{printable_line(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)" for place in left_out
+            f"{printable_line(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)"
+            for place in left_out
         ]
         if legacy_layout and parts.is_of_ampcompare:
             known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}

@@ -48,9 +48,11 @@ class CheckpointContents:
     averages: dict[Place, dict[str, Any]] = field(default_factory=dict)  # of averaged weights
     optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)  # state dicts
     apex: dict[Place, dict[str, Any]] = field(default_factory=dict)  # states of `apex.amp`
-    scalers: dict[Place, dict[str, Any]] = field(default_factory=dict)  # of `GradScaler`; none that is disabled
+    # of `GradScaler`; none that is disabled
+    scalers: dict[Place, dict[str, Any]] = field(default_factory=dict)
     wrappers: dict[Place, dict[str, Any]] = field(default_factory=dict)
-    loss_scales: dict[Place, Any] = field(default_factory=dict)  # states of other loss scalers, or the scale alone
+    # states of other loss scalers, or the scale alone
+    loss_scales: dict[Place, Any] = field(default_factory=dict)
     masters: list[dict[str, Tensor]] = field(default_factory=list)  # per model, by name
     master_places: dict[Place, int] = field(default_factory=dict)  # with the number of weights found there
     unmatched: int = 0  # fp32 copies that round to no weight
@@ -66,7 +68,8 @@ class CheckpointContents:
     def places_of_masters(self) -> str:
         """The places of the masters, without the numbers of groups."""
         keys = dict.fromkeys(
-            ".".join(key for key in place if not key.isdigit()) or "the top of the file" for place in self.master_places
+            ".".join(key for key in place if not key.isdigit()) or "the top of the file"
+            for place in self.master_places
         )
         return ", ".join(keys)
 
@@ -107,7 +110,8 @@ def _is_in_optimizer_state(place: Place) -> bool:
     """
     held = [number for number, key in enumerate(place[:-1]) if key == "state"]
     return any(
-        place[number + 1].isdigit() or any(word in key.lower() for key in place[:number] for word in ("opt", "adam"))
+        place[number + 1].isdigit()
+        or any(word in key.lower() for key in place[:number] for word in ("opt", "adam"))
         for number in held
     )
 
@@ -124,7 +128,8 @@ def _key_of_inner_optimizer(value: Any, place: Place) -> str | None:
         return None
     keeps_scale = any(is_number(value.get(name)) for name in SCALE_NAMES) or "loss_scaler" in value
     keeps_copies = any(
-        isinstance(entry, list) and any(isinstance(item, Tensor | list) for item in entry) for entry in value.values()
+        isinstance(entry, list) and any(isinstance(item, Tensor | list) for item in entry)
+        for entry in value.values()
     )
     has_scaler = any(is_loss_scaler_state(entry) and not is_scaler_state(entry) for entry in value.values())
     return inner[0] if keeps_scale or keeps_copies or has_scaler else None
@@ -179,7 +184,9 @@ def _contents_field_of_entry(value: Any, place: Place) -> str | None:
     if is_loss_scaler_state(value):
         return "loss_scales"
     if _is_weights(value) and not _is_in_optimizer_state(place):
-        is_averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
+        is_averaged = place[0] == "parts" or any(
+            "ema" in key.lower() or "averag" in key.lower() for key in place
+        )
         return "averages" if is_averaged else "models"
     return None
 

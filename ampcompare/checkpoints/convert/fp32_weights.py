@@ -13,7 +13,9 @@ from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
 
 HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
-NO_ADAM = frozenset({"grad_averaging", "max_grad_norm", "norm_type", "max_coeff", "trust_clip", "always_adapt"})
+NO_ADAM = frozenset(
+    {"grad_averaging", "max_grad_norm", "norm_type", "max_coeff", "trust_clip", "always_adapt"}
+)
 """Keys of groups of FusedLAMB and FusedNovoGrad, and of LAMB in DeepSpeed and timm; FusedAdam has none of them."""
 PREFIXES = ("module.", "_orig_mod.")
 
@@ -25,7 +27,8 @@ class ConvertedCheckpoint:
     The lists have a line for each thing.
     """
 
-    state: dict[str, Any]  # in the layout of the program that wrote the source, with the other kind of precision state
+    # in the layout of the program that wrote the source, with the other kind of precision state
+    state: dict[str, Any]
     source: str  # "native", "apex", another kind of optimizer or weights, or the backend of an ampcompare arm
     level: str | None  # opt level of the source or of the target, whichever is Apex
     arm: str | None = None  # of the result, if it is an ampcompare checkpoint
@@ -95,7 +98,9 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
                     halves[HALF_NAMES[value.dtype]] += 1
     if carried:
         where = parts.places_of_masters
-        result.changed.append(f"{carried} fp32 masters become the weights" + (f", from {where}" if where else ""))
+        result.changed.append(
+            f"{carried} fp32 masters become the weights" + (f", from {where}" if where else "")
+        )
     for kind, count in halves.items():
         result.changed.append(f"{count} {kind} weights become fp32, with the values that {kind} has")
     if halves or (level in ("O2", "O3", "O5") and not carried):
@@ -103,7 +108,9 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
         which = f"{halves.total()} of the weights" if carried else "the weights"
         result.lost.append(f"the last bits of {which}: they were saved as {kind} values, without masters")
     if parts.unmatched:
-        result.lost.append(f"{parts.unmatched} masters: no weight has their values in 16 bits, to tell their names")
+        result.lost.append(
+            f"{parts.unmatched} masters: no weight has their values in 16 bits, to tell their names"
+        )
 
 
 def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
@@ -150,7 +157,9 @@ def split_flat_optimizer_state(
                 size = _flat_element_count(entry)
                 layout = next((held for held in layouts if held[0] == size), None)
                 if layout is None and size:
-                    result.lost.append(f"{name}: its state is flat, {size} elements in an order that is not known")
+                    result.lost.append(
+                        f"{name}: its state is flat, {size} elements in an order that is not known"
+                    )
                 if layout is not None:
                     layouts.remove(layout)
                     is_flat = True
@@ -200,7 +209,9 @@ def _are_parameters_flat(optimizer: Mapping[str, Any], weights: list[torch.Size]
     vectors = {shape.numel() for shape in weights if len(shape) == 1}
     if not sizes or not all(sizes) or len(numbers) >= len(weights):
         return False
-    return vectors.isdisjoint(sizes) or (not copies.isdisjoint(sizes) and (copies | vectors).issuperset(sizes))
+    return vectors.isdisjoint(sizes) or (
+        not copies.isdisjoint(sizes) and (copies | vectors).issuperset(sizes)
+    )
 
 
 def _cut_flat_state(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str, Any]]:
@@ -233,7 +244,11 @@ def unfuse_adam_state(optimizer: dict[str, Any], name: str, result: ConvertedChe
             del group["step"], group["bias_correction"]
             continue
         if not group["bias_correction"] or not NO_ADAM.isdisjoint(group):
-            kind = "FusedAdam without bias correction" if NO_ADAM.isdisjoint(group) else "FusedLAMB or one like it"
+            kind = (
+                "FusedAdam without bias correction"
+                if NO_ADAM.isdisjoint(group)
+                else "FusedLAMB or one like it"
+            )
             result.changed.append(f"{name}: the state of {kind}, unchanged: torch has no such optimizer")
             continue
         with entry_errors_translated(name, "param_groups", number):
@@ -243,11 +258,15 @@ def unfuse_adam_state(optimizer: dict[str, Any], name: str, result: ConvertedChe
             for entry in entries:
                 if "exp_avg" in entry and "step" not in entry:
                     entry["step"] = torch.tensor(count)
-        result.changed.append(f"{name}: the step count of FusedAdam, {count:g}, with each parameter, as AdamW has it")
+        result.changed.append(
+            f"{name}: the step count of FusedAdam, {count:g}, with each parameter, as AdamW has it"
+        )
         del group["bias_correction"]
 
 
-def _states_of_parameter_group(optimizer: Mapping[str, Any], group: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _states_of_parameter_group(
+    optimizer: Mapping[str, Any], group: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Return the state of each parameter of a group that has any."""
     held = (optimizer["state"].get(number) for number in group["params"])
     return [entry for entry in held if isinstance(entry, dict) and entry]
@@ -265,7 +284,9 @@ def complete_adagrad_state(optimizer: dict[str, Any], name: str, result: Convert
             for entry in entries:
                 entry["step"] = torch.tensor(0.0)
         group |= {"lr_decay": 0.0, "initial_accumulator_value": 0.0}
-        result.changed.append(f"{name}: the state of FusedAdagrad, as Adagrad has it: with lr_decay 0 and a step count")
+        result.changed.append(
+            f"{name}: the state of FusedAdagrad, as Adagrad has it: with lr_decay 0 and a step count"
+        )
 
 
 def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
@@ -279,10 +300,14 @@ def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: Converte
                 continue
             counts = {float(entry["step"]) for entry in entries}
             if len(counts) > 1:
-                result.lost.append(f"{name}: different step counts by weight, for FusedAdam: it has one for each group")
+                result.lost.append(
+                    f"{name}: different step counts by weight, for FusedAdam: it has one for each group"
+                )
                 continue
             group |= {"step": int(counts.pop()), "bias_correction": True}
-            result.changed.append(f"{name}: the step count, {group['step']}, in its groups too, where FusedAdam has it")
+            result.changed.append(
+                f"{name}: the step count, {group['step']}, in its groups too, where FusedAdam has it"
+            )
 
 
 def rename_key(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
@@ -307,10 +332,15 @@ def strip_wrapper_prefixes(parts: CheckpointContents, result: ConvertedCheckpoin
             model.clear()
             model.update(entries)
             if versions := getattr(model, "_metadata", None):  # of modules, by their names
-                held = {f"{name}.".removeprefix(prefix).removesuffix("."): value for name, value in versions.items()}
+                held = {
+                    f"{name}.".removeprefix(prefix).removesuffix("."): value
+                    for name, value in versions.items()
+                }
                 versions.clear()
                 versions.update(held)
-            result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{prefix}`")
+            result.changed.append(
+                f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{prefix}`"
+            )
 
 
 def common_wrapper_prefix(names: Iterable[str]) -> str:

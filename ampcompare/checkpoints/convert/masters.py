@@ -31,7 +31,8 @@ class Masters:
     """
 
     by_model: list[dict[str, Tensor]]  # by the names of weights, for each model
-    places: dict[Place, int] = field(default_factory=dict)  # where they lie, with the number of weights found there
+    # where they lie, with the number of weights found there
+    places: dict[Place, int] = field(default_factory=dict)
     unmatched: int = 0  # next to these, or under a name of fp32 copies, rounding to no weight
     layouts: list[tuple[int, list[torch.Size]]] = field(default_factory=list)
 
@@ -96,7 +97,9 @@ def floating_entries_of_model(model: Mapping[str, Any], *, of_norms: bool) -> It
             yield value
 
 
-def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers: Sequence[Place] = ()) -> Masters:
+def find_masters(
+    root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers: Sequence[Place] = ()
+) -> Masters:
     """Find the fp32 copies of the 16-bit weights of models, anywhere in a checkpoint.
 
     Weights of one shape and equal values get their copies by name, else in the order of both. `wrappers` are places of
@@ -202,7 +205,9 @@ def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_
         for key, entries in keys.items():
             yield from _tensors_together_among_items((*place, "state", key), entries, is_state=True)
         value = {key: item for key, item in value.items() if key != "state"}
-    items = [(str(k), item) for k, item in (value.items() if isinstance(value, Mapping) else enumerate(value))]
+    items = [
+        (str(k), item) for k, item in (value.items() if isinstance(value, Mapping) else enumerate(value))
+    ]
     yield from _tensors_together_among_items(place, items)
     for key, item in items:
         yield from _tensors_together_in(item, (*place, key), seen)
@@ -212,7 +217,9 @@ def _tensors_together_among_items(
     place: Place, items: list[tuple[str, Any]], *, is_state: bool = False
 ) -> Iterator[_TensorsTogether]:
     tensors = [
-        (name, item) for name, item in items if isinstance(item, Tensor) and item.dtype in FULL_DTYPES and item.numel()
+        (name, item)
+        for name, item in items
+        if isinstance(item, Tensor) and item.dtype in FULL_DTYPES and item.numel()
     ]
     if tensors:
         yield _TensorsTogether(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)

@@ -64,7 +64,12 @@ def parse_scale(value: Any, where: str) -> float:
 def parse_count(value: Any, where: str) -> int:
     """Return a number of steps, truncated to an integer; `where` says in the error what it counts."""
     value = plain_number(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf or value > MAX_STEPS:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < math.inf
+        or value > MAX_STEPS
+    ):
         raise ConversionError(f"{where} is {_value_text(value)}, not a valid step count")
     return int(value)
 
@@ -111,7 +116,9 @@ def _scaler_values_in_state(state: Any) -> dict[str, Any]:
     """Return the values of the loss scaler that a state is or holds, as plain numbers where they are numbers."""
     if is_number(state):
         state = {"loss_scale": state, "dynamic": True}
-    scaler = state.get("loss_scaler", next((entry for entry in state.values() if is_loss_scaler_state(entry)), state))
+    scaler = state.get(
+        "loss_scaler", next((entry for entry in state.values() if is_loss_scaler_state(entry)), state)
+    )
     if not isinstance(scaler, Mapping):
         raise ConversionError(
             "the loss scaler of FP16_Optimizer is an object of a class that is not known; load it where it is "
@@ -143,7 +150,9 @@ def values_of_loss_scaler(state: Any) -> LossScalerValues:
     count = parse_count(_first_value_under_keys(scaler, *COUNTS) or 0, "the count of clean steps")
     interval = _first_value_under_keys(scaler, *WINDOWS)
     moves = interval is not None or _first_value_under_keys(scaler, *COUNTS[3:]) is not None
-    if not (scaler["dynamic"] if "dynamic" in scaler else scaler.get("mode", "dynamic") == "dynamic" and moves):
+    if not (
+        scaler["dynamic"] if "dynamic" in scaler else scaler.get("mode", "dynamic") == "dynamic" and moves
+    ):
         return LossScalerValues(scale, clean=count)
     if interval is None:
         interval = MEGATRON_INTERVAL if "hysteresis_tracker" in scaler else APEX_INTERVAL
@@ -153,7 +162,9 @@ def values_of_loss_scaler(state: Any) -> LossScalerValues:
     if iteration is not None:  # all iterations are counted, and the one of the last overflow
         since = parse_count(iteration, "cur_iter") - (last if isinstance(last, int) else -1) - 1
         count = max(0, since) % window
-    factor = parse_scale(_first_value_under_keys(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
+    factor = parse_scale(
+        _first_value_under_keys(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor"
+    )
     least = 1.0 if "cur_scale" in scaler else scaler.get("_min_loss_scale")
     most = scaler.get("_max_loss_scale")
     least = parse_scale(least, "min_loss_scale") if least else None
@@ -218,7 +229,9 @@ def apex_state_from_grad_scalers(
         clean = parse_count(state["_growth_tracker"], "_growth_tracker")
         if level in STATIC_LEVELS:
             made[name] = {"loss_scale": 1.0, "unskipped": 0}
-            lost.append(f"scale {scale:g}: {level} has a static scale of 1, and with another no overflow is noticed")
+            lost.append(
+                f"scale {scale:g}: {level} has a static scale of 1, and with another no overflow is noticed"
+            )
             continue
         changed.append(f"{name}: scale {scale:g} and _growth_tracker {clean}, as loss_scale and unskipped")
         for key, apex_value in (("growth_factor", APEX_FACTOR), ("backoff_factor", APEX_BACKOFF)):
@@ -227,14 +240,20 @@ def apex_state_from_grad_scalers(
                 lost.append(f"{key} {factor:g}: Apex always has {apex_value:g}")
         interval = parse_count(state["growth_interval"], "growth_interval")
         if interval >= NEVER:
-            changed.append(f"{name}: a scale that never grows; give loss_scale={scale:g} to amp.initialize too")
+            changed.append(
+                f"{name}: a scale that never grows; give loss_scale={scale:g} to amp.initialize too"
+            )
         elif interval != APEX_INTERVAL:
             lost.append(f"growth_interval {interval}: Apex always has {APEX_INTERVAL}")
         if clean >= APEX_INTERVAL:
-            lost.append(f"_growth_tracker {clean}: Apex never grows from there, so unskipped is {APEX_INTERVAL - 1}")
+            lost.append(
+                f"_growth_tracker {clean}: Apex never grows from there, so unskipped is {APEX_INTERVAL - 1}"
+            )
             clean = APEX_INTERVAL - 1
         if scale > APEX_MAX:
-            lost.append(f"scale {scale:g} is above Apex's ceiling of 2**24: its next growth moves it down there")
+            lost.append(
+                f"scale {scale:g} is above Apex's ceiling of 2**24: its next growth moves it down there"
+            )
         made[name] = {"loss_scale": scale, "unskipped": clean}
     return made
 
@@ -260,7 +279,9 @@ def grad_scaler_states_from_values(
                 "overflow, where it stayed"
             )
         elif held.clean or held.scale != FIRST_SCALE:
-            changed.append(f"{name}: scale {held.scale:g} and {held.clean} clean steps, as scale and _growth_tracker")
+            changed.append(
+                f"{name}: scale {held.scale:g} and {held.clean} clean steps, as scale and _growth_tracker"
+            )
         bounds = (("min_loss_scale", held.least), ("max_loss_scale", held.most)) if held.dynamic else ()
         lost += [f"{key} {bound:g}: GradScaler has none" for key, bound in bounds if bound is not None]
         made.append(_grad_scaler_state(held))

@@ -153,7 +153,9 @@ class _PlainReader:
                 own = str(key)
                 self.changed.append(((place, own), f"a key of class {_class_name(key)}", "text"))
             if own in made:
-                self.left_out.append(((place, own), f"a second entry, under a key of class {_class_name(key)}"))
+                self.left_out.append(
+                    ((place, own), f"a second entry, under a key of class {_class_name(key)}")
+                )
                 continue
             made[own] = self.convert_value(item, (place, own), depth)
         return made
@@ -259,7 +261,9 @@ def _value_of_known_object(name: str, arguments: tuple[Any, ...]) -> str | float
         if kind in ("date", "time", "datetime"):
             packed = arguments[0].encode("latin-1") if isinstance(arguments[0], str) else bytes(arguments[0])
             zone = [
-                _timezone_of_offset(item.arguments[0]) for item in arguments[1:] if item.name == "datetime.timezone"
+                _timezone_of_offset(item.arguments[0])
+                for item in arguments[1:]
+                if item.name == "datetime.timezone"
             ]
             if len(zone) < len(arguments) - 1:
                 return None
@@ -346,7 +350,9 @@ def _open_archive(path: Path) -> FileContents:
     archive = zipfile.ZipFile(path)
     for info in archive.infolist():
         if info.compress_type != zipfile.ZIP_STORED:
-            raise CheckpointError(f"{path} is not an archive of torch.save: {info.filename[:40]!r} is compressed")
+            raise CheckpointError(
+                f"{path} is not an archive of torch.save: {info.filename[:40]!r} is compressed"
+            )
     members = {info.filename: info for info in archive.infolist()}
     descriptions = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(descriptions) != 1:

@@ -138,13 +138,26 @@ def parse_storage_identity(identity: Any) -> tuple[str, torch.dtype, int]:
 
 
 def _make_tensor(
-    storage: Tensor, offset: int, shape: Any, stride: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
+    storage: Tensor,
+    offset: int,
+    shape: Any,
+    stride: Any,
+    grad: Any = False,
+    hooks: Any = None,
+    metadata: Any = None,
 ) -> Tensor:
     return _make_tensor_of_dtype(storage, offset, shape, stride, grad, hooks, storage.dtype, metadata)
 
 
 def _make_tensor_of_dtype(
-    storage: Tensor, offset: int, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
+    storage: Tensor,
+    offset: int,
+    shape: Any,
+    stride: Any,
+    grad: Any,
+    hooks: Any,
+    dtype: Any,
+    metadata: Any = None,
 ) -> Tensor:
     """Return a tensor that looks into a storage, which may be filled later; those that share memory share it here."""
     if 0 in shape:
@@ -188,7 +201,13 @@ def _placeholder_for_object(made: Any, name: str) -> Any:
 
 
 def _make_quantized_tensor(
-    storage: Tensor, offset: int, shape: Any, stride: Any, quantizer: Any, grad: Any = False, hooks: Any = None
+    storage: Tensor,
+    offset: int,
+    shape: Any,
+    stride: Any,
+    quantizer: Any,
+    grad: Any = False,
+    hooks: Any = None,
 ) -> Any:
     view = _make_tensor(storage, offset, shape, stride)  # checks that it lies within the storage
     kind = getattr(torch, QUANTIZED[storage.dtype], None)
@@ -198,7 +217,9 @@ def _make_quantized_tensor(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both types are deprecated, and a file may hold them all the same
         if scheme is torch.per_tensor_affine:
-            made = torch._empty_affine_quantized(view.shape, scale=values[0], zero_point=values[1], dtype=kind)
+            made = torch._empty_affine_quantized(
+                view.shape, scale=values[0], zero_point=values[1], dtype=kind
+            )
         else:
             scales, zeros, axis = values
             made = torch._empty_per_channel_affine_quantized(

@@ -112,7 +112,9 @@ class CheckpointFolder:
         matches = (match for match in map(NAME.fullmatch, names) if match)
         return sorted(((int(match[1]), self.folder / match[0]) for match in matches), reverse=True)
 
-    def read_newest(self, *, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any], list[str]] | None:
+    def read_newest(
+        self, *, device: torch.device | str = "cpu"
+    ) -> tuple[Path, dict[str, Any], list[str]] | None:
         """Read the newest checkpoint that is whole; None where there has never been one.
 
         Returns its path, its state, and a line for each newer one that was passed over. If none can be read, or the
@@ -120,7 +122,10 @@ class CheckpointFolder:
         """
         notes: list[str] = []
         best = self.folder / BEST
-        for path in (*(path for _, path in self._steps_and_paths_newest_first()), *([best] if best.exists() else [])):
+        for path in (
+            *(path for _, path in self._steps_and_paths_newest_first()),
+            *([best] if best.exists() else []),
+        ):
             try:
                 return path, read_checkpoint(path, device=device), notes
             except NewerCheckpoint:
@@ -128,7 +133,9 @@ class CheckpointFolder:
             except CheckpointError as error:
                 notes.append(f"{error}; falling back to the one before")
         if notes:
-            raise CheckpointError(f"none of {len(notes)} checkpoints in {self.folder} can be read: {notes[0]}")
+            raise CheckpointError(
+                f"none of {len(notes)} checkpoints in {self.folder} can be read: {notes[0]}"
+            )
         return None
 
 

@@ -113,7 +113,10 @@ def flat_weights_for_safetensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
     Entries of the second and further models get their index as a prefix.
     """
-    models, masters = list_of_one_or_several(state["model"]), list_of_one_or_several(state.get("masters") or {})
+    models, masters = (
+        list_of_one_or_several(state["model"]),
+        list_of_one_or_several(state.get("masters") or {}),
+    )
     weights = {}
     for index, model in enumerate(models):
         prefix = f"{index}." if len(models) > 1 else ""

@@ -136,7 +136,12 @@ def profile_from_steps(
     dtype = half or ("tf32" if device.type == "cuda" and _has_tf32_on() else "fp32")
     peak = _peak_of_device(device, dtype, emulated="emulated" in (mode or ""))
     limits = profile.limits.model_copy(
-        update={"peak_flops": peak.flops, "peak_bytes": peak.bytes, "peak_dtype": dtype, "source": peak.source}
+        update={
+            "peak_flops": peak.flops,
+            "peak_bytes": peak.bytes,
+            "peak_dtype": dtype,
+            "source": peak.source,
+        }
     )
     return profile.model_copy(update={"limits": limits})
 
@@ -177,7 +182,9 @@ def profile_from_measured(arm: str, measured: MeasuredSteps, **facts: object) ->
         "parts": _parts_of_step(measured, factors),
         "operations": _longest_operations(account, factors),
         "layers": [
-            ModuleTime(module=name, seconds=seconds * whole, fp32_seconds=account.fp32_layers.get(name, 0.0) * whole)
+            ModuleTime(
+                module=name, seconds=seconds * whole, fp32_seconds=account.fp32_layers.get(name, 0.0) * whole
+            )
             for name, seconds in sorted(account.layers.items(), key=lambda one: -one[1])[:MAX_LAYERS]
         ],
         "memory": measured.memory,
@@ -210,7 +217,9 @@ def _seconds_per_traced_second(measured: MeasuredSteps) -> dict[Phase, float]:
     total = sum(seen.values())
     if account.is_gpu:
         return dict.fromkeys(seen, measured.step_seconds / total if total else 0.0)
-    return {phase: measured.phases.get(phase, 0.0) / seconds for phase, seconds in seen.items() if seconds > 0}
+    return {
+        phase: measured.phases.get(phase, 0.0) / seconds for phase, seconds in seen.items() if seconds > 0
+    }
 
 
 def _parts_of_step(measured: MeasuredSteps, factors: dict[Phase, float]) -> list[StepPart]:
@@ -239,7 +248,13 @@ def _seconds_in_fp32(account: TraceTotals, factors: dict[Phase, float]) -> float
 
 def _longest_operations(account: TraceTotals, factors: dict[Phase, float]) -> list[Operation]:
     rows = [
-        Operation(name=name, phase=phase, kind=kind, dtype=dtype, seconds=max(0.0, seconds) * factors.get(phase, 0.0))
+        Operation(
+            name=name,
+            phase=phase,
+            kind=kind,
+            dtype=dtype,
+            seconds=max(0.0, seconds) * factors.get(phase, 0.0),
+        )
         for (name, phase, kind, dtype), seconds in account.operations.items()
         if kind != "host"
     ]
@@ -269,7 +284,8 @@ def _host_read_places(counts: OperationCounts, account: TraceTotals) -> list[Hos
     for (_, what), count in counts.syncs.items():
         calls[what] += count
     waited = {
-        what: sum(account.waits.get(name, 0.0) for name in names.get(what, ("aten::copy_", "aten::_to_copy"))) / steps
+        what: sum(account.waits.get(name, 0.0) for name in names.get(what, ("aten::copy_", "aten::_to_copy")))
+        / steps
         for what in calls
     }
     if not account.is_gpu:
@@ -313,7 +329,9 @@ def find_peak_in_table(device_name: str, dtype: str) -> _DevicePeak | None:
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(row['name'])}(?![A-Za-z0-9])", device_name):
             if not row.get(dtype):
                 return None
-            return _DevicePeak(1e12 * float(row[dtype]), 1e9 * float(row["gigabytes_per_second"]), row["source"])
+            return _DevicePeak(
+                1e12 * float(row[dtype]), 1e9 * float(row["gigabytes_per_second"]), row["source"]
+            )
     return None
 
 
@@ -357,7 +375,9 @@ def _fastest_seconds(call: Callable[[], object], device: torch.device) -> float:
     return max(best, 1e-9)
 
 
-def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
+def profile_loop(
+    loop: Loop, config: RunConfig, *, steps: int, profiled: int
+) -> tuple[ArmProfile, dict[str, Any]]:
     """Train a loop under the arm of a configuration, and return its profile and trace.
 
     Args:

@@ -108,7 +108,8 @@ class MemoryLedger(OperationMode):
         given = {self._find_storage_key(tensor) for tensor in inputs}
         for tensor in tensors_in_value(result):
             key = self._find_storage_key(tensor)
-            if key is None or key in self._live or key in given:  # a view of what was there before, such as a data set
+            # a view of what was there before, such as a data set
+            if key is None or key in self._live or key in given:
                 continue
             source = None
             if is_cast and inputs:
@@ -157,7 +158,10 @@ class MemoryLedger(OperationMode):
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
         return Memory(
             measured_bytes=measured,
-            held=[HeldMemory(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _sorted_holders(held)],
+            held=[
+                HeldMemory(kind=kind, dtype=dtype, bytes=size)
+                for (kind, dtype), size in _sorted_holders(held)
+            ],
             rest_bytes=measured - sum(held.values()),
             layers=[
                 HeldMemory(kind=name, dtype=dtype, bytes=size)
@@ -202,7 +206,9 @@ class MemoryLedger(OperationMode):
 
     def _add_storage(self, tensor: Tensor, key: int) -> _LiveStorage:
         storage = tensor.untyped_storage()
-        one = _LiveStorage(storage.nbytes(), dtype_name(tensor.dtype), self._marks.running_module, self._marks.phase)
+        one = _LiveStorage(
+            storage.nbytes(), dtype_name(tensor.dtype), self._marks.running_module, self._marks.phase
+        )
         one.address, one.made = storage.data_ptr(), time.time_ns()
         self._live[key] = one
         self._all[one.address].append(one)

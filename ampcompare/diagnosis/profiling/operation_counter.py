@@ -26,7 +26,8 @@ from ampcompare.diagnosis.sites import PACKAGE, calling_user_line, shown_line_of
 
 aten = torch.ops.aten
 OVERFLOW_CHECKS = tuple(
-    os.path.join(PACKAGE, *room.split("/"), "") for room in ("apex", "training/precision", "script", "base/tensors")
+    os.path.join(PACKAGE, *room.split("/"), "")
+    for room in ("apex", "training/precision", "script", "base/tensors")
 )
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 CASTS = (aten._to_copy.default,)
@@ -61,7 +62,9 @@ class OperationCounts:
     products: Counter[ForwardProduct] = field(default_factory=Counter)
     syncs: Counter[tuple[str, str]] = field(default_factory=Counter)  # host reads by line and sort
     sync_steps: Counter[tuple[str, str]] = field(default_factory=Counter)  # the steps that have any
-    casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(default_factory=lambda: defaultdict(list))
+    casts: dict[tuple[int, int, str], list[tuple[str, str, int]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     keep: list[Any] = field(default_factory=list)  # storages whose address must not be used again meanwhile
     optimizer_operations: int = 0
 
@@ -131,7 +134,9 @@ class OperationCounter(OperationMode):
         counts.flops += flops
         sizes = _product_sizes(name, args, outputs) if marks.phase == "forward" and flops else ()
         if sizes:
-            counts.products[ForwardProduct(marks.running_module, name, narrowest_type_name(inputs), sizes)] += flops
+            counts.products[
+                ForwardProduct(marks.running_module, name, narrowest_type_name(inputs), sizes)
+            ] += flops
 
     def _how_host_is_read(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
         """Return how an operation makes the host wait for a value; "" if it does not."""
@@ -190,7 +195,8 @@ def _product_sizes(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) ->
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         left, right = args[-2:] if name in ("mm", "bmm") else args[1:3]
         return ("rows", left.shape[-2]), ("in", left.shape[-1]), ("out", right.shape[-1])
-    if name == "convolution" and not (args[8] > 1 and args[1].shape[1] <= 4):  # depthwise: no product of matrices
+    # depthwise: no product of matrices
+    if name == "convolution" and not (args[8] > 1 and args[1].shape[1] <= 4):
         return ("in channels", args[0].shape[1]), ("out channels", outputs[0].shape[1])
     return ()
 

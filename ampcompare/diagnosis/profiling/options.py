@@ -77,6 +77,11 @@ def profile_in_child(config: RunConfig, options: ProfileOptions, trace: Path) ->
         LaunchError: the process died, or took too long.
         AmpCompareError: what the training raised.
     """
-    asked = {"steps": options.steps, "profiled": options.profiled, "trials": options.trials, "trace": str(trace)}
+    asked = {
+        "steps": options.steps,
+        "profiled": options.profiled,
+        "trials": options.trials,
+        "trace": str(trace),
+    }
     failed = f"{config.arm} cannot be profiled"
     return ArmProfile.model_validate(examine_in_child(PROGRAM, config, failed, asked, folders=[trace.parent]))

@@ -12,7 +12,12 @@ import torch
 
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.diagnosis.loops import recipe_loop
-from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, profile_from_steps, profile_steps_of_loop
+from ampcompare.diagnosis.profiling.measure import (
+    Loop,
+    ProfiledPrecision,
+    profile_from_steps,
+    profile_steps_of_loop,
+)
 from ampcompare.diagnosis.profiling.reasons import BATCH, seconds_without_emulation
 from ampcompare.diagnosis.profiling.step_profiler import StepCounts
 from ampcompare.results.records.profile import ArmProfile, TimedChange
@@ -94,10 +99,14 @@ def graph_break_counts() -> dict[str, int]:
 
 
 @return_user_errors
-def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str) -> dict[str, Any]:
+def profile_recipe(
+    config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str
+) -> dict[str, Any]:
     """Profile the arm and recipe of a configuration; `trace` is the file for the trace."""
     settings, device = enter_examining_process(config)
-    found, events = profile_config_here(settings, StepCounts(timed=steps, profiled=profiled), device, trials=trials)
+    found, events = profile_config_here(
+        settings, StepCounts(timed=steps, profiled=profiled), device, trials=trials
+    )
     Path(trace).write_text(json.dumps(events), encoding="utf-8")
     return found.model_dump(mode="json")
 
@@ -122,8 +131,11 @@ def variants_worth_timing(config: RunConfig, found: ArmProfile) -> Iterator[_Tim
             )
     if found.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
         yield from _variants_with_setting(config, "--workers 2", "workers", 2)
-    overhead = found.seconds_of_kind("host") + found.seconds_of_kind("other") + found.phase_seconds("optimizer")
-    if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
+    overhead = (
+        found.seconds_of_kind("host") + found.seconds_of_kind("other") + found.phase_seconds("optimizer")
+    )
+    # refused by the data if they have no such batch
+    if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":
         size = MORE * recipe.batch_size
         yield from _variants_with_setting(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
 
@@ -154,7 +166,9 @@ def time_variants(
         except UnsupportedCombination:
             continue
         except (AmpCompareError, RuntimeError, TypeError, ValueError) as error:
-            trials.append(TimedChange(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
+            trials.append(
+                TimedChange(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200])
+            )
             continue
         is_apart = max(after) < min(before) or min(after) > max(before)  # else as two equal runs do
         seconds = min(after) if is_apart else min(before)

@@ -55,7 +55,9 @@ def _share_of_step(seconds: float, arm: ArmProfile) -> float:
 
 def _share_of_phase(arm: ArmProfile, phase: str) -> float:
     """Return the share of a phase in the step, both without what emulates 16 bits, or a GPU, on a CPU."""
-    return _share_of_step(sum(one.seconds for one in arm.parts if one.phase == phase and one.kind != "emulation"), arm)
+    return _share_of_step(
+        sum(one.seconds for one in arm.parts if one.phase == phase and one.kind != "emulation"), arm
+    )
 
 
 def _find_best_trial(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | None:
@@ -66,7 +68,11 @@ def _find_best_trial(arm: ArmProfile, change: str, least: float = TRIED) -> Time
 
 
 def _trial_gain_text(trial: TimedChange | None) -> str:
-    return "" if trial is None else f"{trial.change} saves {percent_text(trial.saved_share)} of the step (tested)"
+    return (
+        ""
+        if trial is None
+        else f"{trial.change} saves {percent_text(trial.saved_share)} of the step (tested)"
+    )
 
 
 def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
@@ -91,7 +97,11 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     if share < HOST or "emulated" in arm.half:  # an emulation runs on the host too
         return
     phases = sorted(
-        ((part.seconds, part.phase) for part in arm.parts if part.kind == "host" and part.phase not in others),
+        (
+            (part.seconds, part.phase)
+            for part in arm.parts
+            if part.kind == "host" and part.phase not in others
+        ),
         reverse=True,
     )
     what = "the device waits for the host" if is_gpu else "the host runs code outside of any operation"
@@ -208,7 +218,9 @@ def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    seconds = sum(part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data"))
+    seconds = sum(
+        part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data")
+    )
     share = _share_of_step(seconds, arm)
     limits = arm.limits
     moved = limits.cast_bytes if limits is not None else 0.0
@@ -219,7 +231,8 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         return
     of_all = moved / total if total else 0.0
     text = (
-        f"casts take {percent_text(share)} of the step and move {_mib_text(moved)}, {percent_text(of_all)} of all bytes"
+        f"casts take {percent_text(share)} of the step and move {_mib_text(moved)}, "
+        f"{percent_text(of_all)} of all bytes"
     )
     if is_repeated:
         first = arm.repeated[0]
@@ -229,7 +242,9 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         kind="casts",
         text=text,
         share=max(share, again / total if is_repeated else 0.0, of_all if of_all >= MOVED else 0.0),
-        gain="cast once, before the loop" if is_repeated else "keep neighbors in one type; half:... casts no weights",
+        gain="cast once, before the loop"
+        if is_repeated
+        else "keep neighbors in one type; half:... casts no weights",
         evidence=[
             f"{one.casts} casts at {one.where or one.module}, {_mib_text(one.bytes)}"
             for one in arm.repeated[:MAX_EVIDENCE]

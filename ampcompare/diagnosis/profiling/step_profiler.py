@@ -57,7 +57,8 @@ class StepCounts:
 class MeasuredSteps:
     """What the steps of one arm showed."""
 
-    phases: dict[Phase, float] = field(default_factory=dict)  # seconds of the timed steps that count: the faster half
+    # seconds of the timed steps that count: the faster half
+    phases: dict[Phase, float] = field(default_factory=dict)
     step_seconds: float = 0.0
     account: TraceTotals = field(default_factory=TraceTotals)
     memory: Memory | None = None
@@ -185,7 +186,9 @@ class StepProfiler(StepObserver):
 
     def _follow_storages_ahead(self) -> None:
         """Follow storages one step ahead: the allocator knows the size of what is freed only if it saw it begin."""
-        self._profiler = self._entered.enter_context(profile(activities=[ProfilerActivity.CPU], profile_memory=True))
+        self._profiler = self._entered.enter_context(
+            profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        )
         self._ledger.begin()
         self._entered.callback(self._ledger.end)
         if not self._is_ledger_beneath:
@@ -212,7 +215,9 @@ class StepProfiler(StepObserver):
         chosen = sorted(self._timed, key=lambda one: one[0])[: max(1, (len(self._timed) + 1) // 2)]
         self.measured.step_seconds = statistics.fmean(seconds for seconds, _ in chosen)
         names = {name for _, phases in chosen for name in phases}
-        self.measured.phases = {name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names}
+        self.measured.phases = {
+            name: statistics.fmean(one.get(name, 0.0) for _, one in chosen) for name in names
+        }
 
 
 def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[AllocatorBlock]:
@@ -225,7 +230,10 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Alloc
     for event in events:
         if event.get("name") == "[memory]":
             place = event["args"]
-            if place.get("Device Type") == DEVICE_TYPES[device.type] and number in (None, place.get("Device Id")):
+            if place.get("Device Type") == DEVICE_TYPES[device.type] and number in (
+                None,
+                place.get("Device Id"),
+            ):
                 changes.append(event)
     changes.sort(key=lambda event: float(event["ts"]))
     used: dict[int, tuple[int, float]] = {}

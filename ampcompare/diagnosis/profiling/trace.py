@@ -45,9 +45,16 @@ COPIES = re.compile(
     r"_foreach_copy_|resize\w*|pin_memory|_pin_memory|new_\w+|index_select|gather|_pad\w*|constant_pad_nd)$"
 )
 SYNCS = ("item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "_assert_async")
-_SYNC_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "hipStreamSynchronize")
+_SYNC_CALLS = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "hipStreamSynchronize",
+)
 CASTS = ("_to_copy", "to", "float", "half", "bfloat16", "type_as", "_autocast_to_full_precision")
-COMMUNICATION = re.compile(r"^(c10d::|gloo:|nccl:|_c10d_functional|record_param_comms|.*(all_?reduce|all_?gather))")
+COMMUNICATION = re.compile(
+    r"^(c10d::|gloo:|nccl:|_c10d_functional|record_param_comms|.*(all_?reduce|all_?gather))"
+)
 VIEWS = re.compile(
     r"^(view|reshape|t|transpose|permute|expand|as_strided|detach|slice|select|unsqueeze|squeeze|alias)$"
 )
@@ -86,7 +93,9 @@ class TraceTotals:
     steps: int = 0
     seconds: float = 0.0
     parts: dict[Key, float] = field(default_factory=lambda: defaultdict(float))
-    operations: dict[tuple[str, Phase, WorkKind, str], float] = field(default_factory=lambda: defaultdict(float))
+    operations: dict[tuple[str, Phase, WorkKind, str], float] = field(
+        default_factory=lambda: defaultdict(float)
+    )
     layers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     fp32_layers: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -194,7 +203,9 @@ class _WalkPlace:
         elif name.startswith(MODULE):
             module = name.removeprefix(MODULE)
         elif name.startswith(BACKWARD):
-            module = modules.get(event.node_sequence_number, "") if event.node_sequence_number is not None else ""
+            module = (
+                modules.get(event.node_sequence_number, "") if event.node_sequence_number is not None else ""
+            )
         elif _is_emulated_product(event):
             emulated = True
         return _WalkPlace(phase, module, emulated)
@@ -204,7 +215,9 @@ def _is_emulated_product(event: TraceEvent) -> bool:
     """Return whether an event is a product of 16-bit inputs that computes an fp32 product inside."""
     if work_kind_of_operation(event.name) != "product" or not is_half(event.narrowest_input_type):
         return False
-    inner = [(work_kind_of_operation(one.name), one.narrowest_input_type) for one in _called_operations(event)]
+    inner = [
+        (work_kind_of_operation(one.name), one.narrowest_input_type) for one in _called_operations(event)
+    ]
     return ("product", "fp32") in inner and any(kind == "cast" for kind, _ in inner)
 
 
@@ -241,7 +254,9 @@ def _add_own_times_of_host(
             kind = "emulation" if name == MODE else work_kind_of_operation(name)
         account.add_seconds_of(here.phase, kind, name, dtype, here.module, max(0.0, own))
         if is_range and collectives:
-            free = _span_parts_outside_of([(event.start, event.end)], [(one.start, one.end) for one in event.inside])
+            free = _span_parts_outside_of(
+                [(event.start, event.end)], [(one.start, one.end) for one in event.inside]
+            )
             exposed = sum(_seconds_of_overlap(span, collectives) for span in free) * MICROSECOND
             account.parts[here.phase, "host"] -= exposed
             account.parts[here.phase, "communication"] += exposed
@@ -264,7 +279,8 @@ def _add_kernel_times(
 ) -> None:
     """Add the time of every kernel, and the gaps between them."""
     account.is_gpu = True
-    launches: dict[int, tuple[_WalkPlace, str, str]] = {}  # place, operation and type, by the number of a launch
+    # place, operation and type, by the number of a launch
+    launches: dict[int, tuple[_WalkPlace, str, str]] = {}
     idle_phases: list[tuple[float, float, Phase]] = []
 
     def visit(event: TraceEvent, place: _WalkPlace, operation: tuple[str, str], *, in_step: bool) -> None:
@@ -301,7 +317,8 @@ def _add_kernel_times(
     account.seconds = (end - begin) * MICROSECOND
     idle_phases.sort()
     compute, wire = (_merged_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
-    for start, stop in _span_parts_outside_of(wire, compute):  # a collective counts only where nothing is computed
+    # a collective counts only where nothing is computed
+    for start, stop in _span_parts_outside_of(wire, compute):
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND
     reached = begin
     for event in kernels:
@@ -314,7 +331,9 @@ def _add_kernel_times(
         _add_idle_gap(account, start, stop, idle_phases)
 
 
-def _add_idle_gap(account: TraceTotals, start: float, end: float, phases: Sequence[tuple[float, float, Phase]]) -> None:
+def _add_idle_gap(
+    account: TraceTotals, start: float, end: float, phases: Sequence[tuple[float, float, Phase]]
+) -> None:
     """Add a gap in which the device is idle to the phases that the host is in meanwhile."""
     left = end - start
     for begin, stop, phase in phases:
@@ -385,7 +404,10 @@ def _work_kind_of_kernel(kernel: str, operation: str) -> WorkKind:
     text = kernel.lower()
     if "nccl" in text or "rccl" in text:
         return "communication"
-    if any(word in text for word in ("gemm", "cutlass", "cudnn::cnn", "winograd", "implicit_conv", "fmha", "flash")):
+    if any(
+        word in text
+        for word in ("gemm", "cutlass", "cudnn::cnn", "winograd", "implicit_conv", "fmha", "flash")
+    ):
         return "product"
     kind = work_kind_of_operation(operation) if operation else "other"
     return "pointwise" if kind == "sync" else kind
@@ -396,13 +418,19 @@ def merged_trace(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, A
     merged: list[dict[str, Any]] = []
     for place, (name, trace) in enumerate(traces):
         events = trace.get("traceEvents", [])
-        starts = [float(event["ts"]) for event in events if event.get("name") == STEP and event.get("ph") == "X"]
+        starts = [
+            float(event["ts"]) for event in events if event.get("name") == STEP and event.get("ph") == "X"
+        ]
         if not starts:
             continue
         begin = min(starts)
         numbers: dict[Any, int] = {}
         for event in events:
-            if event.get("ph") == "M" and event.get("name") in ("process_name", "process_labels", "process_sort_index"):
+            if event.get("ph") == "M" and event.get("name") in (
+                "process_name",
+                "process_labels",
+                "process_sort_index",
+            ):
                 continue
             moved = {**event, "pid": numbers.setdefault(event.get("pid"), place * STRIDE + len(numbers))}
             if "ts" in event:

@@ -42,7 +42,9 @@ def make_cell_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EnvironmentUnfit(f"cannot make {folder}: {error.strerror}; choose another --output-dir") from None
+        raise EnvironmentUnfit(
+            f"cannot make {folder}: {error.strerror}; choose another --output-dir"
+        ) from None
     archive_previous_run(folder)
 
 
@@ -67,7 +69,11 @@ def make_finder_of_earlier_files_read(folder: Path) -> Callable[[], list[str]]:
     is_unknown = not hasattr(os, "statvfs") or bool(os.statvfs(folder).f_flag & os.ST_NOATIME)
 
     def read_since_start() -> list[str]:
-        kept = {path: path.stat() for path, inode in found.items() if path.exists() and path.stat().st_ino == inode}
+        kept = {
+            path: path.stat()
+            for path, inode in found.items()
+            if path.exists() and path.stat().st_ino == inode
+        }
         return sorted(str(path) for path, facts in kept.items() if is_unknown or facts.st_atime_ns)
 
     return read_since_start
@@ -91,7 +97,9 @@ def make_finder_of_other_cells_files_read(config: RunConfig) -> Callable[[], lis
     readable = [path for path, state in before.items() if _left_by_cells.get(path) == state]
 
     def names_of_files_read() -> list[str]:
-        _left_by_cells.update({path: state for path, state in states_of_files().items() if before.get(path) != state})
+        _left_by_cells.update(
+            {path: state for path, state in states_of_files().items() if before.get(path) != state}
+        )
         return readable
 
     return names_of_files_read
@@ -135,7 +143,9 @@ def write_config(config: RunConfig, folder: Path) -> None:
 
 def read_config(folder: Path) -> RunConfig:
     """Read what `write_config` wrote."""
-    return build_validated_model(RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8")))
+    return build_validated_model(
+        RunConfig, json.loads((folder / CellFile.CONFIG).read_text(encoding="utf-8"))
+    )
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
@@ -155,7 +165,9 @@ def archive_previous_run(folder: Path) -> None:
     (folder / CellFile.LOADED).unlink(missing_ok=True)
 
 
-def record_without_written_files(record: RunRecord, folder: Path, written: Sequence[WrittenFile]) -> RunRecord:
+def record_without_written_files(
+    record: RunRecord, folder: Path, written: Sequence[WrittenFile]
+) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
     names = FileNames(base_folder_of_users_code(record.config))
     own = {names.name_of(one.path) for one in written}
@@ -174,7 +186,9 @@ def base_folder_of_users_code(config: RunConfig) -> Path:
 def record_with_code(record: RunRecord, folder: Path) -> RunRecord:
     """Return a record with the code that the processes of its cell have loaded."""
     loaded = read_loaded_code(folder)
-    return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
+    return record.model_copy(
+        update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}}
+    )
 
 
 def copy_first_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
@@ -223,7 +237,8 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
     temporary = folder / f".{CellFile.PROGRESS}.{os.getpid()}.tmp"
 
     def write_progress(progress: Progress) -> None:
-        with contextlib.suppress(OSError):  # the disk may be full; what must be there is flushed to it elsewhere
+        # the disk may be full; what must be there is flushed to it elsewhere
+        with contextlib.suppress(OSError):
             temporary.write_text(json.dumps({"place": place, "progress": progress}), encoding="utf-8")
             temporary.replace(path)
 
@@ -232,11 +247,15 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
     return write_progress
 
 
-def progress_reader_of_new_process(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
+def progress_reader_of_new_process(
+    folder: Path, on_progress: Callable[[Progress], None] | None
+) -> Callable[[], None]:
     """Return a `progress_reader` of a process that is about to start, to which nothing that is there now is news."""
     progress_writer(folder)(Progress(0, 0, 0, "starting"))
     path = folder / CellFile.PROGRESS
-    return progress_reader(folder, on_progress, last=path.read_text(encoding="utf-8") if path.exists() else "")
+    return progress_reader(
+        folder, on_progress, last=path.read_text(encoding="utf-8") if path.exists() else ""
+    )
 
 
 def progress_reader(

@@ -119,7 +119,8 @@ class Launcher(abc.ABC):
         self.close()
 
 
-BY_HAND = "by_hand"  # a fact of a failed record: its cell cannot be started from here, and its folder says what to do
+# a fact of a failed record: its cell cannot be started from here, and its folder says what to do
+BY_HAND = "by_hand"
 
 
 def record_of_failed_cell(config: RunConfig, error: str, **environment: Any) -> RunRecord:

@@ -63,7 +63,9 @@ class LauncherPool(Launcher):
         are_equal: whether cells at any of them can be timed.
     """
 
-    def __init__(self, launchers: Sequence[Launcher], *, are_equal: bool = False, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self, launchers: Sequence[Launcher], *, are_equal: bool = False, names: Sequence[str] = ()
+    ) -> None:
         self.names = tuple(names) or ("",) * len(launchers)
         self.are_equal = are_equal
         self._all = tuple(launchers)
@@ -78,7 +80,11 @@ class LauncherPool(Launcher):
         return self.launch_at_place(0, config, folder, on_progress)
 
     def launch_at_place(
-        self, number: int, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+        self,
+        number: int,
+        config: RunConfig,
+        folder: Path,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> RunRecord:
         """Train a cell at one of the places, by its number from 0."""
         if self._terminated:
@@ -103,7 +109,9 @@ def launcher_for_places(places: Places, config: RunConfig, **options: Any) -> La
     return (
         launchers[0]
         if len(launchers) == 1
-        else LauncherPool(launchers, are_equal=places.can_time_cells, names=[str(place) for place in places.all])
+        else LauncherPool(
+            launchers, are_equal=places.can_time_cells, names=[str(place) for place in places.all]
+        )
     )
 
 

@@ -138,7 +138,8 @@ class ForkServerLauncher(StoppableLauncher[Fork]):
 class ForkedLauncher(ForkServerLauncher):
     """Keeps one server for all cells. Cells end with the launcher, and with this process if it dies."""
 
-    loaded = (CELL, "ampcompare.guards.hooks", "ampcompare.backends.catalog:third_party_backends")  # by every cell
+    # by every cell
+    loaded = (CELL, "ampcompare.guards.hooks", "ampcompare.backends.catalog:third_party_backends")
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -156,7 +157,9 @@ class ForkedLauncher(ForkServerLauncher):
             record = record_of_interrupted_cell(config)
         else:
             how, tail = exit_code_text(code) + (" and left no record" if code == 0 else ""), log_tail(folder)
-            record = record_of_failed_cell(config, f"the process of the cell {how}" + (f": {tail}" if tail else ""))
+            record = record_of_failed_cell(
+                config, f"the process of the cell {how}" + (f": {tail}" if tail else "")
+            )
         write_record(record, folder)
         return record
 

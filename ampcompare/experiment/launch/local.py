@@ -8,7 +8,12 @@ from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.cell_files import archive_previous_run, write_config, write_record
-from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, Progress, record_of_interrupted_cell
+from ampcompare.experiment.launch.contract import (
+    Launcher,
+    LauncherClosed,
+    Progress,
+    record_of_interrupted_cell,
+)
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
@@ -43,7 +48,9 @@ class ExternalLauncher(Launcher):
         if self.world.rank == 0:
             archive_previous_run(folder)
             write_config(config, folder)
-        record, self.is_main = run_rank(config, folder, self.world, on_progress, log=folder / log_name(self.world.rank))
+        record, self.is_main = run_rank(
+            config, folder, self.world, on_progress, log=folder / log_name(self.world.rank)
+        )
         return record
 
 
@@ -86,7 +93,11 @@ class LocalLauncher(Launcher):
         if not self.may_start():
             return record_of_interrupted_cell(config)
         record = self._launch_with_first_weights(config, folder, on_progress)
-        return self._train_under_fallback_arms(config, folder, on_progress, record) if config.fallback_arms else record
+        return (
+            self._train_under_fallback_arms(config, folder, on_progress, record)
+            if config.fallback_arms
+            else record
+        )
 
     def _launch_with_first_weights(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None

@@ -43,7 +43,9 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         launcher: "torchrun", or "spawn", which starts faster.
     """
 
-    def __init__(self, launcher: Literal["torchrun", "spawn"] = "torchrun", *, place: Place = ANYWHERE) -> None:
+    def __init__(
+        self, launcher: Literal["torchrun", "spawn"] = "torchrun", *, place: Place = ANYWHERE
+    ) -> None:
         super().__init__(place, _end_agent)
         self.launcher = launcher
 
@@ -59,7 +61,9 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
             code = self._run_ranks(request, folder, sandbox, on_progress)
             self._process.raise_if_closed()
         remove_temporary_files_of_cell(folder)
-        return record_without_written_files(self._record_of_cell(config, folder, code), folder, sandbox.written)
+        return record_without_written_files(
+            self._record_of_cell(config, folder, code), folder, sandbox.written
+        )
 
     def _run_ranks(
         self,
@@ -99,7 +103,9 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
             return record
         failures = _failures_of_ranks(folder)
         # The others get SIGTERM when one has failed.
-        killed = [failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM]
+        killed = [
+            failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM
+        ]
         if record is not None and not killed:
             return record
         if self._is_asked_to_stop() and not killed:
@@ -134,7 +140,9 @@ def _failures_of_ranks(folder: Path) -> list[dict[str, int]]:
 
 def _failure_text(folder: Path, code: int, failures: list[dict[str, int]]) -> str:
     if not failures:
-        tail = " | ".join(line.strip() for line in last_lines_of_file(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
+        tail = " | ".join(
+            line.strip() for line in last_lines_of_file(folder / CellFile.LAUNCHER_LOG, TAIL_LINES)
+        )
         return f"the launcher of the ranks {exit_code_text(code)}" + (f": {tail}" if tail else "")
     rank, how = failures[0]["rank"], exit_code_text(failures[0]["code"])
     tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())

@@ -122,7 +122,10 @@ class Places:
     def can_time_cells(self) -> bool:
         """Whether cells of all places can be timed: alone, on GPUs of one kind."""
         records = [place.placement_for_record() for place in self.all]
-        return all(record.alone for record in records) and len({tuple(record.gpu_names) for record in records}) == 1
+        return (
+            all(record.alone for record in records)
+            and len({tuple(record.gpu_names) for record in records}) == 1
+        )
 
 
 def places_for_cells(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | None = None) -> Places:
@@ -150,7 +153,9 @@ def places_for_cells(cells: Sequence[RunConfig], jobs: int | str | None, gpus: s
     if jobs is None and gpus is None and len(found) == 1:
         return Places((ANYWHERE,))
     if processes > 1 and any(gpu.is_mig for gpu in chosen):
-        raise ConfigError(f"cells of {processes} processes cannot use MIG instances, which do not communicate")
+        raise ConfigError(
+            f"cells of {processes} processes cannot use MIG instances, which do not communicate"
+        )
     if len(chosen) < processes:
         raise EnvironmentUnfit(
             f"{processes} processes were requested, but {len(chosen)} GPU(s) are free and chosen; use "
@@ -166,10 +171,14 @@ def _places_on_gpu_groups(groups: Sequence[Sequence[Gpu]], count: int, notes: tu
     kinds = sorted({gpu.name for group in groups[:count] for gpu in group})
     about_times: tuple[str, ...] = ()
     if len(kinds) > 1 and count > 1:
-        text = f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones"
+        text = (
+            f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones"
+        )
         about_times = (text,)
     shared = count > len(groups)
-    places = [Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared, count) for n in range(count)]
+    places = [
+        Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared, count) for n in range(count)
+    ]
     return Places(tuple(places), notes, about_times)
 
 
@@ -177,7 +186,11 @@ def _why_no_gpus(gpus: str, devices: Collection[str], *, local: bool) -> str:
     """Return why cells cannot use the GPUs that were named, of which there are none for them here."""
     if not local:
         return "--gpus is for cells on this machine; Slurm and Ray choose them"
-    where = "none is visible" if set(devices) <= {"auto", "cuda"} else f"the device is {', '.join(sorted(devices))}"
+    where = (
+        "none is visible"
+        if set(devices) <= {"auto", "cuda"}
+        else f"the device is {', '.join(sorted(devices))}"
+    )
     return f"--gpus {gpus} needs NVIDIA GPUs, but {where}"
 
 
@@ -186,14 +199,18 @@ def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tup
     if gpus is not None:
         numbers = _parse_gpu_numbers(gpus)
         if missing := [number for number in numbers if number >= len(found)]:
-            raise ConfigError(f"--gpus {gpus} names GPU {missing[0]}, but {len(found)} are visible, starting at 0")
+            raise ConfigError(
+                f"--gpus {gpus} names GPU {missing[0]}, but {len(found)} are visible, starting at 0"
+            )
         chosen = [found[number] for number in numbers]
         return chosen, tuple(f"GPU {gpu.number} is not free: {gpu.in_use}" for gpu in chosen if gpu.in_use)
     free = [gpu for gpu in found if not gpu.in_use]
     if not free:
         return list(found), tuple(f"GPU {gpu.number} is not free: {gpu.in_use}" for gpu in found)
     return free, tuple(
-        f"GPU {gpu.number} is left out: {gpu.in_use}; --gpus names the ones to use" for gpu in found if gpu.in_use
+        f"GPU {gpu.number} is left out: {gpu.in_use}; --gpus names the ones to use"
+        for gpu in found
+        if gpu.in_use
     )
 
 
@@ -236,7 +253,9 @@ def _places_on_cores(jobs: int | str | None, processes: int, threads: int, devic
     if count == 1 or not on_cpu or count * need > len(cores):
         return Places((Place(shared=count > 1, cells=count),) * count)
     size = len(cores) // count
-    return Places(tuple(Place(cores=tuple(cores[n * size : (n + 1) * size]), cells=count) for n in range(count)))
+    return Places(
+        tuple(Place(cores=tuple(cores[n * size : (n + 1) * size]), cells=count) for n in range(count))
+    )
 
 
 def _available_cores() -> list[int]:
@@ -247,7 +266,11 @@ def _available_cores() -> list[int]:
     def position(core: int) -> tuple[int, int, int]:
         folder = CORES / f"cpu{core}" / "topology"
         try:
-            return int((folder / "physical_package_id").read_text()), int((folder / "core_id").read_text()), core
+            return (
+                int((folder / "physical_package_id").read_text()),
+                int((folder / "core_id").read_text()),
+                core,
+            )
         except (OSError, ValueError):
             return 0, core, core
 

@@ -104,7 +104,9 @@ class RayLauncher(QueueLauncher):
             ended = self._ray.wait([self._tasks[folder] for folder in folders], timeout=POLL_SECONDS)[0]
         except (self._ray.exceptions.RayError, ConnectionError) as error:
             resumes = "the same command starts with the first cell that has no record"
-            raise LaunchError(f"Ray is lost: {first_line_of_text(error, type(error).__name__)}; {resumes}") from None
+            raise LaunchError(
+                f"Ray is lost: {first_line_of_text(error, type(error).__name__)}; {resumes}"
+            ) from None
         return {folder for folder in folders if self._tasks[folder] in ended}
 
     def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
@@ -112,7 +114,9 @@ class RayLauncher(QueueLauncher):
         try:
             _write_received_files(self._ray.get(task), folder)
             # Ray decides what runs next to a cell, so that none is known to have been alone.
-            record = read_record(folder / CellFile.RECORD).model_copy(update={"jobs": max(1, self._announced)})
+            record = read_record(folder / CellFile.RECORD).model_copy(
+                update={"jobs": max(1, self._announced)}
+            )
         except self._ray.exceptions.RayError as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
             record = record_of_failed_cell(config, f"the task of Ray was lost: {reason[-1]}")
@@ -196,7 +200,9 @@ def train_cell_in_ray_task(settings: str, folder: str, secrets_: dict[str, str])
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-ray-")))
             write_config(config, path)
         # Ray has set CUDA_VISIBLE_DEVICES; the record names these GPUs. What else runs on the machine is not known.
-        place = Place(tuple(visible_gpus()), shared=True) if _resources_of_cell(config)["num_gpus"] else ANYWHERE
+        place = (
+            Place(tuple(visible_gpus()), shared=True) if _resources_of_cell(config)["num_gpus"] else ANYWHERE
+        )
         where = ", ".join(filter(None, [f"node {socket.gethostname()}", str(place)]))
         train_cell(path, stack.enter_context(LocalLauncher(place)), where)
         if is_shared:

@@ -39,7 +39,19 @@ WARNING_SECONDS = 90  # between submitit's signal and the time limit
 MAX_ARRAY = 1000  # tasks; Slurm takes 1001 unless it is configured otherwise
 ISOLATION = ("PYTHONPATH", "PYTHONSAFEPATH")
 OWN_OPTIONS = {
-    *("ntasks", "ntasks-per-node", "n", "nodes", "N", "array", "chdir", "error", "job-name", "open-mode", "output"),
+    *(
+        "ntasks",
+        "ntasks-per-node",
+        "n",
+        "nodes",
+        "N",
+        "array",
+        "chdir",
+        "error",
+        "job-name",
+        "open-mode",
+        "output",
+    ),
     "wrap",
 }
 ANSWER_SECONDS = 60.0
@@ -68,9 +80,13 @@ def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = text.strip().lstrip("-").partition("=")
         name = name.strip().replace("_", "-")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name) or "\n" in value or (equals and not value):
-            raise ConfigError(f"--slurm-option {text!r} is not an option of sbatch such as partition=gpu or exclusive")
+            raise ConfigError(
+                f"--slurm-option {text!r} is not an option of sbatch such as partition=gpu or exclusive"
+            )
         if name in OWN_OPTIONS:
-            raise ConfigError(f"--slurm-option {text!r}: {name} is set by ampcompare; see also --nproc-per-node")
+            raise ConfigError(
+                f"--slurm-option {text!r}: {name} is set by ampcompare; see also --nproc-per-node"
+            )
         options[name] = value
     return options
 
@@ -167,7 +183,9 @@ class SlurmLauncher(QueueLauncher):
         # An array as a whole: what has ended of it is not touched.
         jobs = " ".join(sorted({job.job.partition("_")[0] for job in self._jobs.values()}, key=int))
         return (
-            f"Slurm jobs continue, and the same command waits for them; to cancel them: scancel {jobs}" if jobs else ""
+            f"Slurm jobs continue, and the same command waits for them; to cancel them: scancel {jobs}"
+            if jobs
+            else ""
         )
 
     def _submit_cells(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
@@ -181,12 +199,16 @@ class SlurmLauncher(QueueLauncher):
         # `-m submitit...` follows: without START, files of the working directory could shadow it.
         python = f"{shlex.quote(sys.executable)} -u {shlex.quote(START)}"
         executor = submitit.SlurmExecutor(logs, python=python)
-        executor.update_parameters(**self._job_parameters(cells[0][0]), array_parallelism=self._running or len(cells))
+        executor.update_parameters(
+            **self._job_parameters(cells[0][0]), array_parallelism=self._running or len(cells)
+        )
         try:
             jobs = executor.map_array(train_in_job, [str(folder) for folder in folders])
         except submitit.core.utils.FailedJobError as error:
             lines = [line for line in str(error).splitlines() if "error" in line.lower()] or [str(error)]
-            raise LaunchError(f"Slurm rejects the job: {lines[-1].strip().removeprefix('sbatch: error: ')}") from None
+            raise LaunchError(
+                f"Slurm rejects the job: {lines[-1].strip().removeprefix('sbatch: error: ')}"
+            ) from None
         for job, folder in zip(jobs, folders, strict=True):
             self._jobs[folder] = _SlurmJob(str(job.job_id), str(logs / f"{job.job_id}_0_log.out"))
             write_atomically(folder / CellFile.JOB, json.dumps(self._jobs[folder]._asdict()))
@@ -194,7 +216,9 @@ class SlurmLauncher(QueueLauncher):
     def _job_parameters(self, config: RunConfig) -> dict[str, Any]:
         """Return the parameters of submitit for the job of a cell."""
         environment = worker_environment()
-        exported = {name: environment[name] for name in (*ISOLATION, *THREAD_VARIABLES) if name in environment}
+        exported = {
+            name: environment[name] for name in (*ISOLATION, *THREAD_VARIABLES) if name in environment
+        }
         extra: dict[str, Any] = {name: value or True for name, value in self._options.items()}
         extra.setdefault("cpus-per-task", config.processes * (config.threads + config.workers))
         return {
@@ -203,7 +227,10 @@ class SlurmLauncher(QueueLauncher):
             "signal_delay_s": WARNING_SECONDS,
             "nodes": 1,
             "ntasks_per_node": 1,
-            "setup": [*(f"export {name}={shlex.quote(value)}" for name, value in exported.items()), *REQUEUE_PREEMPTED],
+            "setup": [
+                *(f"export {name}={shlex.quote(value)}" for name, value in exported.items()),
+                *REQUEUE_PREEMPTED,
+            ],
             "stderr_to_stdout": True,
             "additional_parameters": extra,
         }
@@ -244,7 +271,9 @@ def _run_squeue(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{command[0]} does not respond: {error}") from None
     if done.returncode:
-        raise LaunchError(f"{command[0]} does not respond: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+        raise LaunchError(
+            f"{command[0]} does not respond: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
+        )
     return done.stdout
 
 
@@ -269,7 +298,11 @@ def train_in_job(folder: str) -> None:
 def _job_place_text() -> str:
     """Return job, nodes and GPUs of this job, for progress."""
     found = os.environ
-    job = f"{found['SLURM_ARRAY_JOB_ID']}_{found['SLURM_ARRAY_TASK_ID']}" if "SLURM_ARRAY_JOB_ID" in found else None
+    job = (
+        f"{found['SLURM_ARRAY_JOB_ID']}_{found['SLURM_ARRAY_TASK_ID']}"
+        if "SLURM_ARRAY_JOB_ID" in found
+        else None
+    )
     text = f"job {job or found.get('SLURM_JOB_ID', '')} on {found.get('SLURM_JOB_NODELIST', socket.gethostname())}"
     gpus = found.get("SLURM_STEP_GPUS") or found.get("SLURM_JOB_GPUS")
     return f"{text}, GPU {gpus}" if gpus else text

@@ -46,7 +46,9 @@ def _contains_wanted_value(value: Any, wanted: Any, depth: int) -> bool:
         return True
     if depth == 0:
         return False
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    inner = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    )
     return any(_contains_wanted_value(entry, wanted, depth - 1) for entry in inner)
 
 

@@ -42,7 +42,8 @@ def _is_autocast_on(device: str) -> bool:
 
 
 IN_APEX = (
-    "with Apex clip `amp.master_params(optimizer)` after the `scale_loss` block, not `model.parameters()` inside it"
+    "with Apex clip `amp.master_params(optimizer)` after the `scale_loss` block, not "
+    "`model.parameters()` inside it"
 )
 OWN_CLIP = "gradients are limited by clamp before scaler.unscale_(optimizer)"
 ACCUMULATING = "clip after the last `scale_loss` block of an update, the one without `delay_unscale`"
@@ -63,7 +64,8 @@ class ClipScaled(Detector):
         super().__init__(facts, sink)
         self._owners: dict[int, Any] = {}  # storage of a gradient -> optimizer, as of the pass `_owners_of`
         self._owners_of = -1
-        self._limited: dict[int, Location] = {}  # storage of a result of clamp -> its line, since the last step
+        # storage of a result of clamp -> its line, since the last step
+        self._limited: dict[int, Location] = {}
 
     def at_clipping(self, parameters: Sequence[Tensor]) -> None:
         import torch
@@ -73,10 +75,13 @@ class ClipScaled(Detector):
             return
         facts = self.facts
         if facts.is_inside_scale_loss_block():
-            self.report("gradients are clipped inside the scale_loss block, before it unscales them", remedy=IN_APEX)
+            self.report(
+                "gradients are clipped inside the scale_loss block, before it unscales them", remedy=IN_APEX
+            )
         elif facts.holds_scaled_gradients():
             if not any(
-                contains_parameter(parameters_of_optimizer(optimizer), parameter) for optimizer in facts.unscaled
+                contains_parameter(parameters_of_optimizer(optimizer), parameter)
+                for optimizer in facts.unscaled
             ):
                 self.report("gradients are clipped before scaler.unscale_(optimizer)")
         for optimizer in list(facts.prepared):
@@ -84,7 +89,9 @@ class ClipScaled(Detector):
             half = getattr(stash, "all_fp16_params", ())
             masters = getattr(stash, "all_fp32_from_fp16_params", ())
             if masters and parameter.dtype is torch.float16 and contains_parameter(half, parameter):
-                self.report("the fp16 gradients of O2 are clipped, which the optimizer does not use", remedy=IN_APEX)
+                self.report(
+                    "the fp16 gradients of O2 are clipped, which the optimizer does not use", remedy=IN_APEX
+                )
             elif stash.params_have_scaled_gradients and contains_parameter(
                 parameters_of_optimizer(optimizer), parameter
             ):
@@ -107,7 +114,9 @@ class ClipScaled(Detector):
     def at_step_attempt(self, optimizer: Any, scaler: Any) -> None:
         if scaler is not None and optimizer not in self.facts.unscaled:
             for parameter in parameters_of_optimizer(optimizer) if self._limited else ():
-                location = None if parameter.grad is None else self._limited.get(storage_id_of(parameter.grad))
+                location = (
+                    None if parameter.grad is None else self._limited.get(storage_id_of(parameter.grad))
+                )
                 if location is not None:
                     self.report(OWN_CLIP, location)
         self._limited.clear()

@@ -83,7 +83,8 @@ class InitializeTwice(Detector):
             if call is not None and call < len(self._calls):
                 first, second = self._calls[call - 1], self._calls[call]
                 self.report(
-                    f"amp.initialize is called again while the model that {first} prepared is still trained", second
+                    f"amp.initialize is called again while the model that {first} prepared is still trained",
+                    second,
                 )
 
 
@@ -104,7 +105,11 @@ class HalfAfterInitialize(Detector):
         import torch
 
         parts = [part for part in module.modules() if part in self.facts.initialized]
-        entries = (entry for part in parts for entry in (*part.parameters(recurse=False), *part.buffers(recurse=False)))
+        entries = (
+            entry
+            for part in parts
+            for entry in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        )
         if any(entry.dtype is torch.float32 for entry in entries):
             self._cast.append((user_location(), type(module).__name__))
 

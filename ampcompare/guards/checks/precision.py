@@ -26,7 +26,9 @@ class AutocastElsewhere(Detector):
         if loss is None or not entered or any(_was_autocast_on(one, loss) for one in entered):
             return
         last = entered[-1]
-        self.report(f'autocast("{last.device}") casts nothing: the loss is on {loss.device.type}', last.location)
+        self.report(
+            f'autocast("{last.device}") casts nothing: the loss is on {loss.device.type}', last.location
+        )
 
 
 class ScalerOff(Detector):
@@ -51,7 +53,9 @@ class AcceleratorOff(Detector):
         if loss is None or any(_was_autocast_on(one, loss) for one in self.facts.autocasts):
             return
         for device, location in self.facts.accelerators_off:
-            self.report(f'Accelerator(mixed_precision="fp16") trains in fp32: it has no fp16 on a {device}', location)
+            self.report(
+                f'Accelerator(mixed_precision="fp16") trains in fp32: it has no fp16 on a {device}', location
+            )
         self.facts.accelerators_off.clear()
 
 
@@ -90,7 +94,9 @@ class AutocastWithoutDtype(Detector):
         entered = [one for one in self.facts.autocasts if _was_autocast_on(one, loss)]
         if entered and all(not one.is_dtype_given and one.dtype is torch.float16 for one in entered):
             device = loss.device.type
-            self.report(f'autocast("{device}") uses fp16 by default, and no loss is scaled', entered[-1].location)
+            self.report(
+                f'autocast("{device}") uses fp16 by default, and no loss is scaled', entered[-1].location
+            )
 
 
 def _was_autocast_on(entered: EnteredAutocast, loss: Tensor) -> bool:
@@ -113,9 +119,12 @@ class StaleCast(Detector):
     def at_weight_cast_by_autocast(self, weight: Tensor, dtype: torch.dtype) -> None:
         import torch
 
-        if self._comparisons >= MAX_COMPARISONS or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._comparisons >= MAX_COMPARISONS or (
+            weight.is_cuda and torch.cuda.is_current_stream_capturing()
+        ):
             return
-        cast = weight.detach().reshape(-1)[:COMPARED].to(dtype).view(torch.int16)  # bits: NaN differs from itself
+        # bits: NaN differs from itself
+        cast = weight.detach().reshape(-1)[:COMPARED].to(dtype).view(torch.int16)
         known = self._casts.setdefault(id(weight), (weight, cast))
         if known[1] is cast:
             return

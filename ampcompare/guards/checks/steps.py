@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, user_location
 from ampcompare.guards.detector import Detector, guard_of_name
-from ampcompare.guards.script_state import first_parameter_with_gradient, parameters_of_optimizer, will_skip_step
+from ampcompare.guards.script_state import (
+    first_parameter_with_gradient,
+    parameters_of_optimizer,
+    will_skip_step,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,8 +53,10 @@ class StepUnscaled(Detector):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._stepped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # passes at its last step
-        self._waiting: weakref.WeakKeyDictionary[Any, Location] = weakref.WeakKeyDictionary()  # lines of such steps
+        # passes at its last step
+        self._stepped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        # lines of such steps
+        self._waiting: weakref.WeakKeyDictionary[Any, Location] = weakref.WeakKeyDictionary()
 
     def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         self.at_guard_removal()
@@ -98,7 +104,8 @@ class GradientsKept(Detector):
             self._note_gradients_not_cleared()
 
     def after_scale_loss_block(self, optimizers: Sequence[Any]) -> None:
-        without_pass = self.facts.backwards == self._before_blocks.pop()  # it may call `torch.autograd.grad` alone
+        # it may call `torch.autograd.grad` alone
+        without_pass = self.facts.backwards == self._before_blocks.pop()
         for optimizer in optimizers:
             if without_pass:
                 self._added.discard(optimizer)

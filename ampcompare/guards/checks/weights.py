@@ -29,7 +29,8 @@ class WeightsApart(Detector):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._pairs: weakref.WeakKeyDictionary[Any, MasterPairs] = weakref.WeakKeyDictionary()
-        self._reads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps that only read `data`
+        # steps that only read `data`
+        self._reads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._data: DataAccessFollower | None = None
         self._stepping: Any = None
 

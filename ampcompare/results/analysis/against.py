@@ -83,7 +83,9 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
     for record in ended:
         seed, value = str(record.config.recipe.seed), record.summary.metric_final
         if any((run.arm, run.seed) == (record.arm, seed) for run in runs):
-            raise RecordError(f"{name} holds two runs of {record.arm} with seed {seed}; name a folder with one of each")
+            raise RecordError(
+                f"{name} holds two runs of {record.arm} with seed {seed}; name a folder with one of each"
+            )
         has_diverged = record.status == "diverged" or value is None or not math.isfinite(value)
         quantity = None if has_diverged or value is None else PrintedNumber(value, step)
         runs.append(TableLine(record.arm, seed, quantity, None, has_diverged, 1))
@@ -158,7 +160,9 @@ def _runs_of_arm(table: ResultsTable, arm: str | None, which: str) -> list[Table
     if len({name.casefold() for name in names}) > 1:
         wanted = find_same_arm(arm, names) if arm is not None else None
         if arm is None:
-            raise ConfigError(f"the {which} results have several arms; name one with --arm: {format_few_names(names)}")
+            raise ConfigError(
+                f"the {which} results have several arms; name one with --arm: {format_few_names(names)}"
+            )
         found = [run for run in table.runs if run.arm.casefold() == (wanted or arm).casefold()]
         if not found:
             raise ConfigError(f"the {which} results have no arm {arm!r}; they have {format_few_names(names)}")

@@ -25,7 +25,12 @@ MIN_STEPS = 3
 MAX_BYTES = 2**31
 QUANTITIES = ("loss", "grad_norm")
 Answer = Literal["identical", "within the floor", "outside of the floor", "cannot tell"]
-EXIT_CODES: dict[Answer, int] = {"identical": 0, "within the floor": 0, "outside of the floor": 1, "cannot tell": 2}
+EXIT_CODES: dict[Answer, int] = {
+    "identical": 0,
+    "within the floor": 0,
+    "outside of the floor": 1,
+    "cannot tell": 2,
+}
 Rows = Sequence[Mapping[str, float | None]]
 
 
@@ -74,7 +79,11 @@ class FloorJudgment:
 
 
 def make_envelope(
-    rows: Rows, twins: Mapping[str, Rows | None], *, script: str = "", environment: Mapping[str, Any] | None = None
+    rows: Rows,
+    twins: Mapping[str, Rows | None],
+    *,
+    script: str = "",
+    environment: Mapping[str, Any] | None = None,
 ) -> Envelope:
     """Return how far harmless changes move a training, step by step.
 
@@ -92,12 +101,18 @@ def make_envelope(
     known = [twin for twin in twins.values() if twin is not None]
     for number, row in enumerate(rows):
         for name in QUANTITIES:
-            found = [_relative_distance(row.get(name), twin[number].get(name)) for twin in known if number < len(twin)]
+            found = [
+                _relative_distance(row.get(name), twin[number].get(name))
+                for twin in known
+                if number < len(twin)
+            ]
             largest[name] = max([largest[name], *(one for one in found if one is not None)])
         floors.append(dict(largest))
     ends: dict[str, float | None] = {}
     for name, twin in twins.items():
-        distances = [] if twin is None else [_relative_distance(*pair) or 0.0 for pair in _pair_losses(rows, twin)]
+        distances = (
+            [] if twin is None else [_relative_distance(*pair) or 0.0 for pair in _pair_losses(rows, twin)]
+        )
         ends[name] = None if twin is None else max(distances, default=0.0)
     return Envelope(list(rows), floors, ends, script, environment or {})
 
@@ -156,9 +171,13 @@ def read_step_rows(path: Path) -> list[dict[str, float | None]]:
         lines = [line for line in read_text(path, most=MAX_BYTES).splitlines() if line.strip()]
         found = [_parse_step_row(parse_json(line)) for line in lines]
     except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UnusableInput(f"cannot read the steps of {path}: {error}; give lines of JSON with a loss") from None
+        raise UnusableInput(
+            f"cannot read the steps of {path}: {error}; give lines of JSON with a loss"
+        ) from None
     if not any(row["loss"] is not None for row in found):
-        raise UnusableInput(f"{path} holds no step with a loss; give lines of JSON such as {{'step': 0, 'loss': 1.5}}")
+        raise UnusableInput(
+            f"{path} holds no step with a loss; give lines of JSON such as {{'step': 0, 'loss': 1.5}}"
+        )
     return found
 
 
@@ -185,7 +204,9 @@ def judge_step_rows(rows: Rows, envelope: Envelope) -> FloorJudgment:
         for name in QUANTITIES:
             distance, least = _relative_distance(row.get(name), base.get(name)), floor.get(name) or 0.0
             if distance is not None and distance > max(OF_FLOOR * least, ROUNDING):
-                why = f"from step {number} on the {name} is {distance:.2g} off, and twins are {least:.2g} apart"
+                why = (
+                    f"from step {number} on the {name} is {distance:.2g} off, and twins are {least:.2g} apart"
+                )
                 return FloorJudgment("outside of the floor", why, number + 1, number, name, distance, least)
     if blind < MIN_STEPS:
         why = (

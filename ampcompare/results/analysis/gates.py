@@ -37,7 +37,8 @@ OLD_WORDS = {"inferior": "worse", "not-inferior": "non-inferior"}
 RATIOS = ("time", "memory")
 COUNTS = ("diverged", "failed")
 TAIL_LOSS = "tail-loss"  # the training loss over the last fifth of the steps, which has verdicts only
-QUANTITIES: dict[str, Quantity] = {"time": "time", TAIL_LOSS: "loss"}  # of verdicts; all other measures are metrics
+# of verdicts; all other measures are metrics
+QUANTITIES: dict[str, Quantity] = {"time": "time", TAIL_LOSS: "loss"}
 ACCURACY, METRIC = "accuracy", "metric"  # the metric of verdicts: where it counts what is right, and any
 CLASSIFICATION = (TOP1, TOP5)
 EXAMPLES = (
@@ -121,7 +122,9 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
             and measure not in QUANTITIES
             and _metric_of_measure(measure, text, metrics) != metrics[0]
         ):
-            raise ConfigError(f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none")
+            raise ConfigError(
+                f"--fail-on {text!r}: verdicts are about {metrics[0].name}, and {measure} has none"
+            )
         return VerdictGate(text.strip(), measure, OLD_WORDS.get(word, word))
     match = GRAMMAR.fullmatch(text.strip())
     if match is None:
@@ -192,17 +195,25 @@ def gate_outcomes(
         for gate in gates:
             if gate.measure not in COUNTS and (is_itself or base is None):
                 if is_itself:
-                    checks.append(GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
+                    checks.append(
+                        GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}")
+                    )
                 elif baseline is not None:  # else the arm is the reference itself
                     checks.append(GateOutcome(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
-                checks.append(_gate_outcome_of_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
+                checks.append(
+                    _gate_outcome_of_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict()))
+                )
             else:
                 metric = (
-                    None if gate.measure in (*RATIOS, *COUNTS) else _metric_of_measure(gate.measure, gate.text, metrics)
+                    None
+                    if gate.measure in (*RATIOS, *COUNTS)
+                    else _metric_of_measure(gate.measure, gate.text, metrics)
                 )
                 checks.append(
-                    _gate_outcome_of_limit(gate, metric, row, runs, base or [], same_software=baseline is None)
+                    _gate_outcome_of_limit(
+                        gate, metric, row, runs, base or [], same_software=baseline is None
+                    )
                 )
     return checks
 
@@ -218,17 +229,23 @@ def _refuse_baseline_of_other_metric_or_arms(baseline: Comparison, comparison: C
         raise ConfigError(f"the baseline has none of these arms; it has {', '.join(arms[:10])}")
 
 
-def _runs_to_compare_arm_with(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
+def _runs_to_compare_arm_with(
+    arm: str, comparison: Comparison, baseline: Comparison | None
+) -> list[RunRecord] | None:
     """Return the runs that an arm is compared with, if any."""
     if baseline is None:
         reference = comparison.reference
-        return None if arm == reference else [record for record in comparison.records if record.arm == reference]
+        return (
+            None if arm == reference else [record for record in comparison.records if record.arm == reference]
+        )
     if arm not in {other.arm for other in baseline.arms}:
         return None
     return [record for record in baseline.records if record.arm == arm]
 
 
-def _verdicts_for_gate(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, Verdict]:
+def _verdicts_for_gate(
+    measure: str, comparison: Comparison, baseline: Comparison | None
+) -> dict[str, Verdict]:
     """Return the verdict of each arm on what a gate is about: its own, or against its runs in a baseline."""
     by_arm, name = comparison.by_arm(), QUANTITIES.get(measure, "quality")
     if baseline is None:
@@ -245,7 +262,9 @@ def _verdicts_for_gate(measure: str, comparison: Comparison, baseline: Compariso
     theirs = [run for run in baseline.records if run.arm == comparison.reference]
     margin = quality_margin(theirs, comparison.reference, terms, comparison.metric)
     quantity = quantity_tests(margin, terms, design)[name]
-    verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
+    verdicts = quantity.verdicts(
+        {arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design
+    )
     return {
         arm: quantity.as_conditional(verdict, pairings[arm].surviving_seed_counts, pairings[arm].mean_updates)
         for arm, verdict in verdicts.items()
@@ -256,7 +275,9 @@ def _gate_outcome_of_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> G
     words = f"{gate.measure} {verdict or 'has no verdict'}"
     if gate.is_failed_by(verdict):
         return GateOutcome(arm, gate.text, failure=f"{words}, and {gate.text} fails")
-    return GateOutcome(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
+    return GateOutcome(
+        arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else ""
+    )
 
 
 def _gate_outcome_of_limit(
@@ -265,7 +286,9 @@ def _gate_outcome_of_limit(
     value: float | None = row.diverged if gate.measure == "diverged" else row.failed
     why, may_skip = "", False
     if gate.measure not in COUNTS:
-        value, why, may_skip = _measure_gate_value_of_arm(gate.measure, metric, runs, base, same_software=same_software)
+        value, why, may_skip = _measure_gate_value_of_arm(
+            gate.measure, metric, runs, base, same_software=same_software
+        )
     if value is not None:
         exceeded = f"{_gate_value_text(gate, metric, value)}, and {gate.text} fails"
         return GateOutcome(row.arm, gate.text, failure=exceeded if gate.is_failed_by(value) else "")
@@ -285,8 +308,13 @@ def _measure_gate_value_of_arm(
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
     if metric and (survivors := surviving_and_common_seed_counts(runs, base)):
         share = "{} of {} seeds".format(*survivors)
-        return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
-    pairs = pairs_of_counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
+        return (
+            None,
+            f"it is conditional on {share}, of which the others were not completed on the other side",
+            False,
+        )
+    # by seed where possible; a baseline of other seeds is still a baseline
+    pairs = pairs_of_counterparts(here, there)
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
     pairing = Pairing(here, there, pairs, same_software)
@@ -300,7 +328,9 @@ def _measure_gate_value_of_arm(
     if verdict := incomparable(pairing):
         return None, str(verdict), True
     return (
-        (*_measure_time_ratio(here, there), True) if measure == "time" else (*_measure_memory_ratio(here, there), False)
+        (*_measure_time_ratio(here, there), True)
+        if measure == "time"
+        else (*_measure_memory_ratio(here, there), False)
     )
 
 
@@ -309,7 +339,9 @@ def _key_of_run(record: RunRecord) -> tuple[str, str | None, float | None]:
     return record.cell, record.started, record.summary.wall_seconds
 
 
-def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+def _measure_metric_difference(
+    metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]
+) -> Measured:
 
     def values_of_side(side: Sequence[RunRecord]) -> list[float]:
         return [value for value in (metric_value(run, metric.name) for run in side) if value is not None]

@@ -129,12 +129,17 @@ def read_logprobs(path: Path) -> list[float]:
             found = list(_logprobs_in_value(parse_json(text)))
         except FileFault:
             found = [
-                number for line in text.splitlines() if line.strip() for number in _logprobs_in_value(parse_json(line))
+                number
+                for line in text.splitlines()
+                if line.strip()
+                for number in _logprobs_in_value(parse_json(line))
             ]
     except FileFault as fault:
         raise UnusableInput(f"cannot read the log-probabilities of {path}: {fault}") from None
     if not found:
-        raise UnusableInput(f"{path} holds no log-probabilities; give one a line, or JSON lines with `logprobs`")
+        raise UnusableInput(
+            f"{path} holds no log-probabilities; give one a line, or JSON lines with `logprobs`"
+        )
     for number, value in enumerate(found, 1):
         if not math.isfinite(value) or value > 0:
             raise UnusableInput(

@@ -27,7 +27,8 @@ PARTS = {
 }
 LOSS, GRADIENTS = "(loss)", "(gradients)"
 FP64 = 2.0**-53
-SAME, OF_FP64 = 1e-9, 2.0**10  # fp64 answers of one function differ by no more, or by so many units that inputs move
+# fp64 answers of one function differ by no more, or by so many units that inputs move
+SAME, OF_FP64 = 1e-9, 2.0**10
 # Units by which one function is off: sums of fp32 in any order, and 16-bit results, whose sums are in fp32.
 OF_FP32 = 128.0
 OF_HALF = 8.0
@@ -67,7 +68,11 @@ class ReplayFinding:
         if self.module == LOSS:
             return f"equal outputs give another loss or other gradients, {self.apart:.1e} apart"
         if self.answer == "another function":
-            return "the definition differs" if math.isinf(self.apart) else f"fp64 answers are {self.apart:.1e} apart"
+            return (
+                "the definition differs"
+                if math.isinf(self.apart)
+                else f"fp64 answers are {self.apart:.1e} apart"
+            )
         return f"error {self.base or 0.0:.1e} -> {self.apart:.1e}"
 
 
@@ -190,7 +195,9 @@ def _is_update_row(row: Mapping[str, Any]) -> bool:
     return "update" in row.get("parts", {})
 
 
-def _pair_known_tensors(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Any, Any]]:
+def _pair_known_tensors(
+    row: Mapping[str, Any], known: Mapping[str, Any] | None
+) -> Iterator[tuple[str, str, Any, Any]]:
     for part, tensors in row["parts"].items():
         for name, entry in tensors.items():
             yield part, name, entry, ((known or {}).get("parts", {}).get(part, {})).get(name)
@@ -213,7 +220,13 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
         if not apart > line:
             continue
         finding = ReplayFinding(
-            row["module"], row["kind"], answer, part, name, apart, first and _number_or_infinity(first["error"])
+            row["module"],
+            row["kind"],
+            answer,
+            part,
+            name,
+            apart,
+            first and _number_or_infinity(first["error"]),
         )
         key = (answer == "less exact", part)
         weight = apart / line if line else math.inf
@@ -251,7 +264,9 @@ def _error_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) 
     return max(own, of_unit * max(unit, moved)) + OF_ROUNDING * float((first or entry).get("rounding", 0.0))
 
 
-def _errors_in_units(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, tuple[float, float]]:
+def _errors_in_units(
+    row: Mapping[str, Any], known: Mapping[str, Any] | None
+) -> dict[str, tuple[float, float]]:
     units: dict[str, tuple[float, float]] = {}
     for part, _, entry, first in _pair_known_tensors(row, known):
         unit = _rounding_unit(entry, first) + float((first or entry).get("rounding", 0.0))
@@ -277,7 +292,9 @@ def _lowest_findings(
             below = [other for other in findings if other is not one]
         if one.module == LOSS:  # the loss may be a module that the script calls
             below = [other for other in modules if other.module in losses]
-        explains = [other for other in below if other.answer == one.answer or other.answer == "another function"]
+        explains = [
+            other for other in below if other.answer == one.answer or other.answer == "another function"
+        ]
         if one.module in (LOSS, GRADIENTS) and one.apart <= OF_MODULES * _largest_error(modules):
             explains = modules
         if not explains:

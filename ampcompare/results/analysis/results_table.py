@@ -40,7 +40,8 @@ from ampcompare.settings.metric_direction import known_metric_direction
 
 Better = Literal["higher", "lower"]
 MAX_BYTES = 16_000_000
-EXAMPLE = Path(__file__).parent / "data" / "resnet50.csv"  # published runs of ResNet-50 on ImageNet, one per arm
+# published runs of ResNet-50 on ImageNet, one per arm
+EXAMPLE = Path(__file__).parent / "data" / "resnet50.csv"
 EXAMPLE_SD = 0.18  # the largest published standard deviation (conservative)
 ACCURACIES = ("accuracy", "acc", "top-1", "top1")
 KNOWN = ("arm", "seed", "seconds", "n")
@@ -62,7 +63,9 @@ class PrintedNumber:
     def multiplied_by(self, factor: float) -> PrintedNumber:
         """Return the same quantity in another unit, or with the other sign."""
         scale = abs(factor)
-        return PrintedNumber(factor * self.mean, scale * self.step, None if self.sd is None else scale * self.sd)
+        return PrintedNumber(
+            factor * self.mean, scale * self.step, None if self.sd is None else scale * self.sd
+        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,9 @@ class ResultsTable:
     unused: Sequence[str]
 
 
-def read_table(source: Path | TextIO | str, *, metric: str | None = None, better: Better | None = None) -> ResultsTable:
+def read_table(
+    source: Path | TextIO | str, *, metric: str | None = None, better: Better | None = None
+) -> ResultsTable:
     """Read a CSV (comma, semicolon or tab) or Markdown table. Lines that begin with `#` are remarks.
 
     Args:
@@ -111,7 +116,9 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
     written, lines = _split_cells(text, name)
     head = [cell.lower() for cell in written]
     if "arm" not in head or len(set(head)) < len(head):
-        raise RecordError(f"{name} needs a column arm, and no column twice; its columns are {', '.join(head)}")
+        raise RecordError(
+            f"{name} needs a column arm, and no column twice; its columns are {', '.join(head)}"
+        )
     column, found = _find_metric_column(dict(zip(head, written, strict=True)), lines, metric, better)
     runs = []
     seen: set[tuple[str, str]] = set()
@@ -138,18 +145,25 @@ def _split_cells(text: str, name: str) -> tuple[list[str], list[tuple[int, list[
     numbered = [(number, line.strip(" ")) for number, line in enumerate(text.splitlines(), 1)]
     numbered = [(number, line) for number, line in numbered if line.strip(" |") and not line.startswith("#")]
     if len(numbered) < 2:
-        raise RecordError(f"{name} holds no runs; it needs a header such as arm,seed,accuracy and a line per run")
+        raise RecordError(
+            f"{name} holds no runs; it needs a header such as arm,seed,accuracy and a line per run"
+        )
     separator = max(",;\t|", key=numbered[0][1].count)
     try:
         rows = list(csv.reader((line.strip("|") for _, line in numbered), delimiter=separator, strict=True))
     except csv.Error as error:
         raise RecordError(f"{name} is not a CSV: {error}") from None
-    lines = [(n, [cell.strip().strip("*` ") for cell in cells]) for (n, _), cells in zip(numbered, rows, strict=False)]
+    lines = [
+        (n, [cell.strip().strip("*` ") for cell in cells])
+        for (n, _), cells in zip(numbered, rows, strict=False)
+    ]
     lines = [(number, cells) for number, cells in lines if not all(map(RULE.fullmatch, cells))]
     (_, header), *rest = lines
     for number, cells in rest:
         if len(cells) != len(header):
-            raise RecordError(f"{name}, line {number}, has {len(cells)} cells where the header has {len(header)}")
+            raise RecordError(
+                f"{name}, line {number}, has {len(cells)} cells where the header has {len(header)}"
+            )
     return header, rest
 
 
@@ -189,7 +203,11 @@ def _parse_number(text: str) -> PrintedNumber | None:
     if match is None:
         return None
     digits, _, exponent = match["mean"].lower().partition("e")
-    step = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2])) if math.isfinite(float(match["mean"])) else 0.0
+    step = (
+        10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+        if math.isfinite(float(match["mean"]))
+        else 0.0
+    )
     return PrintedNumber(float(match["mean"]), step, float(match["sd"]) if match["sd"] else None)
 
 
@@ -199,7 +217,9 @@ def _parse_line(cells: Mapping[str, str], column: str, location: str) -> TableLi
         if text.lower() in NOT_MEASURED:
             return None
         if (found := _parse_number(text)) is None:
-            raise RecordError(f"{location}: {name} is {text[:40]!r}, not a number such as 76.1 or 77.01 ± 0.16")
+            raise RecordError(
+                f"{location}: {name} is {text[:40]!r}, not a number such as 76.1 or 77.01 ± 0.16"
+            )
         return found
 
     if not cells["arm"]:
@@ -252,7 +272,9 @@ def _pool_lines(lines: Sequence[tuple[TableLine, PrintedNumber]]) -> _PooledRuns
     """Pool the lines of an arm: the variance within each line that has one, and that between the lines."""
     counts = [run.runs or 1 for run, _ in lines]
     # The mean of several runs without a standard deviation shows no more of the spread than one run does.
-    known = [count if quantity.sd is not None else 1 for (_, quantity), count in zip(lines, counts, strict=True)]
+    known = [
+        count if quantity.sd is not None else 1 for (_, quantity), count in zip(lines, counts, strict=True)
+    ]
     values, total = [quantity.mean for _, quantity in lines], sum(known)
     mean, center = _weighted_mean(values, counts), _weighted_mean(values, known)
     squares = sum(
@@ -282,7 +304,9 @@ def _difference_of_arms(
     behind it, so the standard error is at least that of rounding both sides. A standard deviation `sd` over seeds, in
     the unit of the values, is used if a side has fewer than three runs.
     """
-    here, there = ([(run, found) for run in side if (found := value(run)) is not None] for side in (arm, reference))
+    here, there = (
+        [(run, found) for run in side if (found := value(run)) is not None] for side in (arm, reference)
+    )
     if not here or not there:
         return None
     if any(run.runs is None for run, _ in (*here, *there)):
@@ -300,7 +324,9 @@ def _difference_of_arms(
         effect = Effect(ours.mean - theirs.mean, sd * math.sqrt(2), error, SPREAD_IS_KNOWN, min(counts))
     elif is_paired:
         least = max(floor, math.sqrt(sum(rounding)))
-        effect = effect_in_steps(paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step)
+        effect = effect_in_steps(
+            paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step
+        )
     else:
         variances = [
             max(floor**2 / 2, rounded, sample.variance + sample.single * rounded)
@@ -348,7 +374,9 @@ def judge_arms(
     stored_sd = None if sd is None else sd / metric.factor
     sign = 1 if metric.better == "higher" else -1
     values = {
-        key: _difference_of_arms(its, base, lambda run: run.value and run.value.multiplied_by(sign), 1e-12, stored_sd)
+        key: _difference_of_arms(
+            its, base, lambda run: run.value and run.value.multiplied_by(sign), 1e-12, stored_sd
+        )
         for key, its in arms.items()
         if its is not base
     }
@@ -393,22 +421,30 @@ def _runs_of_reference(arms: Mapping[str, Sequence[TableLine]], reference: str |
 def _metric_with_decimals(table: ResultsTable) -> Metric:
     """Return the metric, shown with as many decimals as most values of the table have, 2 for a share at least."""
     metric = table.metric
-    digits = [-math.floor(math.log10(metric.factor * run.value.step) + 1e-9) for run in table.runs if run.value]
+    digits = [
+        -math.floor(math.log10(metric.factor * run.value.step) + 1e-9) for run in table.runs if run.value
+    ]
     least = 2 if metric.factor > 1 else 0
     return metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(digits or [0])))})
 
 
-def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[TableLine], sd: float | None) -> QualityMargin:
+def _margin_of_table(
+    terms: Terms, metric: Metric, reference: Sequence[TableLine], sd: float | None
+) -> QualityMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
     rule = terms.margin_rule
     values = [run.value.multiplied_by(metric.factor) for run in reference if run.value is not None]
     if metric.name != TOP1.name and rule.kind == "auto":
-        raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")
+        raise ConfigError(
+            f"{metric.name} has no usual margin; give --margin, a difference that does not matter"
+        )
     if rule.kind == "sd" and sd is None and any(value.sd is not None for value in values):
         raise ConfigError(f"a margin of {terms.margin} needs single runs of {reference[0].arm}, or --sd")
     step = statistics.median_high(value.step for value in values) if values else 1.0
     means = [value.mean for value in values]
-    return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, least=True)
+    return resolve_margin(
+        rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, least=True
+    )
 
 
 def _line_of_arm(
@@ -446,7 +482,9 @@ def _line_of_arm(
     )
 
 
-def _surviving_runs_of_reference(runs: Sequence[TableLine], base: Sequence[TableLine]) -> tuple[int, int] | None:
+def _surviving_runs_of_reference(
+    runs: Sequence[TableLine], base: Sequence[TableLine]
+) -> tuple[int, int] | None:
     """Return how many of the reference's runs next to these did not diverge, and how many there are; None if all."""
     seeds = {run.seed for run in runs}
     next_to_these = [run for run in base if run.seed in seeds] or base

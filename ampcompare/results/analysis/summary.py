@@ -48,7 +48,13 @@ from ampcompare.results.analysis.pairing.pairs import (
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.analysis.pairing.scores import common_metric, metric_of_runs
-from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison
+from ampcompare.results.records.comparison import (
+    ArmSummary,
+    Comparison,
+    Published,
+    Quantity,
+    SampleComparison,
+)
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
@@ -161,7 +167,10 @@ def decided_rows(
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
     decided: list[dict[str, Any]] = [{} for _ in lines]
     tests = quantity_tests(margin, terms, design)
-    evidence = {name: {number: line.evidence.get(name, NOTHING) for number, line in enumerate(lines)} for name in tests}
+    evidence = {
+        name: {number: line.evidence.get(name, NOTHING) for number, line in enumerate(lines)}
+        for name in tests
+    }
     for name, quantity in tests.items():
         for number, verdict in quantity.verdicts(evidence[name], design).items():
             line = lines[number]
@@ -172,7 +181,9 @@ def decided_rows(
         for number in arms_in_opposite_directions(evidence["quality"], evidence["loss"], design.error_rate):
             kinds = {decided[number][name].kind for name in ("quality", "loss")}
             decided[number]["loss_contradicts"] = kinds != {"equivalent"}
-    return [ArmSummary.model_validate({**dict(line.row), **its}) for line, its in zip(lines, decided, strict=True)]
+    return [
+        ArmSummary.model_validate({**dict(line.row), **its}) for line, its in zip(lines, decided, strict=True)
+    ]
 
 
 def conclude_comparison(
@@ -221,7 +232,10 @@ def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
 
 
 def _line_of_arm(
-    arm: str, pairing: Pairing, evidence: Mapping[Quantity, Callable[[Pairing], Evidence]], margin: QualityMargin
+    arm: str,
+    pairing: Pairing,
+    evidence: Mapping[Quantity, Callable[[Pairing], Evidence]],
+    margin: QualityMargin,
 ) -> UndecidedRow:
     row, pairs = _untested_row(arm, pairing), pairing.pairs
     if other := not_as_declared_verdict(pairing.arm):
@@ -248,13 +262,18 @@ def _sd_if_known(values: Iterable[float | None]) -> float | None:
 
 
 def _largest_peak_of_memory(records: Iterable[RunRecord]) -> int | None:
-    return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
+    return max(
+        (value for record in records if (value := record.summary.peak_bytes) is not None), default=None
+    )
 
 
 def _memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
     pairs = pairs_of_counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
-    here, there = _largest_peak_of_memory(arm for arm, _ in pairs), _largest_peak_of_memory(other for _, other in pairs)
+    here, there = (
+        _largest_peak_of_memory(arm for arm, _ in pairs),
+        _largest_peak_of_memory(other for _, other in pairs),
+    )
     verdict = incomparable_memory_verdict(replace(pairing, pairs=pairs))
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
 
@@ -273,7 +292,9 @@ def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
         arm=arm,
         engine=_engine_names(ran),
         half=next((record.half for record in ran if record.half), None),
-        lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
+        lr=records[0].config.recipe.optimizer.lr
+        if records and records[0].config.script is None
+        else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
         completed=len(done),
         diverged=diverged,
@@ -288,7 +309,9 @@ def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
         pairs=len(pairs),
         loss_tail=_mean_if_known(record.summary.loss_tail for record in ran),
         # The middle one, so that it is that of a run.
-        final_loss_scale=_mean_if_known((record.summary.final_loss_scale for record in ran), statistics.median_low),
+        final_loss_scale=_mean_if_known(
+            (record.summary.final_loss_scale for record in ran), statistics.median_low
+        ),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status_text(records),
@@ -314,7 +337,9 @@ def _time_fields_of_row(ran: Sequence[RunRecord]) -> dict[str, Any]:
         "samples_per_second": _mean_if_known(record.summary.samples_per_second for record in timed),
         "start_seconds": _mean_if_known(_start_seconds(record) for record in ran),
         "loader_start_seconds": _mean_if_known(record.summary.loader_start_seconds for record in ran),
-        "allreduce_share": _mean_if_known(record.processes.allreduce_share for record in ran if record.processes),
+        "allreduce_share": _mean_if_known(
+            record.processes.allreduce_share for record in ran if record.processes
+        ),
     }
 
 

@@ -26,7 +26,8 @@ from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import UNJUDGED, Verdict, fields_of_verdict_words
 
-REPORT_SCHEMA = 3  # 2: verdicts were words, with their effects in fields of the row; 1: of image classification only
+# 2: verdicts were words, with their effects in fields of the row; 1: of image classification only
+REPORT_SCHEMA = 3
 # Names of fields in reports of schema 1.
 OLDER_FIELDS = {
     f"top1_{of}": f"metric_{of}"
@@ -69,9 +70,15 @@ class Look(FrozenRecord):
     margin_unit: str = Field("pp", description="of a margin that is a number")
     time_margin: float
     loss_margin: float = LOSS_MARGIN
-    planned: int | None = Field(None, description="number of looks that was planned; None if it was left open")
-    pilot: list[int] = Field([], description="seeds whose spread has set the number of seeds; empty if it was given")
-    changes: list[str] = Field([], description="in older files: in what its terms differ from those of earlier looks")
+    planned: int | None = Field(
+        None, description="number of looks that was planned; None if it was left open"
+    )
+    pilot: list[int] = Field(
+        [], description="seeds whose spread has set the number of seeds; empty if it was given"
+    )
+    changes: list[str] = Field(
+        [], description="in older files: in what its terms differ from those of earlier looks"
+    )
 
 
 class PublishedRow(BaseModel):
@@ -98,7 +105,9 @@ class Published(BaseModel):
     source: str
     machine: str = ""
     recipe: str
-    scale: str | None = Field(None, description="smaller shape that was measured; None is the recipe as published")
+    scale: str | None = Field(
+        None, description="smaller shape that was measured; None is the recipe as published"
+    )
     differs: list[str] = Field([], description="settings in which what was measured departs from the recipe")
     rows: list[PublishedRow]
 
@@ -113,11 +122,16 @@ class _ResultRow(FrozenRecord):
             return values
         new = {OLDER_FIELDS.get(name, name): value for name, value in values.items() if name != "images"}
         if isinstance(images := values.get("images"), Mapping):
-            new["samples"] = {"samples" if name == "images" else name: value for name, value in images.items()}
+            new["samples"] = {
+                "samples" if name == "images" else name: value for name, value in images.items()
+            }
         for name in OLDER_VERDICTS.keys() & new.keys():
             quantity, field = OLDER_VERDICTS[name]
             value = new.pop(name)
-            new[quantity] = {**new.get(quantity, {}), **({field: value} if field else fields_of_verdict_words(value))}
+            new[quantity] = {
+                **new.get(quantity, {}),
+                **({field: value} if field else fields_of_verdict_words(value)),
+            }
         return new
 
 
@@ -127,7 +141,9 @@ class ModelPair(FrozenRecord):
     seed: int
     arm_only: int = Field(description="samples that only the arm's model has right")
     reference_only: int = Field(description="samples that only the reference's model has right")
-    p: float = Field(description="McNemar's exact test, two-sided: about these two models, not about the arms")
+    p: float = Field(
+        description="McNemar's exact test, two-sided: about these two models, not about the arms"
+    )
 
 
 class SampleComparison(FrozenRecord):
@@ -135,12 +151,17 @@ class SampleComparison(FrozenRecord):
 
     samples: int = Field(description="in the validation set")
     unusable: str = Field("", description="why the runs cannot be compared sample by sample")
-    models: list[ModelPair] = Field([], description="one for each pair of runs; none where no sample is right or wrong")
+    models: list[ModelPair] = Field(
+        [], description="one for each pair of runs; none where no sample is right or wrong"
+    )
     low: float | None = Field(
-        None, description="of the interval of the difference for new samples, at the confidence of the verdict's own"
+        None,
+        description="of the interval of the difference for new samples, at the confidence of the verdict's own",
     )
     high: float | None = None
-    holds: bool | None = Field(None, description="whether that interval shows what the verdict says of these samples")
+    holds: bool | None = Field(
+        None, description="whether that interval shows what the verdict says of these samples"
+    )
     needed: int | None = Field(
         None,
         description="about how many samples would bring that interval inside the margin, if the arms do not differ",
@@ -177,7 +198,9 @@ class ArmSummary(_ResultRow):
     loader_start_seconds: float | None = None
     allreduce_share: float | None = None
     peak_bytes: int | None = None
-    quality: Verdict = Field(Verdict(), description="on the metric; its effect is the mean difference over pairs")
+    quality: Verdict = Field(
+        Verdict(), description="on the metric; its effect is the mean difference over pairs"
+    )
     time: Verdict = Field(
         Verdict(), description="on the step time; its effect is the geometric mean over pairs of its ratio"
     )
@@ -196,14 +219,20 @@ class ArmSummary(_ResultRow):
         description="whether the arm is shown to be better in one of metric and training loss at the end, and worse in "
         "the other, by more than what does not matter in one of them",
     )
-    metric_correlation: float | None = Field(None, description="over pairs, of this arm's values and the reference's")
+    metric_correlation: float | None = Field(
+        None, description="over pairs, of this arm's values and the reference's"
+    )
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
     invalid_time: str = Field(
         "",
         description="why its times are no measurement, by themselves or paired with the reference's; empty if they are",
     )
-    samples: SampleComparison | None = Field(None, description="None where no run keeps results of single samples")
-    loss_tail: Number | None = Field(None, description="mean over runs of the training loss of their last fifth")
+    samples: SampleComparison | None = Field(
+        None, description="None where no run keeps results of single samples"
+    )
+    loss_tail: Number | None = Field(
+        None, description="mean over runs of the training loss of their last fifth"
+    )
     diverged_low: float | None = Field(None, description="Wilson's 95 % interval of the rate of divergence")
     diverged_high: float | None = None
     final_loss_scale: Number | None = Field(None, description="the middle one of its runs")
@@ -220,7 +249,9 @@ class ArmSummary(_ResultRow):
 
     def verdict(self, quantity: Quantity) -> Verdict:
         """Return the verdict on a quantity, with its effect."""
-        return {"quality": self.quality, "time": self.time, "loss": self.loss, "memory": self.memory}[quantity]
+        return {"quality": self.quality, "time": self.time, "loss": self.loss, "memory": self.memory}[
+            quantity
+        ]
 
     @property
     def valid_time_ratio(self) -> float | None:
@@ -250,7 +281,8 @@ class JudgedTable(FrozenRecord):
     )
     within: list[str] = Field([], description="settings of which each value is a block")
     independent: list[str] = Field(
-        [], description="rows whose metric was compared as two independent samples, not by pairs of equal seeds"
+        [],
+        description="rows whose metric was compared as two independent samples, not by pairs of equal seeds",
     )
 
 
@@ -266,7 +298,9 @@ class Comparison(ShownInNotebook, FrozenRecord):
 
     _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"
 
-    schema_number: Annotated[int, AfterValidator(lambda read: REPORT_SCHEMA)] = Field(REPORT_SCHEMA, alias="schema")
+    schema_number: Annotated[int, AfterValidator(lambda read: REPORT_SCHEMA)] = Field(
+        REPORT_SCHEMA, alias="schema"
+    )
     command: str
     reference: ArmLabel
     seeds: list[int]
@@ -274,20 +308,34 @@ class Comparison(ShownInNotebook, FrozenRecord):
     environment: dict[str, Any] = Field({}, description="what the machine offers")
     tag: str = ""
     metric: Metric = Field(TOP1, description="that verdicts on accuracy are about")
-    margin: float = Field(0.5, description="equivalence margin of the metric, in the unit of shown differences")
-    margin_rule: str = Field("", description="as it was given: a number, 10%, 2sd or auto; empty in older reports")
+    margin: float = Field(
+        0.5, description="equivalence margin of the metric, in the unit of shown differences"
+    )
+    margin_rule: str = Field(
+        "", description="as it was given: a number, 10%, 2sd or auto; empty in older reports"
+    )
     margin_reason: str = Field("", description="where the number of the rule comes from")
     time_margin: float = Field(0.02, description="share of the step time that does not matter")
-    loss_margin: float = Field(LOSS_MARGIN, description="share of the training loss at the end that does not matter")
-    error_rate: float = Field(0.05, description="of each claim over all arms, at which these verdicts were tested")
-    look: int | None = Field(None, description="number of this look at the run directory; None if not counted")
+    loss_margin: float = Field(
+        LOSS_MARGIN, description="share of the training loss at the end that does not matter"
+    )
+    error_rate: float = Field(
+        0.05, description="of each claim over all arms, at which these verdicts were tested"
+    )
+    look: int | None = Field(
+        None, description="number of this look at the run directory; None if not counted"
+    )
     looks: list[Look] = Field([], description="all looks at the run directory, this one included")
     prefer: str = "time"
     arms: list[ArmSummary]
-    headline: list[str] = Field([], description="the answer, one sentence each, the most important first; plain text")
+    headline: list[str] = Field(
+        [], description="the answer, one sentence each, the most important first; plain text"
+    )
     next_steps: list[NextStep] = Field([], description="what to do next, the most useful first")
     reading: list[str] = Field(description="the details under the tables, which do not repeat the headline")
-    precisions: list[PrecisionRow] = Field([], description="trained weights in other precisions, if asked for")
+    precisions: list[PrecisionRow] = Field(
+        [], description="trained weights in other precisions, if asked for"
+    )
     twins: list[LibraryTwin] = Field([], description="one for each arm that another library ran")
     records: list[RunRecord]
     excluded: list[str] = Field([], description="records that are not used, and why")
@@ -313,7 +361,9 @@ class Comparison(ShownInNotebook, FrozenRecord):
     @model_serializer(mode="wrap")
     def _leave_out_needless_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
-        return values if self.only_copies else {name: it for name, it in values.items() if name != "only_copies"}
+        return (
+            values if self.only_copies else {name: it for name, it in values.items() if name != "only_copies"}
+        )
 
     def by_arm(self) -> dict[str, list[RunRecord]]:
         """Return the records of each row; none of a row that no run belongs to."""

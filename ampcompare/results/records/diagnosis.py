@@ -9,7 +9,14 @@ from ampcompare.results.records.document import FrozenRecord, Number
 
 Phase = Literal["forward", "backward", "weight", "gradient"]
 FaultKind = Literal[
-    "overflow", "gradient overflow", "underflow", "rounding", "lost updates", "update", "format", "not precision"
+    "overflow",
+    "gradient overflow",
+    "underflow",
+    "rounding",
+    "lost updates",
+    "update",
+    "format",
+    "not precision",
 ]
 
 
@@ -81,7 +88,9 @@ class Headroom(FrozenRecord):
     exponents: dict[int, int] = Field({}, description="of the gradients in fp32 at scale 1")
     largest_scale: Number | None = Field(None, description="power of two below which no gradient overflows")
     own_scale: Number = 1.0
-    lost: dict[str, float] = Field({}, description="share of the gradients that fp16 rounds to zero, by loss scale")
+    lost: dict[str, float] = Field(
+        {}, description="share of the gradients that fp16 rounds to zero, by loss scale"
+    )
 
 
 class LostUpdates(FrozenRecord):
@@ -109,7 +118,9 @@ class Fault(FrozenRecord):
     inputs: list[str] = Field(default_factory=list, description="ranges of what went into it")
     chain: list[str] = Field(default_factory=list, description="places that the values reached, in order")
     near: list[tuple[str, str]] = Field(default_factory=list, description="module and file:line of neighbors")
-    reason: str = Field("", description="why, if it is known: a number that fp16 lacks, or inputs that became zero")
+    reason: str = Field(
+        "", description="why, if it is known: a number that fp16 lacks, or inputs that became zero"
+    )
 
 
 class FormatError(FrozenRecord):
@@ -151,7 +162,9 @@ class Diagnosis(ShownInNotebook, FrozenRecord):
     steps: int
     skipped: int = 0
     observed: list[int] = Field(default_factory=list)
-    reference: Literal["float32", "float64"] | None = Field(None, description="the type of the run alongside, if any")
+    reference: Literal["float32", "float64"] | None = Field(
+        None, description="the type of the run alongside, if any"
+    )
     modules: list[str] = Field(default_factory=list, description="in the order of their first results")
     places: list[PlaceReport] = Field(default_factory=list)
     weights: list[PlaceReport] = Field(default_factory=list)

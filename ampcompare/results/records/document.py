@@ -44,7 +44,8 @@ class FrozenRecord(BaseModel):
 
 Stored = TypeVar("Stored", bound=FrozenRecord)
 ArmLabel = Annotated[str, AfterValidator(label_in_present_spelling)]  # of a row, or of a cell as LABEL@SEED
-SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is read has the fields of this version
+# what is read has the fields of this version
+SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]
 
 
 def _strict_json_value(value: Any) -> Any:

@@ -28,10 +28,12 @@ class SampleResults(FrozenRecord):
     """What a model did on each validation sample, in the order of the data set (`records.per_sample`)."""
 
     bits: str | None = Field(
-        None, description="base64 of one bit per sample, 1 if it is right, the first in the highest bit of a byte"
+        None,
+        description="base64 of one bit per sample, 1 if it is right, the first in the highest bit of a byte",
     )
     values: str | None = Field(
-        None, description="base64 of the first metric of each sample, as little-endian float32; where there are no bits"
+        None,
+        description="base64 of the first metric of each sample, as little-endian float32; where there are no bits",
     )
     sha256: str = Field(description="over the bytes")
     labels_sha256: str = Field(
@@ -50,22 +52,31 @@ class EpochResult(FrozenRecord):
     values: dict[str, Number] = Field(
         min_length=1, description="by name of the metric; the first is the one of verdicts"
     )
-    counts: dict[str, Count] = Field({}, description="samples that are right, of each metric that is a share of them")
+    counts: dict[str, Count] = Field(
+        {}, description="samples that are right, of each metric that is a share of them"
+    )
     chance: Number | None = Field(None, description="value of the first metric that a constant guess reaches")
     loss: Number | None = Field(None, description="mean validation loss; None for a task that has none")
-    ema_values: dict[str, Number] | None = Field(None, description="of the averaged weights; None where none are kept")
+    ema_values: dict[str, Number] | None = Field(
+        None, description="of the averaged weights; None where none are kept"
+    )
     ema_counts: dict[str, Count] = Field({})
     ema_loss: Number | None = None
     train_seconds: Finite
     eval_seconds: Finite
     per_sample: SampleResults | None = Field(
-        None, description="of the last evaluation of a run; None of earlier ones, and where indices are not known"
+        None,
+        description="of the last evaluation of a run; None of earlier ones, and where indices are not known",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _convert_older_evaluation(cls, values: Any) -> Any:
-        return _evaluation_of_older_record(values) if isinstance(values, Mapping) and OLDER & values.keys() else values
+        return (
+            _evaluation_of_older_record(values)
+            if isinstance(values, Mapping) and OLDER & values.keys()
+            else values
+        )
 
     @property
     def value(self) -> float:
@@ -168,12 +179,17 @@ class PrecisionResult(FrozenRecord):
     averaged: bool = Field(False, description="whether the weights are the averaged ones (EMA)")
     half: str | None = Field(None, description="how 16-bit arithmetic was computed: native or emulated")
     samples: Count = 0
-    values: dict[str, Number] = Field({}, description="by name of the metric; empty where the evaluation failed")
+    values: dict[str, Number] = Field(
+        {}, description="by name of the metric; empty where the evaluation failed"
+    )
     loss: Number | None = None
     answers: Count | None = Field(None, description="answers that were compared; None for a task without any")
-    differing: Count | None = Field(None, description="answers that are not those of the arm's own evaluation")
+    differing: Count | None = Field(
+        None, description="answers that are not those of the arm's own evaluation"
+    )
     sample_difference: Number | None = Field(
-        None, description="mean over samples of how far the first metric of each moved, where that metric is a mean"
+        None,
+        description="mean over samples of how far the first metric of each moved, where that metric is a mean",
     )
     error: str | None = Field(None, description="why there is no result")
 
@@ -192,10 +208,14 @@ class PrecisionRow(FrozenRecord):
     averaged: bool = False
     half: str | None = None
     runs: Count = Field(0, description="completed runs that were evaluated so")
-    own_mean: float | None = Field(None, description="of the first metric, in the arm's own evaluation of these runs")
+    own_mean: float | None = Field(
+        None, description="of the first metric, in the arm's own evaluation of these runs"
+    )
     metric_mean: Number | None = None
     difference: Number | None = Field(None, description="mean over runs, as `Metric.differ` gives it")
-    low: float | None = Field(None, description="of the 95 % interval over seeds; None with fewer than three runs")
+    low: float | None = Field(
+        None, description="of the 95 % interval over seeds; None with fewer than three runs"
+    )
     high: float | None = None
     disagreement: Share | None = Field(None, description="share of answers that differ, over runs")
     sample_difference: Number | None = None

@@ -14,7 +14,9 @@ class GroupTypes(FrozenRecord):
     name: str = Field(description="such as `SGD 0`: the optimizer, and the number of its group")
     parameters: Count = Field(0, description="elements that it trains")
     weights: Types = Field({}, description="of the model between steps")
-    masters: Types = Field({}, description="of copies that the optimizer steps; empty if it steps the weights")
+    masters: Types = Field(
+        {}, description="of copies that the optimizer steps; empty if it steps the weights"
+    )
     gradients: Types = Field({}, description="that the optimizer got")
     state: Types = Field({}, description="of the optimizer between steps; empty if it keeps none")
 
@@ -26,7 +28,9 @@ class LinearFormat(FrozenRecord):
     format: str = Field(description="such as `nvfp4, scale te, sr`, or bf16")
     share: Share = Field(description="of the multiply-adds of this role in linear layers")
     layers: list[str] = Field([], description="names of those in bf16")
-    cut_off: Share | None = Field(None, description="elements beyond the range of the format, which saturated")
+    cut_off: Share | None = Field(
+        None, description="elements beyond the range of the format, which saturated"
+    )
     zeroed: Share | None = Field(None, description="elements that became 0 and were not")
     scales_at_end: Share | None = Field(None, description="scales at an end of their range, or beyond it")
     error: Number | None = Field(None, description="of the operands: norm of the error over their norm")
@@ -36,12 +40,16 @@ class Ledger(FrozenRecord):
     """In which types a training ran, seen in a few of its steps."""
 
     steps: list[Count] = Field([], description="updates that were looked at, counted from 0")
-    skipped: Count = Field(0, description="of these updates, those that updated nothing, as after an overflow")
+    skipped: Count = Field(
+        0, description="of these updates, those that updated nothing, as after an overflow"
+    )
     groups: list[GroupTypes] = Field([])
     frozen: Types = Field({}, description="of weights that no optimizer trains")
     accumulated: Types = Field({}, description="gradients of earlier micro-batches; empty if there is one")
     forward: Types = Field({}, description="multiply-adds of the forward pass, by the type of their operands")
-    forward_steps: dict[str, list[Count]] = Field({}, description="steps whose forward pass had products of a type")
+    forward_steps: dict[str, list[Count]] = Field(
+        {}, description="steps whose forward pass had products of a type"
+    )
     backward: Types = Field({}, description="multiply-adds of the backward pass")
     elsewhere: dict[str, list[str]] = Field(
         {}, description="products of the forward pass in another than its main type, by type"
@@ -54,10 +62,15 @@ class Ledger(FrozenRecord):
     reduced: Types = Field({}, description="elements that ranks reduced")
     update: str = Field("", description="how updated weights were rounded: nearest, stochastic or kahan")
     loss_scale: Number | None = Field(None, description="of the last step; None if the loss was not scaled")
-    lost: Share | None = Field(None, description="share of elements with a gradient that an update left as they were")
-    largest_gradient: Number | None = Field(None, description="magnitude that an optimizer got, without the loss scale")
+    lost: Share | None = Field(
+        None, description="share of elements with a gradient that an update left as they were"
+    )
+    largest_gradient: Number | None = Field(
+        None, description="magnitude that an optimizer got, without the loss scale"
+    )
     zero_denominators: Share | None = Field(
-        None, description="share of elements for which eps and the second moment are zero in the type of the state"
+        None,
+        description="share of elements for which eps and the second moment are zero in the type of the state",
     )
     unseen: str = Field("", description="what hid its products: a program that torch.compile has compiled")
     emulated: str = Field("", description="type that the device lacks, whose products ran in a wider one")

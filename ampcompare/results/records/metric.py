@@ -38,7 +38,8 @@ class Metric(FrozenRecord):
     )
 
     highest: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="largest stored value that it can have, such as 1 for a share; None if there is no limit"
+        None,
+        description="largest stored value that it can have, such as 1 for a share; None if there is no limit",
     )
 
     @property

@@ -24,7 +24,9 @@ class StateError(FrozenRecord):
     Means over the steps ahead; 0.1 is a tenth of the step.
     """
 
-    steps: int = Field(description="steps ahead: to the end of the training, or 10,000 where that is not known")
+    steps: int = Field(
+        description="steps ahead: to the end of the training, or 10,000 where that is not known"
+    )
     decay: float = Field(description="what is left of the state after a step without gradients")
     steady: Number = Field(description="where gradients stay as they were")
     falling: Number = Field(description="where they fall to a tenth as the loss falls")
@@ -54,7 +56,9 @@ class Prefix(FrozenRecord):
     state_errors: dict[str, StateError] = Field({}, description="by type of the optimizer's state")
     state_is_known: bool = Field(True, description="whether it is known how the optimizer moves its state")
     shares: dict[str, ShareLost] = Field({}, description="by type of the weights")
-    weights: str = Field("", description="16-bit type in which the script itself holds what it trains; empty for fp32")
+    weights: str = Field(
+        "", description="16-bit type in which the script itself holds what it trains; empty for fp32"
+    )
 
 
 class ArmOutlook(FrozenRecord):
@@ -75,5 +79,7 @@ class Outlook(FrozenRecord):
     version: int = 1
     subject: str = ""
     prefix: Prefix
-    twin: Number | None = Field(None, description="rms difference of losses from those of weights changed by 2**-9")
+    twin: Number | None = Field(
+        None, description="rms difference of losses from those of weights changed by 2**-9"
+    )
     arms: list[ArmOutlook] = Field([])

@@ -19,7 +19,9 @@ class ArmTrial(FrozenRecord):
     exit_code: int = Field(0, description="of that error")
     steps: int = 0
     seconds: float = Field(0.0, description="from the start of its process to its end")
-    step_seconds: float | None = Field(None, description="median, without the first step where there are others")
+    step_seconds: float | None = Field(
+        None, description="median, without the first step where there are others"
+    )
 
     @property
     def overhead_seconds(self) -> float:
@@ -40,7 +42,9 @@ class Preflight(FrozenRecord):
     why_copies: str = Field("", description="why they did, and what helps")
     metrics: dict[str, float | None] = Field({}, description="the requested ones, with the last value so far")
     faults: dict[str, str] = Field({}, description="why the values of a requested metric cannot be used")
-    numbers: dict[str, str] = Field({}, description="what the script showed, each with the option that takes it")
+    numbers: dict[str, str] = Field(
+        {}, description="what the script showed, each with the option that takes it"
+    )
     written: list[str] = Field([], description="files that it wrote outside of the folder of its cell")
     overwritten: list[str] = Field([], description="those of them that lie there")
     cell_steps: int | None = Field(None, description="of a whole cell, as far as it is known")
@@ -60,7 +64,11 @@ class Preflight(FrozenRecord):
         known = [trial for trial in self.arms.values() if trial.step_seconds is not None]
         trial = self.arms.get(label)
         own = trial if trial is not None and trial.step_seconds is not None else None
-        step = own.step_seconds if own is not None else statistics.fmean(one.step_seconds or 0.0 for one in known)
+        step = (
+            own.step_seconds
+            if own is not None
+            else statistics.fmean(one.step_seconds or 0.0 for one in known)
+        )
         later = known[1:] or known  # the first one also started the server of all
         return statistics.median(one.overhead_seconds for one in later) + steps * (step or 0.0)
 
@@ -78,7 +86,11 @@ class Preflight(FrozenRecord):
     @property
     def copies_sentence(self) -> str:
         """What there is to say where two seeds gave the same run."""
-        option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
+        option = (
+            f"--seed-arg={self.seed_option} passes it on"
+            if self.seed_option
+            else "pass it on with --seed-arg"
+        )
         return f"the script does not follow the seed, so that all seeds give the same run: {self.why_copies or option}"
 
     def summary_lines(self, labels: Sequence[str] = ()) -> list[str]:
@@ -89,7 +101,9 @@ class Preflight(FrozenRecord):
             known = lines or ["  no step yet, so that nothing is known of what comes"]
             return [f"preflight, {format_duration(self.seconds)}:", *known]
         if self.untried:
-            lines.append(f"  {format_few_names(self.untried)} not tried, as that takes long: their first cells show it")
+            lines.append(
+                f"  {format_few_names(self.untried)} not tried, as that takes long: their first cells show it"
+            )
         steps = next(iter(trained.values())).steps
         what = [f"{format_few_names(list(trained))} trained", f"{format_count(steps, 'step')} each"]
         what += [f"with {format_few_names(self.optimizers)}"] if self.optimizers else []

@@ -8,7 +8,16 @@ from ampcompare.results.records.document import Count, Finite, FrozenRecord
 
 Phase = Literal["data", "forward", "backward", "unscale", "optimizer", "other"]
 WorkKind = Literal[
-    "product", "normalization", "pointwise", "cast", "copy", "communication", "emulation", "sync", "other", "host"
+    "product",
+    "normalization",
+    "pointwise",
+    "cast",
+    "copy",
+    "communication",
+    "emulation",
+    "sync",
+    "other",
+    "host",
 ]
 ReasonKind = Literal[
     "data", "host", "synchronization", "dimensions", "fp32 operations", "casts", "optimizer", "graph breaks",
@@ -109,7 +118,9 @@ class Memory(FrozenRecord):
     layers: list[HeldMemory] = Field(
         [], description="activations kept for the backward pass by module, the largest first"
     )
-    kept_twice_bytes: int = Field(0, description="activations in one type and again in another, the smaller of both")
+    kept_twice_bytes: int = Field(
+        0, description="activations in one type and again in another, the smaller of both"
+    )
     kept_twice: list[HeldMemory] = Field([])
     reserved_bytes: int | None = Field(None, description="held by the caching allocator of a GPU")
 
@@ -140,7 +151,9 @@ class TimedChange(FrozenRecord):
 
     change: str = Field(description="the setting, as on the command line")
     before_seconds: float
-    seconds: float = Field(description="of a step, or of the work of one step of the arm if the batch differs")
+    seconds: float = Field(
+        description="of a step, or of the work of one step of the arm if the batch differs"
+    )
     failure: str = ""
 
     @property
@@ -178,9 +191,15 @@ class ArmProfile(FrozenRecord):
     repeated: list[RepeatedCast] = Field([])
     memory: Memory | None = None
     limits: Limits | None = None
-    rank_seconds: list[Finite] = Field(default_factory=list, description="of a step of each rank, if there are several")
-    graph_breaks: dict[str, int] | None = Field(None, description="of torch.compile by reason, where it compiled")
-    fp32_seconds: Finite = Field(0.0, description="of operations of the forward and backward pass in fp32, but casts")
+    rank_seconds: list[Finite] = Field(
+        default_factory=list, description="of a step of each rank, if there are several"
+    )
+    graph_breaks: dict[str, int] | None = Field(
+        None, description="of torch.compile by reason, where it compiled"
+    )
+    fp32_seconds: Finite = Field(
+        0.0, description="of operations of the forward and backward pass in fp32, but casts"
+    )
     optimizer_operations: int = Field(0, description="in a step")
     batch_size: int | None = None
     trials: list[TimedChange] = Field([])

@@ -46,7 +46,9 @@ __all__ = [
 
 # Fields of a summary in records that knew only the classification of images.
 OLDER_FIELDS = {
-    f"{before}top1_{of}": f"{before}metric_{of}" for before in ("", "ema_") for of in ("final", "best", "last_mean")
+    f"{before}top1_{of}": f"{before}metric_{of}"
+    for before in ("", "ema_")
+    for of in ("final", "best", "last_mean")
 }
 OLDER_NAMES = frozenset({*OLDER_FIELDS, "top5_final"})
 PARTS = 5  # the tail is the last of so many
@@ -59,16 +61,24 @@ class RunSummary(FrozenRecord):
     metric_best: Number | None = None
     metric_last_mean: Number | None = Field(None, description="mean over the last `last_epochs` epochs")
     last_epochs: Count = 0
-    ema_metric_final: Number | None = Field(None, description="of the averaged weights (EMA), evaluated apart")
+    ema_metric_final: Number | None = Field(
+        None, description="of the averaged weights (EMA), evaluated apart"
+    )
     ema_metric_best: Number | None = None
     others_final: dict[str, Number] = Field({}, description="of the other metrics, by name")
     loss_final: Number | None = Field(None, description="mean validation loss of the last epoch")
     epochs: list[EpochResult] = Field([])
-    in_precisions: list[PrecisionResult] = Field([], description="the weights at the end in other precisions, if asked")
+    in_precisions: list[PrecisionResult] = Field(
+        [], description="the weights at the end in other precisions, if asked"
+    )
     num_steps: Count = 0
-    loss_tail: Number | None = Field(None, description="mean training loss of the last `loss_tail_steps` steps")
+    loss_tail: Number | None = Field(
+        None, description="mean training loss of the last `loss_tail_steps` steps"
+    )
     loss_tail_steps: Count = 0
-    losses_sha256: str | None = Field(None, description="over the losses of all steps, as little-endian float64")
+    losses_sha256: str | None = Field(
+        None, description="over the losses of all steps, as little-endian float64"
+    )
     skipped_steps: Count = 0
     warmup_steps: Count = Field(0, description="first steps left out of the times below")
     step_seconds_median: Finite | None = None
@@ -78,7 +88,9 @@ class RunSummary(FrozenRecord):
         None, description="from the start of the process, or of what starts several, until it trains its cell"
     )
     loader_start_seconds: Finite | None = Field(None, description="wait for the first batch of the run")
-    samples_per_second: Finite | None = Field(None, description="in the unit of the record: images, tokens, ...")
+    samples_per_second: Finite | None = Field(
+        None, description="in the unit of the record: images, tokens, ..."
+    )
     epoch_seconds: Finite | None = Field(
         None, description="median wall time of an epoch of training, without evaluation"
     )
@@ -91,7 +103,8 @@ class RunSummary(FrozenRecord):
     first_nonfinite_loss_step: Count | None = None
     diverged_step: Count | None = Field(None, description="first bad step of a run that diverged")
     divergence: str | None = Field(
-        None, description="what was seen: non-finite weights, k non-finite losses in a row, or a limit that was passed"
+        None,
+        description="what was seen: non-finite weights, k non-finite losses in a row, or a limit that was passed",
     )
     ended: str | None = Field(None, description="why training ended before its last epoch, in a good state")
     rollbacks: list[int] = Field([], description="updates made at each return to the last good state")
@@ -119,7 +132,9 @@ class RunTrace(FrozenRecord):
     losses: list[Number] = Field([], description="loss of that one step, to six digits")
     loss_scales: list[Number] = Field([], description="after the update; empty where nothing is scaled")
     skipped: list[int] = Field([], description="skipped steps up to and with this one")
-    step_seconds: list[float] = Field([], description="quantiles of step times after the warm-up, 0, 5, ... 100 %")
+    step_seconds: list[float] = Field(
+        [], description="quantiles of step times after the warm-up, 0, 5, ... 100 %"
+    )
 
 
 def loss_tail(losses: Sequence[float]) -> dict[str, float | int | None]:
@@ -137,10 +152,14 @@ def loss_tail(losses: Sequence[float]) -> dict[str, float | int | None]:
 class Placement(FrozenRecord):
     """The GPUs and cores that a pool gave to a cell."""
 
-    gpus: list[str] = Field([], description="as CUDA_VISIBLE_DEVICES names them; none where the pool chose none")
+    gpus: list[str] = Field(
+        [], description="as CUDA_VISIBLE_DEVICES names them; none where the pool chose none"
+    )
     gpu_names: list[str] = Field([])
     cores: list[int] = Field([], description="that its processes ran on; none where the system chose")
-    alone: bool = Field(False, description="whether no other cell of the command used these GPUs, which are whole ones")
+    alone: bool = Field(
+        False, description="whether no other cell of the command used these GPUs, which are whole ones"
+    )
 
 
 class SystemReadings(FrozenRecord):
@@ -152,7 +171,9 @@ class SystemReadings(FrozenRecord):
     )
     first_half_seconds: float | None = Field(None, description="median of the first half of the timed steps")
     second_half_seconds: float | None = None
-    halves_error: float | None = Field(None, description="standard error of the logarithm of the ratio of the two")
+    halves_error: float | None = Field(
+        None, description="standard error of the logarithm of the ratio of the two"
+    )
     cpu_share: float | None = Field(None, description="CPU: processor time of the process over wall time")
     waiting_share: float | None = Field(
         None, description="time for which the training thread was ready but had no core, over wall time"
@@ -163,11 +184,15 @@ class SystemReadings(FrozenRecord):
     clock_high_mhz: float | None = None
     throttled: list[str] = Field([], description="reasons for which the GPU lowered its clock")
     joules_per_unit: float | None = Field(
-        None, description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0"
+        None,
+        description="energy of the GPU over timed steps for each image, token, ..., by NVML's counter; of rank 0",
     )
-    other_processes: int | None = Field(None, description="largest number of other compute processes on the GPU")
+    other_processes: int | None = Field(
+        None, description="largest number of other compute processes on the GPU"
+    )
     device_bytes: Count | None = Field(
-        None, description="most memory of the GPU in use by all its processes, contexts and libraries included, by NVML"
+        None,
+        description="most memory of the GPU in use by all its processes, contexts and libraries included, by NVML",
     )
 
 
@@ -209,7 +234,8 @@ class ProcessFacts(FrozenRecord):
         None, description="from the start of what starts the processes to their meeting, slowest"
     )
     allreduce_share: float | None = Field(
-        None, description="share of a step for reducing gradients that nothing hides, by steps without it; 0 to 1"
+        None,
+        description="share of a step for reducing gradients that nothing hides, by steps without it; 0 to 1",
     )
     step_seconds_by_rank: list[float] = Field([], description="median step time of each rank")
     step_seconds_slowest: float | None = None
@@ -228,7 +254,9 @@ class Resumption(FrozenRecord):
     processes: int = Field(1, description="that wrote the checkpoint")
     arm: ArmLabel = Field("", description="that trained what the checkpoint holds")
     notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
-    machine: list[str] = Field([], description="those of the notes that are about what a step takes: torch and machine")
+    machine: list[str] = Field(
+        [], description="those of the notes that are about what a step takes: torch and machine"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -236,20 +264,26 @@ class Resumption(FrozenRecord):
         """Read records that have the notes alone."""
         if not isinstance(values, dict) or "machine" in values:
             return values
-        return {**values, "machine": [note for note in values.get("notes", []) if OLDER_MACHINE.fullmatch(str(note))]}
+        return {
+            **values,
+            "machine": [note for note in values.get("notes", []) if OLDER_MACHINE.fullmatch(str(note))],
+        }
 
 
 class SeedCall(FrozenRecord):
     """A line of a script that seeds a generator, or takes weights or the state of a generator from elsewhere."""
 
-    place: str = Field(description="file and line of the script, also where a library that it calls does this")
+    place: str = Field(
+        description="file and line of the script, also where a library that it calls does this"
+    )
     function: str
     seed: str = Field(
         "", description="the first one as written; empty for the system's entropy, and where there is none"
     )
     used: str = Field("", description="what the generator was seeded with, where an offset was added")
     kind: Literal["global", "own", "load", "state"] = Field(
-        "global", description="whose generator; load: weights that it takes; state: that of a generator, which it sets"
+        "global",
+        description="whose generator; load: weights that it takes; state: that of a generator, which it sets",
     )
     calls: int = 1
 
@@ -260,20 +294,26 @@ class ScriptFacts(FrozenRecord):
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
     draws: list[str] = Field(
-        [], description="hashes of the generators before those of the first forward passes that draw random numbers"
+        [],
+        description="hashes of the generators before those of the first forward passes that draw random numbers",
     )
     seeds: list[SeedCall] | None = Field(
         None, description="where the script seeds generators; older records do not say it"
     )
-    files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
-    resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
+    files: list[str] = Field(
+        [], description="files that it wrote; they lie in `written` in the folder of the cell"
+    )
+    resumed: list[str] = Field(
+        [], description="files of an earlier attempt in the folder of the cell that it read"
+    )
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
     remarks: list[str] = Field([], description="what rounding takes from the script by its own lines")
     lost_statistics: list[str] = Field(
         [], description="layers whose running statistics are not finite at the end, though their weights are"
     )
     printed: dict[str, float] = Field(
-        {}, description="step of the last digit that was printed, of each metric that was read from the output"
+        {},
+        description="step of the last digit that was printed, of each metric that was read from the output",
     )
     seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 
@@ -289,10 +329,14 @@ class RunRecord(ShownInNotebook, FrozenRecord):
     status: Literal["completed", "diverged", "failed", "interrupted"]
     config: RunConfig
     engine: EngineInfo | None = None
-    fell_back: FellBack | None = Field(None, description="the arm that trained instead, after its own has diverged")
+    fell_back: FellBack | None = Field(
+        None, description="the arm that trained instead, after its own has diverged"
+    )
     ledger: Ledger | None = Field(None, description="in which types it really ran; None in old records")
     half: str | None = Field(None, description="how 16-bit arithmetic ran: fp16 or bf16, native or emulated")
-    host: str | None = Field(None, description="name of the machine; of rank 0 where several trained together")
+    host: str | None = Field(
+        None, description="name of the machine; of rank 0 where several trained together"
+    )
     environment: dict[str, Any] = Field({})
     code: dict[str, str] | None = Field(
         None,
@@ -312,7 +356,9 @@ class RunRecord(ShownInNotebook, FrozenRecord):
     readings: SystemReadings | None = None
     script: ScriptFacts | None = Field(None, description="only where a user's own script trained")
     started: str | None = Field(None, description="when the run was started, or last resumed: ISO 8601, UTC")
-    timing_rounds: list[TimingRound] = Field([], description="timings after the runs of the seed, if asked for")
+    timing_rounds: list[TimingRound] = Field(
+        [], description="timings after the runs of the seed, if asked for"
+    )
     jobs: int = Field(1, description="cells that ran at the same time")
     placement: Placement | None = Field(None, description="only where a pool gave the cell GPUs or cores")
     guards: list[str] = Field([], description="mistakes in the use of amp, with file and line")
@@ -335,7 +381,11 @@ class RunRecord(ShownInNotebook, FrozenRecord):
         if not isinstance(ran, dict) or not {"library", "version"} <= ran.keys():
             return data
         packages = {ran["library"]: ran["version"], **data.get("packages", {})}
-        return {**data, "packages": packages, "notes": [*data.get("notes", []), *filter(None, [ran.get("reason")])]}
+        return {
+            **data,
+            "packages": packages,
+            "notes": [*data.get("notes", []), *filter(None, [ran.get("reason")])],
+        }
 
     @property
     def metric(self) -> Metric:

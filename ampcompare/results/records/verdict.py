@@ -18,7 +18,8 @@ Kind = Literal[
 ]  # fmt: skip
 KEPT: tuple[Kind, ...] = ("identical", "equivalent", "non-inferior", "better")
 OPEN: tuple[Kind, ...] = ("inconclusive", "few seeds", "not tested")
-UNJUDGED: tuple[Kind, ...] = ("not comparable", "emulated", "not as declared", "invalid")  # a time has no ratio then
+# a time has no ratio then
+UNJUDGED: tuple[Kind, ...] = ("not comparable", "emulated", "not as declared", "invalid")
 # What kinds are called that are special cases of others, or have more words.
 WORDS: dict[Kind, str] = {
     "few seeds": "inconclusive",
@@ -42,7 +43,9 @@ class Verdict(FrozenRecord):
     """
 
     kind: Kind = Field("", description="empty where there is no verdict")
-    why: str = Field("", description="one clause, for readers: the margin, or why nothing was tested or shown")
+    why: str = Field(
+        "", description="one clause, for readers: the margin, or why nothing was tested or shown"
+    )
     more_seeds: int | None = Field(None, description="that settle an inconclusive one, at most")
     share: tuple[int, int] | None = Field(
         None, description="of the runs that diverged, or of the pairs in which nothing was learned"
@@ -61,7 +64,9 @@ class Verdict(FrozenRecord):
         description="over pairs: the difference of the metric, the ratio of step times, the relative difference of "
         "the loss, or bytes",
     )
-    low: Number | None = Field(None, description="of the interval of the test that decided, in the unit of the effect")
+    low: Number | None = Field(
+        None, description="of the interval of the test that decided, in the unit of the effect"
+    )
     high: Number | None = None
     confidence: float | None = Field(
         None,
@@ -90,7 +95,11 @@ class Verdict(FrozenRecord):
         if self.share is None or self.survivors is not None:
             return WORDS.get(self.kind, self.kind)
         some, total = self.share
-        return f"diverged {some}/{total}" if self.kind == "diverged" else f"{self.kind} in {some} of {total} pairs"
+        return (
+            f"diverged {some}/{total}"
+            if self.kind == "diverged"
+            else f"{self.kind} in {some} of {total} pairs"
+        )
 
     @property
     def detail(self) -> str:
@@ -100,7 +109,10 @@ class Verdict(FrozenRecord):
         if self.more_seeds is not None:
             return f"≤{self.more_seeds} more seed{'s' if self.more_seeds != 1 else ''}"
         return "; ".join(
-            filter(None, [f"{self.why}{EMULATED}" if self.kind == "emulated" else self.why, self.update_counts_text])
+            filter(
+                None,
+                [f"{self.why}{EMULATED}" if self.kind == "emulated" else self.why, self.update_counts_text],
+            )
         )
 
     @property
@@ -127,7 +139,9 @@ class Verdict(FrozenRecord):
             return self
         has_fewer = updates[0] < updates[1]
         if self.kind == "better" and has_fewer:
-            return self.model_copy(update={"kind": "non-inferior", "why": f"margin {margin}", "updates": updates})
+            return self.model_copy(
+                update={"kind": "non-inferior", "why": f"margin {margin}", "updates": updates}
+            )
         if self.kind == "worse" and not has_fewer:
             return Verdict(kind="not comparable", updates=updates, effect=self.effect)
         return self.model_copy(update={"updates": updates})

@@ -108,7 +108,10 @@ FORMATS: dict[str, Format] = {
     "csv": Format("ampcompare.results.report.csv:Csv", f"{RunFile.REPORT}.csv"),
     "json": Format("ampcompare.results.report.json:Json", f"{RunFile.REPORT}.json"),
     "html": Format(
-        "ampcompare.results.report.html.page:Html", f"{RunFile.REPORT}.html", packages=("jinja2",), seconds=10.0
+        "ampcompare.results.report.html.page:Html",
+        f"{RunFile.REPORT}.html",
+        packages=("jinja2",),
+        seconds=10.0,
     ),
     "latex": Format("ampcompare.results.report.latex:Latex"),
 }
@@ -147,7 +150,9 @@ def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
     """
     document = document_of(result)
     written = {
-        folder / f"{document.kind}.{form}": FORMATS[form] for form in forms if not FORMATS[form].missing_packages
+        folder / f"{document.kind}.{form}": FORMATS[form]
+        for form in forms
+        if not FORMATS[form].missing_packages
     }
     for path, form in written.items():
         write_atomically(path, form.make_reporter().document_text(document))

@@ -28,7 +28,10 @@ NOTABLE_WAIT = 0.05  # of a step
 _TONES: tuple[tuple[Tone, tuple[Kind, ...]], ...] = (
     ("good", ("identical", "equivalent", "non-inferior", "better")),
     ("bad", ("worse", "diverged")),
-    ("open", ("learned nothing", "inconclusive", "few seeds", "not tested", "conditional", "not as declared")),
+    (
+        "open",
+        ("learned nothing", "inconclusive", "few seeds", "not tested", "conditional", "not as declared"),
+    ),
     ("muted", ("not comparable", "emulated", "no verdict", "invalid")),
 )
 STATES: dict[str, Tone] = {"completed": "good", "diverged": "bad", "failed": "bad", "interrupted": "open"}
@@ -76,7 +79,9 @@ def column_of_run_means(
     """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run."""
 
     def cell_of_mean(row: ArmSummary, comparison: Comparison) -> Cell:
-        completed = [value(run) for run in comparison.records if run.arm == row.arm and run.status == "completed"]
+        completed = [
+            value(run) for run in comparison.records if run.arm == row.arm and run.status == "completed"
+        ]
         measured = [number for number in completed if number is not None]
         return Cell(form(statistics.fmean(measured))) if measured else Cell()
 
@@ -132,10 +137,14 @@ class EffectFormat:
     decimals: int = 2
     sign: str = "+"
 
-    def effect_with_interval_text(self, value: float, low: float | None = None, high: float | None = None) -> str:
+    def effect_with_interval_text(
+        self, value: float, low: float | None = None, high: float | None = None
+    ) -> str:
         """Return an effect with its interval, if there is one, without the unit."""
         low, high = (None if bound is None else self.of_shown(bound) for bound in (low, high))
-        return format_interval(self.of_shown(value), low, high, self.limits, decimals=self.decimals, sign=self.sign)
+        return format_interval(
+            self.of_shown(value), low, high, self.limits, decimals=self.decimals, sign=self.sign
+        )
 
 
 def effect_format(quantity: Quantity, comparison: Comparison) -> EffectFormat:
@@ -144,7 +153,9 @@ def effect_format(quantity: Quantity, comparison: Comparison) -> EffectFormat:
     if quantity == "memory":
         return EffectFormat(lambda size: size / MIB, (), 1)
     if quantity == "time":
-        return EffectFormat(float, (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin), sign="")
+        return EffectFormat(
+            float, (1 / (1 + comparison.time_margin), 1.0, 1 + comparison.time_margin), sign=""
+        )
     margin = 100 * comparison.loss_margin if quantity == "loss" else comparison.margin
     limits = (100 * (1 / (1 + margin / 100) - 1), 0.0, margin)
     if quantity == "loss":
@@ -159,7 +170,9 @@ def effect_text(row: ArmSummary, quantity: Quantity, comparison: Comparison) -> 
     verdict = row.verdict(quantity)
     if verdict.effect is None or (quantity == "time" and row.valid_time_ratio is None):
         return "-"
-    return effect_format(quantity, comparison).effect_with_interval_text(verdict.effect, verdict.low, verdict.high)
+    return effect_format(quantity, comparison).effect_with_interval_text(
+        verdict.effect, verdict.low, verdict.high
+    )
 
 
 def _skipped_steps_text(row: ArmSummary) -> str:
@@ -217,7 +230,8 @@ def _other_metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {
-        one.head: column_of_run_means(partial(metric_value, name=one.name), partial(metric_text, one)) for one in others
+        one.head: column_of_run_means(partial(metric_value, name=one.name), partial(metric_text, one))
+        for one in others
     }
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
 
@@ -227,7 +241,9 @@ def _throughput_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
     return {
         f"{unit}/s": column_of_summary(
-            lambda row: _number_text(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
+            lambda row: _number_text(
+                None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f"
+            )
         )
     }
 
@@ -241,7 +257,11 @@ def _energy_columns(comparison: Comparison) -> dict[str, ArmColumn]:
         return None if one is None else 1000 * one
 
     known = any(joules_per_thousand(record) is not None for record in comparison.records)
-    return {f"J/1000 {unit}": column_of_run_means(joules_per_thousand, lambda mean: f"{mean:.3g}")} if known else {}
+    return (
+        {f"J/1000 {unit}": column_of_run_means(joules_per_thousand, lambda mean: f"{mean:.3g}")}
+        if known
+        else {}
+    )
 
 
 def _has_long_data_wait(comparison: Comparison) -> bool:
@@ -285,7 +305,9 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
     "engine": column_of_summary(_engine_text),
     "start (s)": column_of_summary(lambda row: format_seconds(row.start_seconds), _are_starts_compared),
-    "first batch (s)": column_of_summary(lambda row: format_seconds(row.loader_start_seconds), _are_starts_compared),
+    "first batch (s)": column_of_summary(
+        lambda row: format_seconds(row.loader_start_seconds), _are_starts_compared
+    ),
     "all-reduce %": column_of_summary(lambda row: format_percent(row.allreduce_share), _has_several_ranks),
 }
 """The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
@@ -347,7 +369,10 @@ def columns_with_values(comparison: Comparison) -> dict[str, ArmColumn]:
 
 
 def table_of_columns(
-    shown: Mapping[str, ArmColumn], comparison: Comparison, rows: Sequence[ArmSummary] | None = None, **options: Any
+    shown: Mapping[str, ArmColumn],
+    comparison: Comparison,
+    rows: Sequence[ArmSummary] | None = None,
+    **options: Any,
 ) -> Table:
     """Return a table of these columns, for all arms or some; options are those of `Table.from_rows`."""
     chosen = comparison.arms if rows is None else rows
@@ -386,7 +411,8 @@ def _bound_text(bound: float, limits: Sequence[float], decimals: int, sign: str)
             texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
         for text in texts:  # limits as sentences print them, such as ±0.5
             if all(
-                _side_of_limit(float(text), float(f"{limit:g}")) == _side_of_limit(bound, limit) for limit in limits
+                _side_of_limit(float(text), float(f"{limit:g}")) == _side_of_limit(bound, limit)
+                for limit in limits
             ):
                 return text
     return repr(bound)

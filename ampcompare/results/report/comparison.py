@@ -51,12 +51,19 @@ SUMMARY_FIELDS = (
     "start_seconds",
     "loader_start_seconds",
 )
-TIMES = ("step_seconds_median", "step_seconds_iqr", "samples_per_second", "epoch_seconds", "step_seconds_slowest")
+TIMES = (
+    "step_seconds_median",
+    "step_seconds_iqr",
+    "samples_per_second",
+    "epoch_seconds",
+    "step_seconds_slowest",
+)
 PROCESS_FIELDS = ("world_size", "nodes", "global_batch_size", "allreduce_share", "step_seconds_slowest")
 READING_FIELDS = ("device_bytes",)
 HEAD = ("arm", "seed", "status", "engine", "engine_version", "half", "lr", "metric")
 PUBLISHED = ("top1", "top1_best", "seconds", "epoch_seconds", "peak_bytes", "diverged")
-VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict": "loss"}  # columns of the CSV
+# columns of the CSV
+VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict": "loss"}
 
 
 def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None = None) -> Document:
@@ -131,12 +138,16 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
     tested = [row for row in others if row.quality.low is not None or row.time.low is not None]
     interval = "[ ]: interval of the deciding test, " if tested else ""
     rate = (
-        f"error rate {100 * comparison.error_rate:g} % over all arms" if comparison.error_rate else "nothing was tested"
+        f"error rate {100 * comparison.error_rate:g} % over all arms"
+        if comparison.error_rate
+        else "nothing was tested"
     )
     if comparison.look is not None and comparison.look > 1:
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
-    direction = "" if metric.quality == "accuracy" else f" {capitalize_sentence(quality)}: {metric.better} is better."
+    direction = (
+        "" if metric.quality == "accuracy" else f" {capitalize_sentence(quality)}: {metric.better} is better."
+    )
     against = f"against {printable_line(comparison.reference, 60)}, {_pairing_text(comparison)}"
     lines = [
         f"Δ and verdict: {against}; {interval}{rate}.{direction} "
@@ -162,7 +173,9 @@ def _pairing_text(comparison: Comparison) -> str:
     if judged is not None and judged.independent:
         others = [row.arm for row in comparison.arms if row.arm not in judged.references]
         names = ", ".join(printable_line(name, 40) for name in judged.independent)
-        return "as independent samples" + ("" if set(others) <= set(judged.independent) else f" ({names}), or by pairs")
+        return "as independent samples" + (
+            "" if set(others) <= set(judged.independent) else f" ({names}), or by pairs"
+        )
     if are_runs_paired(comparison.records, comparison.reference):
         return "paired by seed"
     return "runs of a seed are not all pairs"
@@ -188,7 +201,11 @@ def margin_words(comparison: Comparison) -> str:
     of = f"{unit} of {comparison.metric.quality}".strip()
     shown = f"{comparison.margin:g} {printable_line(of)}"
     rule = f"{comparison.margin_rule}: " if comparison.margin_rule == "auto" else ""
-    return f"{shown} ({rule}{printable_line(comparison.margin_reason, 200)})" if comparison.margin_reason else shown
+    return (
+        f"{shown} ({rule}{printable_line(comparison.margin_reason, 200)})"
+        if comparison.margin_reason
+        else shown
+    )
 
 
 def verdict_legend(comparison: Comparison) -> str:
@@ -229,13 +246,23 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
         margin = metric.margin_text(comparison.margin)
         disagree = any(its.models for _, its in compared)
         table = Table.from_rows(
-            ["arm", f"on these {noun}", f"on new {noun}", f"{noun} for ±{margin}", *(["disagree"] if disagree else [])],
+            [
+                "arm",
+                f"on these {noun}",
+                f"on new {noun}",
+                f"{noun} for ±{margin}",
+                *(["disagree"] if disagree else []),
+            ],
             [row if disagree else row[:-1] for row in new],
             f"These {noun}, or new ones",
             f"Differences in {unit}, at the confidence of the verdict's interval. On new {noun}: {noun} and "
             f"seeds as crossed random effects. {noun.capitalize()} for ±{margin}: about how many would bring that "
             f"interval inside the margin with a power of 80 % if the arms do not differ."
-            + (f" Disagree: {noun} on which just one model of a pair is right, on average." if disagree else ""),
+            + (
+                f" Disagree: {noun} on which just one model of a pair is right, on average."
+                if disagree
+                else ""
+            ),
         )
         yield Section("samples", [table])
     single = [(row, pair) for row, its in compared if row.pairs < MIN_PAIRS for pair in its.models]
@@ -244,7 +271,13 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
         table = Table.from_rows(
             ["arm", "seed", "right only here", f"right only in {reference}", "McNemar's p"],
             [
-                [printable_line(row.arm, 60), str(it.seed), str(it.arm_only), str(it.reference_only), f"{it.p:.3g}"]
+                [
+                    printable_line(row.arm, 60),
+                    str(it.seed),
+                    str(it.arm_only),
+                    str(it.reference_only),
+                    f"{it.p:.3g}",
+                ]
                 for row, it in single
             ],
             "These two models",
@@ -258,11 +291,15 @@ def _cells_on_new_samples(row: ArmSummary, its: SampleComparison, comparison: Co
     needed = "more seeds first"
     if its.needed is not None:
         needed = "enough" if its.needed <= its.samples else f"about {round_to_two_digits(its.needed):,}"
-    disagreeing = statistics.fmean(pair.arm_only + pair.reference_only for pair in its.models) if its.models else 0.0
+    disagreeing = (
+        statistics.fmean(pair.arm_only + pair.reference_only for pair in its.models) if its.models else 0.0
+    )
     return [
         printable_line(row.arm, 60),
         effect_text(row, "quality", comparison),
-        effect_format("quality", comparison).effect_with_interval_text(row.quality.effect or 0.0, its.low, its.high),
+        effect_format("quality", comparison).effect_with_interval_text(
+            row.quality.effect or 0.0, its.low, its.high
+        ),
         needed,
         f"{disagreeing:.1f} of {its.samples:,}",
     ]
@@ -281,7 +318,9 @@ def precision_table(comparison: Comparison) -> Table | None:
     headers = ["arm", "evaluated in", metric.head, "own", f"Δ to own{unit}"]
     headers += ["differing answers %"] if answered else []
     headers += [f"mean |Δ| of a sample ({metric.name})"] if moved else []
-    interval = ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
+    interval = (
+        ", with its 95 % interval, each tested alone" if any(row.low is not None for row in rows) else ""
+    )
     words = [
         f"The trained weights of each arm, evaluated in other precisions. Own: in the arm's own precision; Δ: to "
         f"that, paired by seed{interval}."
@@ -337,21 +376,27 @@ def published_table(comparison: Comparison) -> Table | None:
     arms = {row.arm: row for row in comparison.arms}
     lines = [
         _published_row(
-            line, arms.get(line.row or ""), [record for record in comparison.records if record.arm == line.row]
+            line,
+            arms.get(line.row or ""),
+            [record for record in comparison.records if record.arm == line.row],
         )
         for line in comparison.published.rows
     ]
     said = {name for name in lines[0] if any(line[name] for line in lines)}
     shown = [name for name in lines[0] if name.replace(", measured", ", published") in said]
     rows = [[line[name] or "-" for name in shown] for line in lines]
-    return Table.from_rows(shown, rows, legend=published_legend(comparison), caption="Published and measured results")
+    return Table.from_rows(
+        shown, rows, legend=published_legend(comparison), caption="Published and measured results"
+    )
 
 
 def _published_row(
     published: PublishedRow, row: ArmSummary | None, records: Sequence[RunRecord]
 ) -> dict[str, str | Cell]:
     walls = [record.summary.wall_seconds for record in records if record.summary.wall_seconds is not None]
-    names = published.name if published.row in (None, published.name) else f"{published.name} ({published.row})"
+    names = (
+        published.name if published.row in (None, published.name) else f"{published.name} ({published.row})"
+    )
     said = _percent_text(published.top1)
     if published.diverged and published.top1_best is None:
         said = "NaN"
@@ -388,7 +433,9 @@ def published_legend(comparison: Comparison) -> str:
     if published is None:
         return ""
     where = f", on {published.machine}" if published.machine else ""
-    words = f"Published: {published.source}{where}; one run per line. Measured: means over seeds on this machine"
+    words = (
+        f"Published: {published.source}{where}; one run per line. Measured: means over seeds on this machine"
+    )
     if published.scale is not None:
         words += (
             f", at scale {published.scale} of recipe {published.recipe}: the same arms and relations on other data "
@@ -408,10 +455,14 @@ def _run_values_table(comparison: Comparison) -> Table:
     them. Further columns hold the published figures of the row, if any, and the columns of the tables that are means
     over runs.
     """
-    published = {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
+    published = (
+        {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
+    )
     of_publication = PUBLISHED if published else ()
     of_runs = {
-        name: column.of_run for name, column in columns_with_values(comparison).items() if column.of_run is not None
+        name: column.of_run
+        for name, column in columns_with_values(comparison).items()
+        if column.of_run is not None
     }
     others = list(dict.fromkeys(metric.tag for run in comparison.records for metric in run.metrics[1:]))
     weights = [_values_in_precisions(record) for record in comparison.records]
@@ -445,7 +496,15 @@ def _run_values_table(comparison: Comparison) -> Table:
 def _run_values_row(record: RunRecord, others: Sequence[str]) -> list[object]:
     engine, recipe = record.engine, record.config.recipe
     lr = recipe.optimizer.lr if record.config.script is None else None  # a script has its own
-    head = [record.arm, recipe.seed, record.status, engine and engine.name, engine and engine.version, record.half, lr]
+    head = [
+        record.arm,
+        recipe.seed,
+        record.status,
+        engine and engine.name,
+        engine and engine.version,
+        record.half,
+        lr,
+    ]
     names = {metric.tag: metric.name for metric in record.metrics}
     values = [getattr(record.summary, name) for name in METRIC_FIELDS]
     values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]

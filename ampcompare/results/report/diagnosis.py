@@ -6,7 +6,17 @@ from typing import Any
 
 from ampcompare.base.formatting import format_count, format_rough_percent, printable_line
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, MagnitudeRange, PlaceReport
-from ampcompare.results.report.document import Block, Code, Document, Figure, Items, Section, Step, Table, Text
+from ampcompare.results.report.document import (
+    Block,
+    Code,
+    Document,
+    Figure,
+    Items,
+    Section,
+    Step,
+    Table,
+    Text,
+)
 
 WORST = 10
 MAX_PLACE = 44
@@ -26,7 +36,9 @@ def worst_places(diagnosis: Diagnosis) -> list[PlaceReport]:
 def _sort_key_of_place(report: PlaceReport) -> tuple[float, ...]:
     values = report.range
     is_half = bool({"fp16", "bf16"} & set(report.dtypes))  # fp32 has room above
-    near = (values.share_of_count(values.top + values.above) if is_half else 0.0) + values.share_of_count(values.lost)
+    near = (values.share_of_count(values.top + values.above) if is_half else 0.0) + values.share_of_count(
+        values.lost
+    )
     breaks = values.nonfinite > 0
     return (
         breaks and report.place.phase == "forward",
@@ -85,7 +97,11 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
             "Candidates that were trained",
         ),
     ]  # fmt: skip
-    about = (diagnosis.arm, diagnosis.subject, f"{format_count(diagnosis.steps, 'step')}, {diagnosis.skipped} skipped")
+    about = (
+        diagnosis.arm,
+        diagnosis.subject,
+        f"{format_count(diagnosis.steps, 'step')}, {diagnosis.skipped} skipped",
+    )
     return Document(
         "diagnosis",
         sections,
@@ -110,7 +126,10 @@ def _format_blocks(diagnosis: Diagnosis) -> list[Block]:
 
 
 def _candidate_table(diagnosis: Diagnosis) -> Table:
-    rows = [[trial.name, "yes" if trial.cures else "no", printable_line(trial.left, 200)] for trial in diagnosis.trials]
+    rows = [
+        [trial.name, "yes" if trial.cures else "no", printable_line(trial.left, 200)]
+        for trial in diagnosis.trials
+    ]
     return Table.from_rows(
         [f"candidate in {'bf16' if diagnosis.formats else 'fp32'}", "cures", "what is left"],
         rows,
@@ -181,9 +200,16 @@ def _range_map_cell(values: MagnitudeRange | None, step: int) -> MapCell:
     text = f"step {step}: {values.smallest or 0:.2g} to {values.largest or 0:.2g}"
     if values.nonfinite:
         return ("bad", 1.0, f"{text}, {values.nonfinite} not finite")
-    high, low = values.share_of_count(values.top + values.above), values.share_of_count(values.below + values.lost)
+    high, low = (
+        values.share_of_count(values.top + values.above),
+        values.share_of_count(values.below + values.lost),
+    )
     if high:
-        return ("unclear", 0.4 + 0.6 * min(1.0, 10 * high), f"{text}, {format_rough_percent(high)} % from 32768")
+        return (
+            "unclear",
+            0.4 + 0.6 * min(1.0, 10 * high),
+            f"{text}, {format_rough_percent(high)} % from 32768",
+        )
     if low > 0.01:
         return ("accent", 0.2 + 0.8 * min(1.0, low), f"{text}, {format_rough_percent(low)} % below fp16")
     used = (math.log2(values.largest) - FP16[0]) / (FP16[1] - FP16[0]) if values.largest else 0.0

@@ -151,7 +151,9 @@ class Table:
     @classmethod
     def from_values(cls, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
         """Return a table for other programs: numbers in full precision."""
-        return cls([Column(head) for head in heads], [[Cell("", value=value) for value in row] for row in rows])
+        return cls(
+            [Column(head) for head in heads], [[Cell("", value=value) for value in row] for row in rows]
+        )
 
     @property
     def heads(self) -> list[str]:
@@ -250,7 +252,9 @@ class Document:
     def sections_in_format(self, form: str) -> list[Section]:
         """Return the sections that a format shows, in its order."""
         outlines = OUTLINES.get(self.kind, {})
-        return self.sections_of(outlines.get(form, outlines.get("md", [section.name for section in self.sections])))
+        return self.sections_of(
+            outlines.get(form, outlines.get("md", [section.name for section in self.sections]))
+        )
 
     def sections_of(self, outline: Sequence[str]) -> list[Section]:
         """Return the sections of an outline that have blocks, each once."""

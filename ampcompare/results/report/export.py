@@ -113,7 +113,8 @@ def points_of_record(record: RunRecord, folder: Path) -> Iterator[Point]:
 
 
 def _step_values(step: StepRecord, skipped: int) -> dict[str, float]:
-    scales = step.loss_scales or (1.0,)  # an unscaled loss is a loss times 1, and so has the name that all have
+    # an unscaled loss is a loss times 1, and so has the name that all have
+    scales = step.loss_scales or (1.0,)
     values = {"train/loss": step.loss, "train/skipped": float(skipped), "time/step_seconds": step.seconds}
     values |= {f"train/loss_scale{f'_{index}' if index else ''}": scale for index, scale in enumerate(scales)}
     known = {"train/lr": step.lr, "train/grad_norm": step.grad_norm}
@@ -122,6 +123,8 @@ def _step_values(step: StepRecord, skipped: int) -> dict[str, float]:
 
 def _epoch_values(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
     values = {
-        f"eval/{metric.tag}": epoch.values[metric.name] for metric in record.metrics if metric.name in epoch.values
+        f"eval/{metric.tag}": epoch.values[metric.name]
+        for metric in record.metrics
+        if metric.name in epoch.values
     }
     return values if epoch.loss is None else {**values, "eval/loss": epoch.loss}

@@ -51,9 +51,16 @@ class Latex(Reporter):
 
     def document_text(self, document: Document) -> str:
         blocks = [
-            (block, section.title) for section in document.sections_in_format("latex") for block in section.blocks
+            (block, section.title)
+            for section in document.sections_in_format("latex")
+            for block in section.blocks
         ]
-        sentences = [sentence for block, _ in blocks if isinstance(block, Text) for sentence in block.sentences]
-        comments = ["needs \\usepackage{booktabs}", *(printable_line(sentence, MAX_LINE) for sentence in sentences)]
+        sentences = [
+            sentence for block, _ in blocks if isinstance(block, Text) for sentence in block.sentences
+        ]
+        comments = [
+            "needs \\usepackage{booktabs}",
+            *(printable_line(sentence, MAX_LINE) for sentence in sentences),
+        ]
         tables = [_table_environment(block, title) for block, title in blocks if isinstance(block, Table)]
         return "\n\n".join(["\n".join(f"% {text}" for text in comments), *tables]) + "\n"

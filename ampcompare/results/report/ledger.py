@@ -51,7 +51,9 @@ def ledger_blocks(comparison: Comparison) -> list[Block]:
 
 def _type_bars(seen: Mapping[str, tuple[Sequence[RoleComparison], Ledger]]) -> dict[str, Any]:
     """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
-    names = sorted({name for _, ledger in seen.values() for _, _, types in _figure_parts(ledger) for name in types})
+    names = sorted(
+        {name for _, ledger in seen.values() for _, _, types in _figure_parts(ledger) for name in types}
+    )
     bars: list[dict[str, Any]] = []
     for arm, (roles, ledger) in seen.items():
         bars.append({"name": printable_line(arm, 30), "text": "declared", "segments": []})
@@ -81,7 +83,9 @@ def _figure_parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
 
 
 def _ledger_table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:
-    heads = [role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.position_in_step)]
+    heads = [
+        role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.position_in_step)
+    ]
     seen = {role.name for roles in rows.values() for role in roles if role.observed}
     shown = [head for head in dict.fromkeys(heads) if head in seen]
     return Table(
@@ -124,7 +128,11 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
     where = f"Seen in {format_count(len(ledger.steps), 'step')}: {', '.join(map(str, ledger.steps))}, counted from 0."
     by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
     frozen = [f"Frozen weights: {observed_types_text(ledger.frozen)}{by}."] if ledger.frozen else []
-    groups = [f"{group.name}: {_group_types_text(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []
+    groups = (
+        [f"{group.name}: {_group_types_text(group)}." for group in ledger.groups]
+        if len(ledger.groups) > 1
+        else []
+    )
     if ledger.skipped:
         where += f" {ledger.skipped} of them updated nothing."
     own = [f"{note[0].upper()}{note[1:]}." for note in own_type_sentences(roles, ledger)]
@@ -139,7 +147,9 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
 def _group_types_text(group: GroupTypes) -> str:
     """Return the types of one parameter group in words."""
     parts = [("weights", group.weights), ("masters", group.masters), ("gradients", group.gradients)]
-    shown = [f"{name} {observed_types_text(types)}" for name, types in [*parts, ("state", group.state)] if types]
+    shown = [
+        f"{name} {observed_types_text(types)}" for name, types in [*parts, ("state", group.state)] if types
+    ]
     return f"{group.parameters:,} parameters, {', '.join(shown)}"
 
 

@@ -9,7 +9,8 @@ from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import Block, Code, Document, Facts, Figure, Items, Step, Table, Text
 
 SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#~"})
-LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))  # which a viewer would make a link without any brackets
+# which a viewer would make a link without any brackets
+LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))
 
 
 def escape_markdown(text: str) -> str:
@@ -52,7 +53,9 @@ def _block_paragraphs(block: Block) -> list[str]:
         case Facts():
             return [
                 *_heading_lines(block.title),
-                "\n".join(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in block.pairs),
+                "\n".join(
+                    f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in block.pairs
+                ),
             ]
         case Figure():
             return []

@@ -42,7 +42,9 @@ class MlflowRuns(Exporter):
 
         try:
             found = self._client.get_experiment_by_name(self._project)
-            experiment = self._client.create_experiment(self._project) if found is None else found.experiment_id
+            experiment = (
+                self._client.create_experiment(self._project) if found is None else found.experiment_id
+            )
             for record in comparison.records:
                 self._write_run(record, folder, experiment)
         except MlflowException as error:

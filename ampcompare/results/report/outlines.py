@@ -44,7 +44,17 @@ _COMPARISON = {
         "environment",
     ),
     "md": (
-        *("headline", "overview", "next", "measurements", "verdicts", "ledger", "precisions", "samples", "models"),
+        *(
+            "headline",
+            "overview",
+            "next",
+            "measurements",
+            "verdicts",
+            "ledger",
+            "precisions",
+            "samples",
+            "models",
+        ),
         *("published", "conclusions", "stacks", "environment", "command"),
     ),
     "latex": ("headline", "overview", "measurements", "verdicts", "published"),
@@ -88,7 +98,9 @@ LEAD: dict[str, Outline] = {
 _PAGE = (
     Chapter("effects", "Differences", ("differences", "ratios"), "cards"),
     Chapter(
-        "summary", "Summary", ("overview", "conclusions", "ledger*", "precisions", "samples+", "models+", "published")
+        "summary",
+        "Summary",
+        ("overview", "conclusions", "ledger*", "precisions", "samples+", "models+", "published"),
     ),
     Chapter("figures", "Curves", ("curves", "costs"), "open"),
     Chapter("runs", "Runs", ("runs*", "measured+")),

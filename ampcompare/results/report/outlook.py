@@ -19,7 +19,9 @@ def outlook_text(found: Outlook, width: int) -> str:
         found: the outlook.
         width: of a line, in characters.
     """
-    return f"{listing_table(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis_text(found), width)}"
+    return (
+        f"{listing_table(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis_text(found), width)}"
+    )
 
 
 def outlook_document(found: Outlook) -> Document:
@@ -50,7 +52,10 @@ def _lost_share_figure(prefix: Prefix) -> dict[str, Any]:
     lines: list[tuple[int, str, bool]] = []
 
     def add_line(color: int, steps: Iterable[float], shares: Iterable[float], *, dashes: bool) -> None:
-        points = [f"{100 * step / end:.2f},{100 * (1 - share):.2f}" for step, share in zip(steps, shares, strict=True)]
+        points = [
+            f"{100 * step / end:.2f},{100 * (1 - share):.2f}"
+            for step, share in zip(steps, shares, strict=True)
+        ]
         lines.append((color, " ".join(points), dashes))
 
     for color, share in enumerate(prefix.shares.values(), 1):

@@ -48,7 +48,9 @@ def _quality_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.metric_mean is None:
         return Cell()
     metric = comparison.metric
-    return Cell(metric_text(metric, row.metric_mean, row.metric_sd), short=metric_text(metric, row.metric_mean))
+    return Cell(
+        metric_text(metric, row.metric_mean, row.metric_sd), short=metric_text(metric, row.metric_mean)
+    )
 
 
 def _difference_cell(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -165,9 +167,16 @@ def make_overview(comparison: Comparison) -> Table:
     kept = [column for column in known if _is_column_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
     notes = row_notes(comparison)
-    states = [status_cell(row, comparison.records).tone if _status_text(row) else "" for row in comparison.arms]
+    states = [
+        status_cell(row, comparison.records).tone if _status_text(row) else "" for row in comparison.arms
+    ]
     return Table(
-        kept, rows, legend=shared_fact_lines(comparison), notes=notes if any(notes) else (), states=states, narrows=True
+        kept,
+        rows,
+        legend=shared_fact_lines(comparison),
+        notes=notes if any(notes) else (),
+        states=states,
+        narrows=True,
     )
 
 
@@ -235,7 +244,11 @@ def _skipped_steps_text(row: ArmSummary) -> str:
         return ""
     if 0 < row.skipped_steps == row.num_steps:
         return f"all {row.num_steps} steps skipped"  # as why a run learned nothing
-    return f"{row.skipped_steps:,} of {row.num_steps:,} steps skipped" if row.skipped_steps else "0 steps skipped"
+    return (
+        f"{row.skipped_steps:,} of {row.num_steps:,} steps skipped"
+        if row.skipped_steps
+        else "0 steps skipped"
+    )
 
 
 def _loss_scale_text(row: ArmSummary) -> str:

@@ -28,7 +28,11 @@ def _percent_text(share: float | None) -> str:
 
 
 def _time_text(seconds: float, arm: ArmProfile) -> str:
-    return f"{_milliseconds_text(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
+    return (
+        f"{_milliseconds_text(seconds)} ({100 * seconds / arm.seconds:.0f} %)"
+        if seconds and arm.seconds
+        else "-"
+    )
 
 
 def _module_text(name: str) -> str:
@@ -45,7 +49,9 @@ def _profile_tables(profile: Profile) -> list[Table]:
         for arm in arms
     ]
     trials = [
-        [arm.arm, one.change, one.failure or f"{100 * one.saved_share:+.0f} %"] for arm in arms for one in arm.trials
+        [arm.arm, one.change, one.failure or f"{100 * one.saved_share:+.0f} %"]
+        for arm in arms
+        for one in arm.trials
     ]
     ranks = [
         [arm.arm, str(rank), _milliseconds_text(seconds)]
@@ -53,14 +59,22 @@ def _profile_tables(profile: Profile) -> list[Table]:
         for rank, seconds in enumerate(arm.rank_seconds)
     ]
     tables = [
-        Table.from_rows(["phase", *names], _step_rows(arms, PHASES, ArmProfile.phase_seconds), "One step, ms"),
         Table.from_rows(
-            ["kind", *names], _step_rows(arms, KINDS, ArmProfile.seconds_of_kind), "The same by kind of work, ms"
+            ["phase", *names], _step_rows(arms, PHASES, ArmProfile.phase_seconds), "One step, ms"
+        ),
+        Table.from_rows(
+            ["kind", *names],
+            _step_rows(arms, KINDS, ArmProfile.seconds_of_kind),
+            "The same by kind of work, ms",
         ),
         Table.from_rows(["", *names], _device_limit_rows(arms), "Limits"),
         Table.from_rows(["", *names], _memory_rows(arms), "Memory at the peak of a step, MiB"),
-        Table.from_rows(["layer", *names], _rows_of_memory_by_layer_kind(arms), "Activations kept, by layer, MiB"),
-        Table.from_rows(["layer", *names], _rows_of_largest_parts(arms, layers), "Layers, forward and backward, ms"),
+        Table.from_rows(
+            ["layer", *names], _rows_of_memory_by_layer_kind(arms), "Activations kept, by layer, MiB"
+        ),
+        Table.from_rows(
+            ["layer", *names], _rows_of_largest_parts(arms, layers), "Layers, forward and backward, ms"
+        ),
         Table.from_rows(
             ["operation", "phase", "type", *names], _rows_of_largest_parts(arms, operations), "Operations, ms"
         ),
@@ -88,7 +102,9 @@ def _device_limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
         "of it by casts": lambda one, _: _percent_text(one.cast_bytes / one.bytes if one.bytes else None),
         "FLOP for each byte": lambda one, _: f"{one.flops_per_byte or 0:.3g}",
         "GFLOP/s": lambda one, seconds: f"{one.flops / seconds / 1e9:.3g}" if seconds else "-",
-        "peak, GFLOP/s": lambda one, _: f"{one.peak_flops / 1e9:.3g} ({one.peak_dtype})" if one.peak_flops else "-",
+        "peak, GFLOP/s": lambda one, _: (
+            f"{one.peak_flops / 1e9:.3g} ({one.peak_dtype})" if one.peak_flops else "-"
+        ),
         "peak, GB/s": lambda one, _: f"{one.peak_bytes / 1e9:.3g}" if one.peak_bytes else "-",
         "MFU": lambda one, seconds: _percent_text(one.utilization(seconds)),
         "peak from": lambda one, _: one.source,
@@ -183,11 +199,16 @@ def profile_document(profile: Profile) -> Document:
         Section("reasons", [*reasons]),
         Section("tables", _profile_tables(profile)),
         Section(
-            "notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes_with_open_points(profile)) else []
+            "notes",
+            [Items([f"note: {note}" for note in notes])]
+            if (notes := _notes_with_open_points(profile))
+            else [],
         ),
         Section("further", [Text([sentence]) for sentence in rest]),
         Section("step", lambda: _step_bars("One step by phase", arms, PHASES, ArmProfile.phase_seconds)),
-        Section("work", lambda: _step_bars("One step by kind of work", arms, KINDS, ArmProfile.seconds_of_kind)),
+        Section(
+            "work", lambda: _step_bars("One step by kind of work", arms, KINDS, ArmProfile.seconds_of_kind)
+        ),
         Section("memory", lambda: _memory_bars(arms)),
     ]
     return Document(
@@ -218,7 +239,10 @@ def _notes_with_open_points(profile: Profile) -> list[str]:
 
 
 def _step_bars(
-    title: str, arms: Sequence[ArmProfile], names: Mapping[Any, str], value: Callable[[ArmProfile, str], float]
+    title: str,
+    arms: Sequence[ArmProfile],
+    names: Mapping[Any, str],
+    value: Callable[[ArmProfile, str], float],
 ) -> list[Block]:
     rows = [(arm.arm, arm.seconds, [value(arm, key) for key in names]) for arm in arms]
     return _bar_figure(title, rows, list(names.values()), lambda seconds: f"{_milliseconds_text(seconds)} ms")
@@ -235,7 +259,9 @@ def _memory_bars(arms: Sequence[ArmProfile]) -> list[Block]:
         )
         for arm, memory in known
     ]
-    return _bar_figure("Peak of memory", rows, [*kinds, "workspace and others"], lambda size: f"{_mib_text(size)} MiB")
+    return _bar_figure(
+        "Peak of memory", rows, [*kinds, "workspace and others"], lambda size: f"{_mib_text(size)} MiB"
+    )
 
 
 def _bar_figure(

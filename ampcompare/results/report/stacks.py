@@ -22,7 +22,8 @@ def stack_table(comparison: Comparison) -> Table | None:
     found: dict[str, dict[str, Any]] = {}
     arms: dict[str, list[str]] = {}
     for record in comparison.records:
-        if record.status != "failed" or "recorder_run" in record.environment:  # else they are those of the command
+        # else they are those of the command
+        if record.status != "failed" or "recorder_run" in record.environment:
             name = _stack_name(record)
             found.setdefault(name, {}).update(_stack_facts(record))
             arms.setdefault(name, [])
@@ -33,7 +34,10 @@ def stack_table(comparison: Comparison) -> Table | None:
     unlike = [fact for fact in known if len({str(facts.get(fact, NONE)) for facts in found.values()}) > 1]
     rows = [[Cell("arms"), *(Cell(printable_line(", ".join(arms[name]), MAX_WORDS)) for name in found)]]
     rows += [
-        [Cell(fact), *(Cell(printable_line(str(facts.get(fact, NONE)), MAX_WORDS)) for facts in found.values())]
+        [
+            Cell(fact),
+            *(Cell(printable_line(str(facts.get(fact, NONE)), MAX_WORDS)) for facts in found.values()),
+        ]
         for fact in unlike
     ]
     legend = ["These differences are what is compared; what is the same in all is left out."]

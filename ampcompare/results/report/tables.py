@@ -57,7 +57,8 @@ def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: 
     if width is None or not rows:
         return _simple_table(rows, names)
     before = sum(
-        GAP + max(len(name) + GAP, *(len(row[index]) for row in rows)) for index, name in enumerate(names[:-1])
+        GAP + max(len(name) + GAP, *(len(row[index]) for row in rows))
+        for index, name in enumerate(names[:-1])
     )
     left = width - before
     if left < MIN_WIDTH:
@@ -68,12 +69,16 @@ def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: 
 
 def _row_as_paragraph(row: Sequence[str], names: Sequence[str], width: int) -> list[str]:
     """Return the lines of a row: its first column, the others that have a value with their heads, and its text."""
-    facts = "; ".join(f"{name} {text}" for name, text in zip(names[1:-1], row[1:-1], strict=True) if text != "-")
+    facts = "; ".join(
+        f"{name} {text}" for name, text in zip(names[1:-1], row[1:-1], strict=True) if text != "-"
+    )
     indent = " " * GAP
     lines = [
         line
         for text in (facts, row[-1])
-        for line in textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+        for line in textwrap.wrap(
+            text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+        )
     ]
     return [row[0], *lines]
 

@@ -64,7 +64,9 @@ class EventFiles(Exporter):
 
 def run_name(label: str, seed: int) -> str:
     """Return the run of an arm and a seed below the log folder, for any text of an arm; two arms never share one."""
-    word = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", label.replace(":", "-").replace(" ", "+"))[:MAX_NAME].lstrip(".")
+    word = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", label.replace(":", "-").replace(" ", "+"))[:MAX_NAME].lstrip(
+        "."
+    )
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.=,: ]*", label) or len(label) > MAX_NAME:
         word = f"{word}-{hashlib.sha256(label.encode(errors='surrogatepass')).hexdigest()[:8]}".lstrip("-")
     return f"{word}/seed={seed}"

@@ -44,7 +44,9 @@ class Terminal(Reporter):
     def document_text(self, document: Document) -> str:
         """Return the text: sections with an empty line between them, the first one strong."""
         shown = document.sections_in_format("details" if self.details else "table")
-        texts = [self._section_text(section, "strong" if place == 0 else "") for place, section in enumerate(shown)]
+        texts = [
+            self._section_text(section, "strong" if place == 0 else "") for place, section in enumerate(shown)
+        ]
         return "\n\n".join(filter(None, texts)) + "\n"
 
     def _section_text(self, section: Section, tone: Tone) -> str:
@@ -67,10 +69,15 @@ class Terminal(Reporter):
             case Table():
                 return self._table_text(block)
             case Step(why, command):
-                commands = (f"  {self._paint_text(line, 'strong')}" for line in command_lines(command, self.width))
+                commands = (
+                    f"  {self._paint_text(line, 'strong')}" for line in command_lines(command, self.width)
+                )
                 return "\n".join([fold_paragraph(f"Next: {why}", self.width), *commands])
             case Code(text, title):
-                lines = (printable_line(line.expandtabs(4), MAX_LINE, keep_spaces=True) for line in text.splitlines())
+                lines = (
+                    printable_line(line.expandtabs(4), MAX_LINE, keep_spaces=True)
+                    for line in text.splitlines()
+                )
                 return "\n".join([*filter(None, [title]), *(f"    {line}" for line in lines)])
             case Facts():
                 return self._facts_text(block)
@@ -122,7 +129,9 @@ class Terminal(Reporter):
 
 def _hidden_columns_line(hidden: Sequence[str]) -> str:
     if hidden:
-        return f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
+        return (
+            f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
+        )
     return "All measurements and conclusions: --details."
 
 
@@ -131,7 +140,9 @@ def fold_paragraph(text: str, width: int | None, first: str = "", rest: str | No
     room = min(width or WIDTH, WIDTH)
     joined = printable_line(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
     below = f"{first}  " if rest is None else rest
-    filled = textwrap.fill(joined, room, initial_indent=first, subsequent_indent=below, break_on_hyphens=False)
+    filled = textwrap.fill(
+        joined, room, initial_indent=first, subsequent_indent=below, break_on_hyphens=False
+    )
     return filled.replace("\u00a0", " ")
 
 
@@ -260,16 +271,21 @@ class _ShownColumns(NamedTuple):
 
     def widths(self) -> list[int]:
         return [
-            max(_widest_line(head), *map(_widest_line, text)) for head, text in zip(self.heads, self.texts, strict=True)
+            max(_widest_line(head), *map(_widest_line, text))
+            for head, text in zip(self.heads, self.texts, strict=True)
         ]
 
     def with_notes(self, notes: list[list[str]]) -> _ShownColumns:
         """Return these columns with one for the notes of each row, in lines, at the end."""
         blank: list[Tone] = ["" for _ in notes]
-        return _ShownColumns([*self.heads, [NOTES]], [*self.texts, notes], [*self.tones, blank], [*self.rights, False])
+        return _ShownColumns(
+            [*self.heads, [NOTES]], [*self.texts, notes], [*self.tones, blank], [*self.rights, False]
+        )
 
 
-def _lay_out_by_choice(table: Table, choice: _NarrowingChoice, width: int | None, paint: Paint) -> _TableText | None:
+def _lay_out_by_choice(
+    table: Table, choice: _NarrowingChoice, width: int | None, paint: Paint
+) -> _TableText | None:
     """Return the table made by a choice; None where it is too wide."""
     columns, notes = _choose_columns(table, choice)
     everywhere, notes = _shared_notes(table, notes)
@@ -342,7 +358,11 @@ def _widest_line(lines: Sequence[str]) -> int:
 
 
 def _row_lines(
-    cells: Sequence[Sequence[str]], widths: Sequence[int], tones: Sequence[Tone], rights: Sequence[bool], paint: Paint
+    cells: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    tones: Sequence[Tone],
+    rights: Sequence[bool],
+    paint: Paint,
 ) -> list[str]:
     lines = []
     for index in range(max(map(len, cells))):
@@ -384,7 +404,9 @@ def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list
 
 def _hidden_columns(table: Table, choice: _NarrowingChoice) -> list[str]:
     dropped = [column for column in table.columns if 0 < column.drop <= choice.step]
-    shortened = [column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped]
+    shortened = [
+        column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped
+    ]
     return [*(one.dropped for one in dropped), *(one.shortened for one in shortened if one.shortened)]
 
 

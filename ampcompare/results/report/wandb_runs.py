@@ -33,7 +33,12 @@ class WandbRuns(Exporter):
             return
         points = list(points_of_record(record, folder))
         # The machine that exports is not the one that trained: W&B would note down the wrong one.
-        of_this_machine = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}
+        of_this_machine = {
+            "disable_git": True,
+            "disable_code": True,
+            "x_disable_stats": True,
+            "x_disable_meta": True,
+        }
         quiet = wandb.Settings(silent=True, console="off", x_save_requirements=False, **of_this_machine)
         try:
             run = wandb.init(
@@ -51,7 +56,9 @@ class WandbRuns(Exporter):
             )
             for _, step, values in points:
                 run.log(values, step=step)
-            numbers = record.summary.model_dump(mode="json", exclude={"epochs", "rollbacks"}, exclude_none=True)
+            numbers = record.summary.model_dump(
+                mode="json", exclude={"epochs", "rollbacks"}, exclude_none=True
+            )
             run.summary.update({**numbers, "status": record.status, "half": record.half, "host": record.host})
             run.finish(exit_code=int(record.status == "failed"))
         except wandb.errors.Error as error:

@@ -13,7 +13,8 @@ from ampcompare.training.precision.base import make_precision
 def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmp:
     """Return what stands behind `torch.amp`: autocast, or `HalfWeights` if the arm holds weights in 16 bits."""
     if arm.roles is not None and arm.roles.operand_type == "tf32":
-        make_precision(arm, device=side.device_type).prepare([], [])  # which sets the switches of this process
+        # which sets the switches of this process
+        make_precision(arm, device=side.device_type).prepare([], [])
     if (reduce := arm.options.get("reduce")) is not None:
         reduce_gradients_in_dtype(getattr(torch, reduce), str(arm), side.events)
     if arm.roles is None or arm.roles.weights == "fp32":

@@ -92,7 +92,8 @@ def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -
 
 def _replace_cuda_functions() -> None:
     for name, function in FUNCTIONS.items():
-        for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):  # libraries call them by either name
+        # libraries call them by either name
+        for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, function)
     for name, function in _ACCELERATOR.items():
@@ -159,7 +160,9 @@ def _copy_if_result_is_source(source: Tensor, result: Tensor) -> Tensor:
     A tensor that needs gradients is returned itself: it must remain a leaf, as if it were on the device already.
     """
     return (
-        result if result is not source or source.requires_grad or isinstance(source, nn.Parameter) else source.clone()
+        result
+        if result is not source or source.requires_grad or isinstance(source, nn.Parameter)
+        else source.clone()
     )
 
 
@@ -227,7 +230,9 @@ def _replace_modules_and_loaders() -> None:
 
     ddp.__init__ = init_ddp  # type: ignore[method-assign]
 
-    def init_dp(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
+    def init_dp(
+        self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0
+    ) -> None:
         nn.Module.__init__(self)
         self.module = module
         self.device_ids = []
@@ -314,7 +319,9 @@ class _EventOnCpu:
     wait = synchronize = _function_returning(None)
     query = _function_returning(True)
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> None:
         self._seconds = 0.0
 
     def record(self, stream: Any = None) -> None:
@@ -369,13 +376,22 @@ def _cuda_function_stand_ins() -> dict[str, Any]:
         **{
             name: _function_returning(0)
             for name in (
-                *("current_blas_handle", "current_device", "memory_allocated", "memory_cached", "memory_reserved"),
+                *(
+                    "current_blas_handle",
+                    "current_device",
+                    "memory_allocated",
+                    "memory_cached",
+                    "memory_reserved",
+                ),
                 *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "utilization"),
             )
         },
         **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _NoOperation),
         **{name: _function_returning(_stream) for name in ("current_stream", "default_stream")},
-        **{name: _function_returning(False) for name in ("can_device_access_peer", "is_current_stream_capturing")},
+        **{
+            name: _function_returning(False)
+            for name in ("can_device_access_peer", "is_current_stream_capturing")
+        },
         **{name: _function_returning(True) for name in ("is_available", "is_bf16_supported")},
         "Event": _EventOnCpu,
         "Stream": _StreamOnCpu,
@@ -405,7 +421,9 @@ _ACCELERATOR: dict[str, Any] = {
     **{name: _function_returning(0) for name in ("current_device_idx", "current_device_index")},
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": _NoOperation,
-    "get_device_capability": _function_returning({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
+    "get_device_capability": _function_returning(
+        {"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}
+    ),
     "get_memory_info": lambda device_index=None: _free_and_total_memory(),
 }
 
@@ -482,7 +500,10 @@ def _sync_batch_norm_on_cpu() -> None:
     def forward(self: Any, input: Tensor) -> Tensor:
         self._check_input_dim(input)
         self._check_non_zero_input_channels(input)
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1:
+        if (
+            not (dist.is_available() and dist.is_initialized())
+            or dist.get_world_size(self.process_group) == 1
+        ):
             return _BatchNorm.forward(self, input)
         _add_sync_batch_norm_methods(kind)
         result: Tensor = self._normalize(input, None)

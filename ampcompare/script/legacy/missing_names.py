@@ -48,7 +48,10 @@ def _find_name_in_error(error: BaseException) -> str | None:
         return None
     if _is_name_of_engine(error.name):
         module = "apex" + error.name[len(HOME) :]
-        name = getattr(error, "name_from", None) or str(error).partition("cannot import name '")[2].partition("'")[0]
+        name = (
+            getattr(error, "name_from", None)
+            or str(error).partition("cannot import name '")[2].partition("'")[0]
+        )
         return f"{module}.{name}" if name else module
     return error.name if real_module_name(error.name) or error.name in KERNELS else None
 
@@ -80,7 +83,11 @@ def _record_missing_names_of(module: ModuleType, missing: list[str]) -> None:
         except AttributeError:
             full = f"{alias}.{name}"
             # `from x import name` looks up from the frame of the script; the import system has looked up before that.
-            if not name.startswith("__") and full not in missing and is_users_file(sys._getframe(1).f_code.co_filename):
+            if (
+                not name.startswith("__")
+                and full not in missing
+                and is_users_file(sys._getframe(1).f_code.co_filename)
+            ):
                 missing.append(full)
             raise
 

@@ -47,7 +47,10 @@ METHODS = dict.fromkeys(
 )
 FUNCTIONS = {"masked_fill": 1, "masked_scatter": 1, "masked_select": 1, "where": 0}
 KEYWORDS = ("mask", "condition", "indices")
-_KINDS = {**{kind.__name__: kind for kind in (float, int, bool, object, str, complex)}, **{"long": int, "unicode": str}}
+_KINDS = {
+    **{kind.__name__: kind for kind in (float, int, bool, object, str, complex)},
+    **{"long": int, "unicode": str},
+}
 NUMPY = {
     **{name: (kind, kind.__name__) for name, kind in _KINDS.items()},
     **dict.fromkeys(("Inf", "Infinity", "infty"), (math.inf, "numpy.inf")),
@@ -61,7 +64,13 @@ SIX = {
     "queue": (queue, "queue"),
     "string_classes": ((str, bytes), "(str, bytes)"),
 }
-NUMPY_RENAMED = {"float_": "float64", "unicode_": "str_", "product": "prod", "sometrue": "any", "alltrue": "all"}
+NUMPY_RENAMED = {
+    "float_": "float64",
+    "unicode_": "str_",
+    "product": "prod",
+    "sometrue": "any",
+    "alltrue": "all",
+}
 
 
 def _is_called_by_script() -> bool:
@@ -92,7 +101,9 @@ def _patch_load_of_pickles() -> None:
     def load_anything(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("weights_only") is None:
             kwargs["weights_only"] = False
-            say_once("torch.load runs with weights_only=False, as before torch 2.6: load only files that you trust")
+            say_once(
+                "torch.load runs with weights_only=False, as before torch 2.6: load only files that you trust"
+            )
         return load(*args, **kwargs)
 
     torch.load = load_anything
@@ -153,7 +164,9 @@ def _clamp_with_integer_bounds(original: Callable[..., Any]) -> Callable[..., An
         if self.is_floating_point() or self.is_complex():
             return original(self, *args, **kwargs)
         return original(
-            self, *map(_as_integer_bound, args), **{name: _as_integer_bound(value) for name, value in kwargs.items()}
+            self,
+            *map(_as_integer_bound, args),
+            **{name: _as_integer_bound(value) for name, value in kwargs.items()},
         )
 
     return clamp
@@ -185,7 +198,9 @@ def _patch_local_rank() -> None:
     parse = argparse.ArgumentParser.parse_known_args
 
     @functools.wraps(parse)
-    def parse_known_args(self: Any, args: Sequence[str] | None = None, namespace: Any = None, **kwargs: Any) -> Any:
+    def parse_known_args(
+        self: Any, args: Sequence[str] | None = None, namespace: Any = None, **kwargs: Any
+    ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         return parse(self, _arguments_with_local_rank(self, given), namespace, **kwargs)
 
@@ -288,7 +303,10 @@ def _restore_removed_names() -> None:
     _restore_names_of_module(time, {"clock": (time.perf_counter, "time.perf_counter")})
     _restore_names_of_module(
         collections,
-        {name: (getattr(collections.abc, name), f"collections.abc.{name}") for name in collections.abc.__all__},
+        {
+            name: (getattr(collections.abc, name), f"collections.abc.{name}")
+            for name in collections.abc.__all__
+        },
     )
     numpy = importlib.import_module("numpy")
     renamed = {old: (getattr(numpy, new), f"numpy.{new}") for old, new in NUMPY_RENAMED.items()}
@@ -368,7 +386,9 @@ def use_gloo_for_nccl() -> None:
         return init(_gloo_in_place_of_nccl(backend), *args, **kwargs)
 
     @functools.wraps(new)
-    def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def new_group(
+        ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         return new(ranks, timeout, _gloo_in_place_of_nccl(backend), *args, **kwargs)
 
     init_process_group._ampcompare_gloo = True  # type: ignore[attr-defined]

@@ -53,7 +53,9 @@ MESSAGES = re.compile(
     r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False|CUDA is not available"
 )
 # A line of a script whose error does not mention CUDA: a bare `assert`, or `None.split`.
-ASKS = re.compile(r"cuda\s*\.\s*(is_available|device_count)\s*\(|version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\(")
+ASKS = re.compile(
+    r"cuda\s*\.\s*(is_available|device_count)\s*\(|version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\("
+)
 
 
 def execute(
@@ -305,4 +307,6 @@ def _is_line_asking_for_gpu(error: Exception) -> bool:
         return False
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return ASKS.search(linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)) is not None
+    return (
+        ASKS.search(linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)) is not None
+    )

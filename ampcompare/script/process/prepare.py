@@ -71,7 +71,9 @@ def prepare_process(
     """
     finder = _let_apex_be_found(settings, quiet=child is not None)
     _watch_torchvision_import()
-    child_processes.call_first_in_children(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
+    child_processes.call_first_in_children(
+        dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}"
+    )
     child_processes.run_ranks_under_settings(settings)
     child_processes.count_process_starts()
     if settings.device == "cpu":
@@ -98,7 +100,8 @@ def prepare_process(
     if settings.guards != "off":
         # After the CUDA functions and an arm, so that the guards see what the script asks for.
         guards.install(
-            strict=settings.guards == "strict", say=lambda violation: _print_guard_violation(violation, settings)
+            strict=settings.guards == "strict",
+            say=lambda violation: _print_guard_violation(violation, settings),
         )
     if settings.opt_level is not None:
         from ampcompare.base.patches import Layer, Subscriptions

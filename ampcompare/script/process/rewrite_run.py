@@ -84,7 +84,9 @@ class RewrittenTarget(Target):
             of the folder are rewritten as they are imported, and the adapter is found from everywhere.
     """
 
-    def __init__(self, name: str, arguments: list[str], how: str, texts: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], how: str, texts: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(name, arguments, is_module=False)
         self._files = _MovedFiles(how, texts)
 
@@ -101,7 +103,9 @@ class RewrittenTarget(Target):
 class _SeededTarget(Target):
     """A script that starts with fixed seeds, and rewritten if it is to be."""
 
-    def __init__(self, name: str, arguments: list[str], rewrite: str | None, texts: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, arguments: list[str], rewrite: str | None, texts: Mapping[str, str]
+    ) -> None:
         super().__init__(name, arguments, is_module=False)
         self._rewritten = None
         if rewrite is not None:
@@ -114,7 +118,9 @@ class _SeededTarget(Target):
         )
 
         seed_all_generators(SEED)
-        return super().load_code_and_main() if self._rewritten is None else self._rewritten.load_code_and_main()
+        return (
+            super().load_code_and_main() if self._rewritten is None else self._rewritten.load_code_and_main()
+        )
 
 
 def _is_apex_module(name: str) -> bool:
@@ -152,7 +158,9 @@ class _MovedFiles:
 
     def __init__(self, how: str, texts: Mapping[str, str] | None) -> None:
         self.how = how
-        self._texts = None if texts is None else {os.path.realpath(path): text for path, text in texts.items()}
+        self._texts = (
+            None if texts is None else {os.path.realpath(path): text for path, text in texts.items()}
+        )
 
     def text_of(self, path: Path) -> str:
         """Return the text of a file behind the move."""
@@ -176,8 +184,13 @@ class _MovedFiles:
             return None
         if self._texts is None:
             return str(TEMPLATE) if fullname == ADAPTER else None
-        places = (os.path.join(entry or os.getcwd(), f"{ADAPTER}.py") for entry in (sys.path if path is None else path))
-        found = next((each for each in places if os.path.realpath(each) in self._texts or os.path.exists(each)), None)
+        places = (
+            os.path.join(entry or os.getcwd(), f"{ADAPTER}.py")
+            for entry in (sys.path if path is None else path)
+        )
+        found = next(
+            (each for each in places if os.path.realpath(each) in self._texts or os.path.exists(each)), None
+        )
         return None if found is None or os.path.exists(found) else found
 
 
@@ -254,7 +267,8 @@ class _RewriteTrace:
         self._clipped: float | None = None  # the norm that a clipping of gradients has found, before it clips
         self._is_twin = twin
         self._plain_steps = self._unchecked_steps = 0
-        self._unscaled: set[int] = set()  # ids of optimizers whose gradients wait for the step of a GradScaler
+        # ids of optimizers whose gradients wait for the step of a GradScaler
+        self._unscaled: set[int] = set()
         self._in_scaler_step = False
         self._depth = 0  # of calls of modules
         self._evaluations: list[str] = []
@@ -484,12 +498,16 @@ def _parameters_of_optimizer(rows: Any, number: int) -> list[Any]:
 
 
 def _digest_of_tensor(tensor: Any) -> str:
-    return hashlib.blake2b(tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8
+    ).hexdigest()
 
 
 def _norm_of_step_gradients(optimizer: Any) -> float:
     """Return the norm of what a step is about to use; a fused one divides by the loss scale itself."""
-    gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    gradients = [
+        each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None
+    ]
     values = [each._values() if each.is_sparse else each for each in gradients]
     norm: float = sum(float(each.detach().double().norm()) ** 2 for each in values) ** 0.5
     scale = getattr(optimizer, "grad_scale", None)

@@ -34,7 +34,11 @@ def _find_import_by_library(error: BaseException, folder: Path) -> tuple[str, st
     for outer, inner in pairwise(codes):
         file = inner.co_filename
         is_library = not is_users_file(outer.co_filename) or is_installed_file(outer.co_filename)
-        if inner.co_name == "<module>" and is_library and (name := _find_name_below_folder(folder, file)) is not None:
+        if (
+            inner.co_name == "<module>"
+            and is_library
+            and (name := _find_name_below_folder(folder, file)) is not None
+        ):
             return _package_name_of_file(outer.co_filename), name
     return None
 

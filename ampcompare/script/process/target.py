@@ -20,23 +20,54 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError
 
-NEEDED_LATER = ("torch", "torch._dynamo", "torch.utils.checkpoint", "torch.utils.data", "torch.distributed", "numpy")
+NEEDED_LATER = (
+    "torch",
+    "torch._dynamo",
+    "torch.utils.checkpoint",
+    "torch.utils.data",
+    "torch.distributed",
+    "numpy",
+)
 # Plain Python has imported these before a script starts, or they cannot be imported twice in a process.
 KEPT = frozenset(
     (
-        *(*sys.builtin_module_names, "__main__", "_collections_abc", "_sitebuiltins", "abc", "amp_C", "ampcompare"),
-        *("apex", "codecs", "encodings", "genericpath", "importlib", "io", "numpy", "os", "posixpath", "ntpath"),
+        *(
+            *sys.builtin_module_names,
+            "__main__",
+            "_collections_abc",
+            "_sitebuiltins",
+            "abc",
+            "amp_C",
+            "ampcompare",
+        ),
+        *(
+            "apex",
+            "codecs",
+            "encodings",
+            "genericpath",
+            "importlib",
+            "io",
+            "numpy",
+            "os",
+            "posixpath",
+            "ntpath",
+        ),
         *("site", "stat", "torch", "zipimport"),
     )
 )
 
-CALLS_APEX = re.compile(rb"^[ \t]*(?:from|import)[ \t]+(?:apex|amp_C|apex_C)\b|\bamp\.scale_loss\(", re.MULTILINE)
+CALLS_APEX = re.compile(
+    rb"^[ \t]*(?:from|import)[ \t]+(?:apex|amp_C|apex_C)\b|\bamp\.scale_loss\(", re.MULTILINE
+)
 
 
 def files_with_apex(script: str) -> list[str]:
     """Return a script and the modules next to it that this process has imported, from its folder, if they use Apex."""
     path = Path(script).resolve()
-    loaded = [path, *(Path(file).resolve() for each in list(sys.modules.values()) if (file := _find_source_file(each)))]
+    loaded = [
+        path,
+        *(Path(file).resolve() for each in list(sys.modules.values()) if (file := _find_source_file(each))),
+    ]
     found = [each for each in dict.fromkeys(loaded) if each.is_relative_to(path.parent) and each.is_file()]
     return [
         str(each.relative_to(path.parent))
@@ -134,7 +165,11 @@ class Target:
             raise ConfigError(f"{spec.name} has no Python code; it cannot be run")
         sys.argv[0] = spec.origin or self.name
         return code, _make_main_module(
-            __file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader, __package__=spec.parent, __spec__=spec
+            __file__=spec.origin,
+            __cached__=spec.cached,
+            __loader__=spec.loader,
+            __package__=spec.parent,
+            __spec__=spec,
         )
 
     def _find_module_to_run(self) -> ModuleSpec:
@@ -172,7 +207,9 @@ def target_of(name: str, arguments: list[str], *, is_module: bool) -> Target:
     if not path.exists():
         raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")
     if path.is_dir() or path.suffix in (".pyc", ".pyz", ".zip"):
-        raise ConfigError(f"{name} is no source file of Python; name the script inside it, or give -m and a module")
+        raise ConfigError(
+            f"{name} is no source file of Python; name the script inside it, or give -m and a module"
+        )
     if not os.access(path, os.R_OK):
         raise ConfigError(f"the script {name} cannot be read; check its permissions")
     return Target(name, arguments, is_module=False)

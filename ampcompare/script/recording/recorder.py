@@ -33,7 +33,11 @@ from ampcompare.script.stderr import say_once
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
 # What may wait for a device, by the kind of row.
-UNREAD = {"backward": ("loss", "scale_before", "scale_after"), "plain_backward": ("loss",), "step": ("applied",)}
+UNREAD = {
+    "backward": ("loss", "scale_before", "scale_after"),
+    "plain_backward": ("loss",),
+    "step": ("applied",),
+}
 NUMBERS = (*UNREAD, "metric")  # kinds of rows that hold no text but the name of a metric
 KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 
@@ -159,8 +163,11 @@ class Recorder:
 
     def _write_rows(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = "".join(_row_as_line(_row_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
-        if any(row.get("kind") not in NUMBERS for row in rows):  # to mask a text takes longer than to record a step
+        text = "".join(
+            _row_as_line(_row_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows
+        )
+        # to mask a text takes longer than to record a step
+        if any(row.get("kind") not in NUMBERS for row in rows):
             text = mask_secrets(text, of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
@@ -270,7 +277,9 @@ class Rows:
         """Reserve the first `count` numbers for `apex.amp`, which numbers its losses itself."""
         self._loss_ids = max(self._loss_ids, count)
 
-    def add_initialize(self, by: str, optimizers: dict[int, str], scales: list[Any], dynamic: list[bool]) -> None:
+    def add_initialize(
+        self, by: str, optimizers: dict[int, str], scales: list[Any], dynamic: list[bool]
+    ) -> None:
         """Record what scales the losses of which optimizers: an opt level, or the class of a scaler."""
         row = {
             "kind": "initialize",

@@ -63,7 +63,8 @@ class _AmpHooks:
         self.rows = rows
         self.amp = amp
         self.overflow: bool | None = None
-        self._loss_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # of scalers of `amp.init`
+        # of scalers of `amp.init`
+        self._loss_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def initialize(
         self, original: Any, models: Any, optimizers: Any, properties: Any, *args: Any, **kwargs: Any
@@ -73,7 +74,9 @@ class _AmpHooks:
         self._record_prepared_optimizers(optimizers)
         return result
 
-    def initialize_adapter(self, original: Any, models: Any, optimizers: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def initialize_adapter(
+        self, original: Any, models: Any, optimizers: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
         """Record what is prepared by the adapter, whose function is called with `enabled=False` too."""
         result = original(models, optimizers, *args, **kwargs)
         if self.amp._amp_state.opt_properties.enabled:
@@ -81,7 +84,9 @@ class _AmpHooks:
         return result
 
     def _record_prepared_optimizers(self, optimizers: Any) -> None:
-        given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
+        given = (
+            [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
+        )
         numbers = [self._number_of_watched_optimizer(optimizer) for optimizer in given]
         scalers = self.amp._amp_state.loss_scalers
         self.rows.has_initialized = True
@@ -139,7 +144,8 @@ class _AmpHooks:
         ]
         skips: list[int] = numbers if self.overflow else []
         for number in skips:
-            if not hasattr(self.rows.optimizers[number], "_adapter_stash"):  # whose own step leaves out the next one
+            # whose own step leaves out the next one
+            if not hasattr(self.rows.optimizers[number], "_adapter_stash"):
                 _record_skipped_step(self, self.rows.optimizers[number], number)
         self.rows.add_backward(value, loss_id, (before, scale()), self.overflow, numbers, skips)
 
@@ -233,7 +239,9 @@ class _FP16OptimizerHooks:
             return original(optimizer, *args, **kwargs)
         before = _loss_scale_of_optimizer(optimizer)
         result = original(optimizer, *args, **kwargs)
-        self._record_losses(optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None)
+        self._record_losses(
+            optimizer, before, bool(optimizer.overflow) if optimizer.dynamic_loss_scale else None
+        )
         return result
 
     def step(self, original: Any, optimizer: Any, closure: Any = None) -> Any:
@@ -262,7 +270,9 @@ class _FP16OptimizerHooks:
             numbers = self._numbers[optimizer] = number, self._rows.make_loss_id()
             names = {number: type(optimizer.optimizer).__name__}
             dynamic = bool(optimizer.dynamic_loss_scale)
-            self._rows.add_initialize("FP16_Optimizer", names, [_loss_scale_of_optimizer(optimizer)], [dynamic])
+            self._rows.add_initialize(
+                "FP16_Optimizer", names, [_loss_scale_of_optimizer(optimizer)], [dynamic]
+            )
         return numbers
 
     def _record_losses(self, optimizer: Any, before: float, overflow: bool | None) -> None:
@@ -305,7 +315,8 @@ class _ScalerHooks:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._windows: dict[Any, _ScalerWindow] = {}  # of scalers that are gone, too: they are written at the end
+        # of scalers that are gone, too: they are written at the end
+        self._windows: dict[Any, _ScalerWindow] = {}
         self._in_scaler_step = False
         self._stepping: list[Any] = []  # optimizers that step by themselves, outermost first
 
@@ -389,7 +400,9 @@ class _ScalerHooks:
         losses, steps = window.losses, window.steps
         window.losses, window.steps = [], []  # first: a row may end the script
         numbers = [row["optimizer"] for row in steps]
-        names = {number: type(rows.optimizers[number]).__name__ for number in numbers if number not in window.named}
+        names = {
+            number: type(rows.optimizers[number]).__name__ for number in numbers if number not in window.named
+        }
         enabled = scaler.is_enabled()
         if names:
             window.named |= names.keys()

@@ -22,7 +22,19 @@ HEADERS = [
 ]
 MAX_NAME = 60
 OTHER_ROWS = (
-    *("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward", "acted", "ledger"),
+    *(
+        "setup",
+        "weights",
+        "batches",
+        "metric",
+        "memory",
+        "files",
+        "note",
+        "rank",
+        "plain_backward",
+        "acted",
+        "ledger",
+    ),
     *("planned", "seeds", "lost_statistics", "remark"),
 )
 
@@ -107,7 +119,8 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 def add_row_to_summary(summary: ExecSummary, row: dict[str, Any]) -> None:
     """Add a row to the sums."""
-    if row["kind"] == "weights" and "recorder" in summary.header:  # which writes no row of its own for a scaler
+    # which writes no row of its own for a scaler
+    if row["kind"] == "weights" and "recorder" in summary.header:
         for number, name in enumerate(row["optimizers"]):
             summary.optimizers.setdefault(number, OptimizerSummary(name))
     if row["kind"] not in OTHER_ROWS:
@@ -118,7 +131,9 @@ def summary_text(summary: ExecSummary) -> str:
     """Return the steps, the skipped ones and the last loss scales, as in "12 steps, 1 skipped, loss scale 32768"."""
     steps = sum(one.steps for one in summary.optimizers.values())
     skipped = sum(one.skipped for one in summary.optimizers.values())
-    scales = [f"{one.scale_final:.6g}" for _, one in sorted(summary.losses.items()) if one.scale_final is not None]
+    scales = [
+        f"{one.scale_final:.6g}" for _, one in sorted(summary.losses.items()) if one.scale_final is not None
+    ]
     if not scales:
         scaling = "no loss scale"
     else:
@@ -247,5 +262,9 @@ def record_document(path: Path) -> Document:
     ]
     title = f"{printable_line(str(summary.header.get('script')), MAX_NAME)}: {summary_text(summary)}"
     return Document(
-        "exec", sections, summary_as_plain_data(summary), title=title, subtitle=[printable_line(path.name, MAX_NAME)]
+        "exec",
+        sections,
+        summary_as_plain_data(summary),
+        title=title,
+        subtitle=[printable_line(path.name, MAX_NAME)],
     )

@@ -20,7 +20,12 @@ class ReplayedArm(Arm):
 
     def why_not_judged(self) -> str:
         amp = self._stand_in.torch_amp
-        if amp.script.has_scaler or amp.script.off_scalers or amp.script.is_initialized or amp.trains_through_apex():
+        if (
+            amp.script.has_scaler
+            or amp.script.off_scalers
+            or amp.script.is_initialized
+            or amp.trains_through_apex()
+        ):
             return (
                 "the script scales its loss by itself, by a GradScaler or apex.amp, whose state is not in the capsule; "
                 "a step is repeated under an arm where the script scales no loss"

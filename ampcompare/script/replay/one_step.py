@@ -98,7 +98,9 @@ def is_computed_in(tensor: Tensor) -> bool:
 def have_equal_shapes(one: Any, other: Any) -> bool:
     """Return whether two values have tensors of the same shapes and types."""
     first, second = tensors_in(one), tensors_in(other)
-    return len(first) == len(second) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(first, second))
+    return len(first) == len(second) and all(
+        a.shape == b.shape and a.dtype == b.dtype for a, b in zip(first, second)
+    )
 
 
 # Generators.
@@ -267,7 +269,9 @@ class ModuleCall:
 
     def as_plain_data(self) -> Dict[str, Any]:
         """Return it as plain data."""
-        return {name: value for name, value in vars(self).items() if name not in ("autocast", "is_cast", "types")}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("autocast", "is_cast", "types")
+        }
 
 
 def _nudged_tensor(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
@@ -316,7 +320,8 @@ def outputs_and_gradients_of_call(
         return leaf.clone()  # the module may change it in place
 
     drawn = next(
-        (one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_computed_in(one)), torch.float32
+        (one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_computed_in(one)),
+        torch.float32,
     )
     with contextlib.ExitStack() as stack:
         stack.enter_context(weights_changed_in(module, change))
@@ -325,12 +330,18 @@ def outputs_and_gradients_of_call(
         args, kwargs = with_tensors_changed(make, call["args"]), with_tensors_changed(make, call["kwargs"])
         restore_torch_generators(call["generators"])
         if nudge:
-            stack.enter_context(_module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise)))
-        stack.enter_context(_arithmetic_in_force(drawn, [] if masks is None else masks, given or [], double=double))
+            stack.enter_context(
+                _module_outputs_changed(module, lambda one: _nudged_tensor(one, nudge, noise))
+            )
+        stack.enter_context(
+            _arithmetic_in_force(drawn, [] if masks is None else masks, given or [], double=double)
+        )
         outputs = tensors_in((run or module)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
         into_outputs = [
-            None if gradient is None or not output.requires_grad else (change(gradient) * scale).to(output.dtype)
+            None
+            if gradient is None or not output.requires_grad
+            else (change(gradient) * scale).to(output.dtype)
             for output, gradient in zip(outputs, call["gradients"])
         ]
         found = _gradients_of_inputs(outputs, into_outputs, leaves + list(weights.values()))
@@ -347,7 +358,9 @@ def outputs_and_gradients_of_call(
 
 
 @contextlib.contextmanager
-def _arithmetic_in_force(drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool) -> Iterator[None]:
+def _arithmetic_in_force(
+    drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool
+) -> Iterator[None]:
     """Compute in fp64, if `double`; note the masks of dropout, drawn in a type, or take those that are given."""
     default = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
@@ -408,7 +421,10 @@ Entry = Dict[str, Any]
 
 
 def error_rows(
-    native: Dict[str, Named], exact: Dict[str, Named], nudged: Dict[str, Named], known: Optional[Dict[str, Named]]
+    native: Dict[str, Named],
+    exact: Dict[str, Named],
+    nudged: Dict[str, Named],
+    known: Optional[Dict[str, Named]],
 ) -> Dict[str, Dict[str, Entry]]:
     """Return of each tensor of each part its error, its conditioning, and how far the fp64 answer is from a known one.
 
@@ -430,7 +446,12 @@ def error_rows(
             parts.setdefault(part, {})[name] = entry
         for name in (known or {}).get(part, {}):
             if name not in tensors:  # such as the gradient of a branch that is detached now
-                parts.setdefault(part, {})[name] = {"error": 0.0, "moved": 0.0, "unit": 2.0**-24, "same": math.inf}
+                parts.setdefault(part, {})[name] = {
+                    "error": 0.0,
+                    "moved": 0.0,
+                    "unit": 2.0**-24,
+                    "same": math.inf,
+                }
     return parts
 
 
@@ -451,8 +472,13 @@ def updates_and_states_of_step(
             return tensor
         return _nudged_tensor(tensor.double(), nudge, noise)
 
-    held = [(one, one.data, one.grad, dict(optimizer.state[one]) if one in optimizer.state else None) for one in params]
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    held = [
+        (one, one.data, one.grad, dict(optimizer.state[one]) if one in optimizer.state else None)
+        for one in params
+    ]
+    groups = [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
     updates: Named = {}
     state: Named = {}
     try:
@@ -572,10 +598,18 @@ class StepFollower:
 
     def _call_module(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
-        if self.is_inside or self.is_over or self.step < self.target or is_compiling() or not torch.is_grad_enabled():
+        if (
+            self.is_inside
+            or self.is_over
+            or self.step < self.target
+            or is_compiling()
+            or not torch.is_grad_enabled()
+        ):
             return inner(module, *args, **kwargs)
         if self.depth == 0:
-            if not self._is_training_call(module) or (not self.is_started and next(module.parameters(), None) is None):
+            if not self._is_training_call(module) or (
+                not self.is_started and next(module.parameters(), None) is None
+            ):
                 return inner(module, *args, **kwargs)
             args, kwargs = self._enter_module(module, args, kwargs)
         self.depth += 1
@@ -685,7 +719,9 @@ class StepKeeper(StepFollower):
     def inputs_given_to_model(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the script's inputs, and keep copies of them for the capsule."""
         number = next(number for number, one in enumerate(self.tops) if one is module)
-        given = [with_tensors_changed(copy_to_cpu, one) if is_storable(one) else None for one in (args, kwargs)]
+        given = [
+            with_tensors_changed(copy_to_cpu, one) if is_storable(one) else None for one in (args, kwargs)
+        ]
         derived = any(one.requires_grad for one in tensors_in((args, kwargs)))  # of other modules
         self.capsule["calls"].append({"model": number, "args": None if derived else given[0],
                                       "kwargs": None if derived else given[1]})  # fmt: skip
@@ -838,13 +874,17 @@ class Replay(StepFollower):
                 if then is not None and not have_equal_shapes(now, then):
                     shapes = [[list(one.shape) for one in tensors_in(side)] for side in (now, then)]
                     raise StepRefused(
-                        "the script gives its model other inputs than in the capsule: %s, not %s" % tuple(shapes)
+                        "the script gives its model other inputs than in the capsule: %s, not %s"
+                        % tuple(shapes)
                     )
             if kept["args"] is not None:
                 if not self.capsule["batches"] and not all(
-                    torch.equal(one.cpu(), other) for one, other in zip(tensors_in(args), tensors_in(kept["args"]))
+                    torch.equal(one.cpu(), other)
+                    for one, other in zip(tensors_in(args), tensors_in(kept["args"]))
                 ):
-                    self.notes.append("the script has another batch at this step; seed it, so that targets fit too")
+                    self.notes.append(
+                        "the script has another batch at this step; seed it, so that targets fit too"
+                    )
                 args = with_tensors_changed(lambda one: one.clone().to(device), kept["args"])
             if kept["kwargs"] is not None:
                 kwargs = with_tensors_changed(lambda one: one.clone().to(device), kept["kwargs"])
@@ -974,7 +1014,11 @@ class Replay(StepFollower):
         optimizer.grad_scale = optimizer.found_inf = None
 
     def _judge_modules(self) -> None:
-        calls = {"%s#%d" % key: call.as_plain_data() for key, call in self.calls.items()} if self.known is None else {}
+        calls = (
+            {"%s#%d" % key: call.as_plain_data() for key, call in self.calls.items()}
+            if self.known is None
+            else {}
+        )
         tops = {id(one) for one in self.tops}
         gets_masks = self._replays_base_dropout()
         for key, call in (calls if self.known is None else self.known["calls"]).items():
@@ -984,7 +1028,11 @@ class Replay(StepFollower):
                 continue
             if self.compiled is not None and id(module) not in tops:
                 continue
-            row: Dict[str, Any] = {"module": call["name"], "kind": type(module).__name__, "call": call["number"]}
+            row: Dict[str, Any] = {
+                "module": call["name"],
+                "kind": type(module).__name__,
+                "call": call["number"],
+            }
             row["top"] = self.top_names[call["name"]]
             run = None if self.compiled is None else torch.compile(module, backend=self.compiled)
             known = self.known["exact"].get(key) if self.known is not None else None
@@ -993,7 +1041,10 @@ class Replay(StepFollower):
                 native, exact, nudged, drawn = self._answers_of_module(module, call, run, masks)
                 row["parts"] = error_rows(native, exact, nudged, known)
             except Exception as error:
-                row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+                row["why"] = "%s: %s" % (
+                    type(error).__name__,
+                    str(error).splitlines()[0] if str(error) else "",
+                )
             else:
                 if self.known is None:
                     self.answers.setdefault("exact", {})[key] = with_tensors_changed(copy_to_cpu, exact)
@@ -1015,14 +1066,22 @@ class Replay(StepFollower):
             return False
         others = self.draws_otherwise = not torch.equal(dropout_mask_of_type(), self.known["drawn"])
         if others:
-            self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
+            self.notes.append(
+                "this torch draws other dropout from the same generator; it gets that of the base"
+            )
         if self.arm is None or self.arm.half is None:
             return others
-        self.draws_otherwise = others or not torch.equal(dropout_mask_of_type(self.arm.half), self.known["drawn"])
+        self.draws_otherwise = others or not torch.equal(
+            dropout_mask_of_type(self.arm.half), self.known["drawn"]
+        )
         return True
 
     def _answers_of_module(
-        self, module: nn.Module, call: Dict[str, Any], run: Optional[Callable[..., Any]], masks: Optional[List[Any]]
+        self,
+        module: nn.Module,
+        call: Dict[str, Any],
+        run: Optional[Callable[..., Any]],
+        masks: Optional[List[Any]],
     ) -> Tuple[Dict[str, Named], Dict[str, Named], Dict[str, Named], List[Any]]:
         """Return the answers of a module as it computes, in fp64, and in fp64 from inputs that are off by a rounding.
 
@@ -1055,7 +1114,8 @@ class Replay(StepFollower):
         if self.arm is None:
             yield
             return
-        plain: Any = getattr(nn.Module, "_wrapped_call_impl", nn.Module._call_impl)  # the latter before torch 2.1
+        # the latter before torch 2.1
+        plain: Any = getattr(nn.Module, "_wrapped_call_impl", nn.Module._call_impl)
         self._wrap_function(nn.Module, "__call__", lambda inner, *args, **kwargs: plain(*args, **kwargs))
         try:
             with self.arm.block_with_casts(own is not None and own.is_cast):
@@ -1081,7 +1141,9 @@ class Replay(StepFollower):
         try:
             native = updates_and_states_of_step(optimizer, step, gradients, names)
             exact = updates_and_states_of_step(optimizer, step, gradients, names, double=True)
-            nudged = updates_and_states_of_step(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
+            nudged = updates_and_states_of_step(
+                optimizer, step, gradients, names, double=True, nudge=2.0**-24
+            )
             row["parts"] = error_rows(native, exact, nudged, known)
             for name, param in zip(names, params):
                 entry = row["parts"].get("update", {}).get(name)
@@ -1089,13 +1151,19 @@ class Replay(StepFollower):
                     entry["unit"] = torch.finfo(param.dtype).eps / 2
                     update = float(exact["update"][name].norm())
                     # A weight holds its update as a difference of numbers of the weight's size.
-                    entry["rounding"] = entry["unit"] * float(param.detach().double().norm()) / update if update else 0
+                    entry["rounding"] = (
+                        entry["unit"] * float(param.detach().double().norm()) / update if update else 0
+                    )
         except Exception as error:
-            if isinstance(error, KeyError) and self.known is not None:  # a moment that the capsule's does not keep
+            # a moment that the capsule's does not keep
+            if isinstance(error, KeyError) and self.known is not None:
                 entry = {"error": 0.0, "moved": 0.0, "unit": 2.0**-24, "same": math.inf}
                 row["parts"] = {"update": {str(error): entry}}
             else:
-                row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+                row["why"] = "%s: %s" % (
+                    type(error).__name__,
+                    str(error).splitlines()[0] if str(error) else "",
+                )
         else:
             if self.known is None:
                 self.answers["update"] = with_tensors_changed(copy_to_cpu, exact)
@@ -1117,7 +1185,11 @@ class Replay(StepFollower):
         self.rows.append({"module": LOSS, "kind": "", "call": 0, "parts": parts})
         one = [(a, b) for a, b in zip(gradients, self.known["gradients"]) if a is not None and b is not None]
         # With other dropout the gradients of the whole step are others.
-        if one and not (self.draws_otherwise or self.is_skipped) and len(gradients) == len(self.known["gradients"]):
+        if (
+            one
+            and not (self.draws_otherwise or self.is_skipped)
+            and len(gradients) == len(self.known["gradients"])
+        ):
             now, then = (torch.cat([pair[side].double().flatten() for pair in one]) for side in (0, 1))
             missing = any((a is None) != (b is None) for a, b in zip(gradients, self.known["gradients"]))
             apart = math.inf if missing else relative_distance(now, then)
@@ -1279,7 +1351,9 @@ def main(words: List[str], prepare: Callable[[], Optional[Arm]] = lambda: None) 
     if mode != "keep":
         repeat_step(mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module), prepare)
         return 0
-    keeper = StepKeeper(capsule, int(own[0]), {"script": rest[0], "arguments": rest[1:], "is_module": is_module})
+    keeper = StepKeeper(
+        capsule, int(own[0]), {"script": rest[0], "arguments": rest[1:], "is_module": is_module}
+    )
     keeper.install()
     try:
         run_script(rest, is_module)

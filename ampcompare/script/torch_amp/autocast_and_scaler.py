@@ -90,7 +90,9 @@ class OpenCasts:
 class TorchAmp(TorchAmpStandIn):
     """The names of `torch.amp` under an arm in fp32 or with autocast; any other is refused at their first use."""
 
-    def __init__(self, arm: Arm, rows: Rows | None = None, calls_apex: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, arm: Arm, rows: Rows | None = None, calls_apex: Callable[[], bool] = lambda: False
+    ) -> None:
         super().__init__(calls_apex)
         self._arm = arm
         self._rows = rows
@@ -101,7 +103,8 @@ class TorchAmp(TorchAmpStandIn):
         self.needs_scaler, self.widens = self._dtype is torch.float16, self._dtype
         state = arm.options.get("state") if has_autocast else None
         self._state_dtype: torch.dtype | None = None if state is None else getattr(torch, state)
-        self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose state is held in that type
+        # optimizers whose state is held in that type
+        self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
@@ -118,7 +121,9 @@ class TorchAmp(TorchAmpStandIn):
         events.wrap(torch.amp.GradScaler, "update", self._note_scaler_update)
         events.wrap(torch.amp.GradScaler, "state_dict", self._state_of_silenced_scaler)
         for name in SETTINGS:
-            events.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting_of_silenced_scaler, name))
+            events.wrap(
+                torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting_of_silenced_scaler, name)
+            )
         events.wrap(*Points.BACKWARD, self._backward)
         self._follow_optimizer_steps(events)
 
@@ -136,7 +141,9 @@ class TorchAmp(TorchAmpStandIn):
             self.script.note_scaler_made(self._arm, enabled, scaler)
 
     def casts_now(self) -> bool:
-        return self.script.calls_apex() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        return (
+            self.script.calls_apex() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        )
 
     def find_casts_off_factory(self) -> Callable[[], Any] | None:
         return keep_fp32.make_autocast_off_factory("cuda" if torch.cuda.is_available() else "cpu")
@@ -146,7 +153,9 @@ class TorchAmp(TorchAmpStandIn):
         if not self.script.acts:
             if self._dtype is None and self._arm.half:
                 raise UnsupportedCombination.with_advice(
-                    message_with_script_line(f"{self._arm} needs a script that calls apex.amp, and this one does not"),
+                    message_with_script_line(
+                        f"{self._arm} needs a script that calls apex.amp, and this one does not"
+                    ),
                     "native:bf16",
                 )
             self.script.acts = True
@@ -229,7 +238,11 @@ class TorchAmp(TorchAmpStandIn):
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         self.script.refuse_step_switched_off()
-        if self._state_dtype is not None and optimizer not in self._with_state and not self.script.calls_apex():
+        if (
+            self._state_dtype is not None
+            and optimizer not in self._with_state
+            and not self.script.calls_apex()
+        ):
             self._with_state.add(optimizer)
             hold_state_in_type(optimizer, self._state_dtype)
         if self.script.steps_on_behalf:
@@ -260,7 +273,9 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 def missing_scale_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
     return ScalingError.with_advice(
-        message_with_script_line(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
+        message_with_script_line(
+            f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"
+        ),
         "native:bf16",
         remedy="add `scaler = torch.amp.GradScaler()` and use it to scale, step and update",
     )

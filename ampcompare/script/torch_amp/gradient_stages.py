@@ -68,7 +68,9 @@ class ScriptOptimizers:
         """Return the optimizer that has a parameter; None if there is none."""
         if not self._owners:
             for optimizer in self.living_optimizers():
-                self._owners.update({id(one): weakref.ref(optimizer) for one in self.weights_stepped_by(optimizer)})
+                self._owners.update(
+                    {id(one): weakref.ref(optimizer) for one in self.weights_stepped_by(optimizer)}
+                )
         reference = self._owners.get(id(param))
         return None if reference is None else reference()
 
@@ -117,7 +119,8 @@ class GradientStages:
         self._is_update_due = False  # an optimizer has stepped since the scale moved
         self._has_step: dict[tuple[int, ...], bool] = {}  # after a backward pass, by the place of its call
         self._new_places: list[tuple[int, ...]] = []  # of passes since the last step
-        self._first_loss: Tensor | None = None  # at its place, to gradients that were clear; its graph can run again
+        # at its place, to gradients that were clear; its graph can run again
+        self._first_loss: Tensor | None = None
         self._has_overflow = False  # in gradients that were read and cleared since the last step
         self._in_step: Any = None  # the optimizer whose step evaluates losses by itself at present
         self._run_inside: Callable[[], None] | None = None
@@ -146,7 +149,11 @@ class GradientStages:
 
     def _make_own_scaler(self) -> None:
         if self._scaler is None:
-            params = [param for optimizer in self._optimizers.living_optimizers() for param in owned_params(optimizer)]
+            params = [
+                param
+                for optimizer in self._optimizers.living_optimizers()
+                for param in owned_params(optimizer)
+            ]
             with self._stand_in.script.made_on_behalf():
                 self._scaler = torch.amp.GradScaler(params[0].device.type if params else "cpu")
 
@@ -221,7 +228,9 @@ class GradientStages:
     def _let_next_pass_be_true(self) -> None:
         """Let the next pass make true gradients."""
         with GRADIENT_READS.pause_notices_of_reads():
-            if self._in_step is None and (self._is_update_due or self._optimizers_in_stage(_GradientStage.UNSCALED)):
+            if self._in_step is None and (
+                self._is_update_due or self._optimizers_in_stage(_GradientStage.UNSCALED)
+            ):
                 self._update_loss_scale()
         for optimizer in self._optimizers.living_optimizers():
             self._stand_in.restore_model_gradients(optimizer)
@@ -279,7 +288,9 @@ class GradientStages:
         found: set[int] = set()
         for other in self._optimizers.living_optimizers():
             stage = self._stage_of_optimizer(other)
-            unscales_itself = stage is _GradientStage.STEPPED and getattr(other, "_step_supports_amp_scaling", False)
+            unscales_itself = stage is _GradientStage.STEPPED and getattr(
+                other, "_step_supports_amp_scaling", False
+            )
             if other is not optimizer and stage in true and not unscales_itself:
                 found.update(map(id, self._gradients_of(other)))
         return found
@@ -304,7 +315,9 @@ class GradientStages:
                 self._multiply_gradients(optimizer, ratio, but=done | self._ids_of_true_gradients(optimizer))
                 done |= set(map(id, self._gradients_of(optimizer)))
         self._is_update_due = False
-        self._stages.update(dict.fromkeys(self._optimizers_in_stage(_GradientStage.UNSCALED), _GradientStage.PLAIN))
+        self._stages.update(
+            dict.fromkeys(self._optimizers_in_stage(_GradientStage.UNSCALED), _GradientStage.PLAIN)
+        )
 
     def _multiply_gradients(
         self, optimizer: Any, factor: float, *, but: Collection[int] = (), only: Collection[int] | None = None
@@ -329,7 +342,9 @@ class GradientStages:
     def _gradients_of(self, optimizer: Any) -> list[Tensor]:
         with GRADIENT_READS.pause_notices_of_reads():
             return [
-                grad for param in self._optimizers.weights_stepped_by(optimizer) if (grad := param.grad) is not None
+                grad
+                for param in self._optimizers.weights_stepped_by(optimizer)
+                if (grad := param.grad) is not None
             ]
 
     def has_gradients(self, optimizer: Any) -> bool:
@@ -405,7 +420,9 @@ class GradientStages:
             self._scale_losses(torch.zeros(()))
         stage = self._stage_of_optimizer(optimizer)
         if stage in (_GradientStage.FOREIGN, _GradientStage.STEPPED):
-            if self._stand_in.steps_copies and (stage is _GradientStage.FOREIGN or not self._stand_in.steps_again):
+            if self._stand_in.steps_copies and (
+                stage is _GradientStage.FOREIGN or not self._stand_in.steps_again
+            ):
                 raise ScalingError.with_advice(
                     message_with_script_line(
                         f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 "
@@ -429,7 +446,9 @@ class GradientStages:
 
     def _end_step_of(self, optimizer: Any) -> None:
         stage = _GradientStage.STEPPED if self.is_applied else _GradientStage.SKIPPED
-        self._stages.update(dict.fromkeys([optimizer, *self._optimizers.optimizers_inside_of(optimizer)], stage))
+        self._stages.update(
+            dict.fromkeys([optimizer, *self._optimizers.optimizers_inside_of(optimizer)], stage)
+        )
         self._is_update_due = True
         if len(self._optimizers.living_optimizers()) == 1:
             self.close()
@@ -506,7 +525,9 @@ class GradientStages:
 
     def _has_found_overflow(self, optimizer: Any) -> bool:
         """Return whether the gradients of an optimizer that were unscaled last are not finite; waits for the device."""
-        return any(map(bool, self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()))
+        return any(
+            map(bool, self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        )
 
     def _note_overflow_used_by_script(self, optimizer: Any) -> None:
         """Let a step be skipped if the script has made its gradients of ones that overflowed, and cleared those."""

@@ -83,7 +83,9 @@ class ApexScaling:
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = level_with_overrides(arm.options)
-        self._precision = make_precision(Arm.make("apex", **{**arm.options, "engine": "compat"}), device=device)
+        self._precision = make_precision(
+            Arm.make("apex", **{**arm.options, "engine": "compat"}), device=device
+        )
         self.steps_copies = self.keeps_masters = bool(self._level.master_weights)
         self.needs_scaler = self.steps_copies or self._level.loss_scale != 1.0
 
@@ -166,7 +168,9 @@ class HalfWeights(TorchAmp):
 
     casts_weights = True
 
-    def __init__(self, arm: Arm, scaling: ApexScaling | HalfScaling, *args: Any, wrappers: ParallelWrappers) -> None:
+    def __init__(
+        self, arm: Arm, scaling: ApexScaling | HalfScaling, *args: Any, wrappers: ParallelWrappers
+    ) -> None:
         super().__init__(arm, *args)
         self._casts = False
         self._found = _ModelFinder(
@@ -185,8 +189,10 @@ class HalfWeights(TorchAmp):
         self._stepping: Any = None
         self._is_prepared = False
         self._has_followed = False  # writes of weights
-        self._given_weights: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  # by steps: bit sums
-        self._versions: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # of masters, then
+        # by steps: bit sums
+        self._given_weights: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()
+        # of masters, then
+        self._versions: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._data = DataAccessFollower()  # to masters
 
     def install(self, events: Subscriptions) -> None:
@@ -238,7 +244,9 @@ class HalfWeights(TorchAmp):
     def _average_in_its_type(self, original: Any, average: Any, model: nn.Module) -> None:
         """Average in the type of the average, which was copied before the weights were cast."""
         if self._is_prepared:
-            tensors = {name: functools.partial(map, _as_fp32_tensor, getattr(model, name)()) for name in TENSORS}
+            tensors = {
+                name: functools.partial(map, _as_fp32_tensor, getattr(model, name)()) for name in TENSORS
+            }
             model = types.SimpleNamespace(**tensors)  # type: ignore[assignment]
         original(average, model)
 
@@ -255,7 +263,8 @@ class HalfWeights(TorchAmp):
         self._is_prepared = True
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
-                functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear_gradients, self)), optimizer
+                functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear_gradients, self)),
+                optimizer,
             )
             self._note_weights_given(optimizer, self._scaling.masters(optimizer))
 
@@ -284,7 +293,11 @@ class HalfWeights(TorchAmp):
         return "unscales the gradients of each"
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        return self._scaling.masters(optimizer) if any(optimizer is one for one in self._living_optimizers) else []
+        return (
+            self._scaling.masters(optimizer)
+            if any(optimizer is one for one in self._living_optimizers)
+            else []
+        )
 
     def find_input_type(self, module: nn.Module) -> torch.dtype | None:
         """Return the type of the inputs of parts of a model that the script calls without it; None for others.
@@ -293,7 +306,8 @@ class HalfWeights(TorchAmp):
         """
         self._found.look_for_model_of(module)
         self._give_written_masters()
-        if not self._is_prepared or self._dtype is not None:  # of bf16 weights, where autocast fits what a part gets
+        # of bf16 weights, where autocast fits what a part gets
+        if not self._is_prepared or self._dtype is not None:
             return None
         models = _living_objects(self._found.models)
         if any(part is model for part in module.modules() for model in models):
@@ -496,7 +510,8 @@ class HalfWeights(TorchAmp):
     def _clear_gradients(self, optimizer: Any, set_to_none: bool = True) -> None:
         """Clear the gradients of an optimizer, those of the model and of master weights."""
         weights = self._weights_and_masters_of(optimizer)
-        lacking = {id(param) for param in weights if param.grad is None}  # read while those of masters are shown
+        # read while those of masters are shown
+        lacking = {id(param) for param in weights if param.grad is None}
         self._gradients.hide_gradients(weights)
         for param in weights:
             param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
@@ -579,7 +594,9 @@ class _ModelFinder:
         if self._is_over():
             self._is_done = True
             return
-        held = {id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)}
+        held = {
+            id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)
+        }
         if not held or not (torch.is_grad_enabled() or self._wrappers.is_only_rank()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = model_inside_wrappers(module)
@@ -588,7 +605,9 @@ class _ModelFinder:
 
     def look_for_all_models(self) -> None:
         """Look for the models of new optimizers, before the step of one calls them."""
-        held = {id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)}
+        held = {
+            id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)
+        }
         if held and not self._is_done and not self._is_over():
             self._find_and_add_models(None, held)
 
@@ -609,9 +628,12 @@ class _ModelFinder:
         self.optimizers += map(weakref.ref, optimizers)
         self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
 
-    def _uncast_models_of(self, model: nn.Module | None, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
+    def _uncast_models_of(
+        self, model: nn.Module | None, held: set[int], optimizers: list[Any]
+    ) -> list[nn.Module]:
         """Return the models that are not cast yet and have weights of `held`, given as ids; first the one called."""
-        cast = set(self._cast_weights.keys())  # a model may have got other weights since, such as those of LoRA
+        # a model may have got other weights since, such as those of LoRA
+        cast = set(self._cast_weights.keys())
         if held <= cast:
             return []
         tree = _ModuleGraph()
@@ -628,7 +650,8 @@ class _ModelFinder:
                     )
                 )
             parts = {id(part) for part in one.modules() if part is not one}
-            if not parts.isdisjoint(map(id, _living_objects(self.models))):  # which would give it outputs in fp32
+            # which would give it outputs in fp32
+            if not parts.isdisjoint(map(id, _living_objects(self.models))):
                 raise PreparationError(
                     message_with_script_line(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "

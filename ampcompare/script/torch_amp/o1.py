@@ -58,7 +58,9 @@ class O1BehindTorch(TorchAmpStandIn):
         if self._handle is not None:
             self._handle._deactivate()
 
-    def _make_autocast_of_o1(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    def _make_autocast_of_o1(
+        self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any
+    ) -> None:
         original(block, available_device_type(device_type), *args, **kwargs)
         if not is_called_by_torch_or_arm():  # a checkpoint makes one to compute again what the arm has cast
             self.script.note_autocast_made(self._name, block._enabled)
@@ -103,7 +105,8 @@ class O1BehindTorch(TorchAmpStandIn):
     def note_optimizer_made(self) -> None:
         """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""
         if self._handle is None:
-            amp = importlib.import_module("ampcompare.apex.amp.amp")  # the package refuses the script's own call
+            # the package refuses the script's own call
+            amp = importlib.import_module("ampcompare.apex.amp.amp")
             self._handle = amp.init(verbose=False, _half_dtype=getattr(torch, self._level.half_dtype))
             self._handle._is_active = False
 

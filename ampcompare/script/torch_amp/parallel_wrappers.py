@@ -61,7 +61,11 @@ class ParallelWrappers:
 
     def is_only_rank(self) -> bool:
         """Return whether there is no other rank."""
-        return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
+        return (
+            not distributed.is_available()
+            or not distributed.is_initialized()
+            or distributed.get_world_size() == 1
+        )
 
     def _wrappers_with_arguments(
         self, models: Sequence[nn.Module]

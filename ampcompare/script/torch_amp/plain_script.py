@@ -48,8 +48,10 @@ from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copi
 from ampcompare.script.whole_numbers import WholeNumberWatch
 from ampcompare.training.precision.base import half_dtype_of, owned_params, refuse_wrapped
 
-GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
-TRAINERS = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.", "mmengine.")  # puts itself around them
+# modules of steps that compute with gradients, and of what
+GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")
+# puts itself around them
+TRAINERS = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.", "mmengine.")
 BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 MIXED_PRECISION = re.compile(r"\b(autocast|GradScaler|apex|amp)\b")
 HOOKS = [
@@ -134,12 +136,15 @@ class PlainScript:
         self._is_scaled_pass = False
         self._block: Any = None  # of O1, from the first forward pass on; without it in steps
         self._device_type = "cpu"  # of the last one
-        self._has_graph = False  # a forward pass with gradients has cast weights, and no backward pass came since
+        # a forward pass with gradients has cast weights, and no backward pass came since
+        self._has_graph = False
         self._stepping = self._repeats = False
-        self._copied: Any = None  # the optimizer that steps copies of the weights of models, made for this step
+        # the optimizer that steps copies of the weights of models, made for this step
+        self._copied: Any = None
         self._step_arguments: tuple[Any, Any] | None = None  # of that step, until it begins
         self._passes_in_step = 0
-        self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
+        # losses, in a step without arguments: by the class of an optimizer
+        self._evaluates: dict[type, bool] = {}
         self.whole_numbers = WholeNumberWatch(str(arm), rows)
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
 
@@ -172,7 +177,11 @@ class PlainScript:
         self._take_over_steps_of(optimizer)
         if self._mode is not _ScriptNeed.OWN and not self._stand_in.trains_through_apex():
             self._stand_in.note_optimizer_made()
-            if self._stand_in.casts_loss and self._mode is _ScriptNeed.UNKNOWN and not _is_mixed_precision_named():
+            if (
+                self._stand_in.casts_loss
+                and self._mode is _ScriptNeed.UNKNOWN
+                and not _is_mixed_precision_named()
+            ):
                 self._open_casts(next(iter(owned_params(optimizer))).device.type)
 
     def _follow_new_group(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -183,7 +192,8 @@ class PlainScript:
         self._trained.clear()
 
     def _lift_weights(self, optimizer: Any) -> None:
-        has_cast = self._stand_in.casts_weights and self._stand_in.casts_now()  # then 16 bits may be those of the arm
+        # then 16 bits may be those of the arm
+        has_cast = self._stand_in.casts_weights and self._stand_in.casts_now()
         if not self._arm.is_as_written and not has_cast:
             self._lifted.lift_weights_of(optimizer)
 
@@ -236,7 +246,11 @@ class PlainScript:
         script = self._stand_in.script
         is_off = self._mode is _ScriptNeed.UNKNOWN and bool(script.off_scalers)
         follows = is_off and (script.has_autocast or not self._casts)
-        if self._stand_in.trains_through_apex() or script.has_scaler or (follows and not script.is_initialized):
+        if (
+            self._stand_in.trains_through_apex()
+            or script.has_scaler
+            or (follows and not script.is_initialized)
+        ):
             if self._mode is _ScriptNeed.PLAIN:
                 script.acts = script.has_scaler or script.has_autocast
             self._mode = _ScriptNeed.OWN
@@ -289,7 +303,11 @@ class PlainScript:
 
     def _refuse_fp64_weights(self) -> None:
         """Refuse float64 weights of the script under arms that cast."""
-        types = {param.dtype for optimizer in self._optimizers.living_optimizers() for param in owned_params(optimizer)}
+        types = {
+            param.dtype
+            for optimizer in self._optimizers.living_optimizers()
+            for param in owned_params(optimizer)
+        }
         if self._casts and types == {torch.float64}:
             raise UnsupportedCombination.with_advice(
                 message_with_script_line(
@@ -340,15 +358,21 @@ class PlainScript:
     def _call_outermost_model(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._is_inside():
             if not self._pass.has_cast and self._casts:
-                self._pass.has_cast = self._stand_in.casts_now()  # a block of the script may begin inside of its model
+                # a block of the script may begin inside of its model
+                self._pass.has_cast = self._stand_in.casts_now()
             return original(module, *args, **kwargs)
         if any(module is shell for shell in self._pass.shells):
             return original(module, *args, **kwargs)
-        if not self._has_trained_weight(module) and not self._is_frozen_with_trained_input(module, args, kwargs):
+        if not self._has_trained_weight(module) and not self._is_frozen_with_trained_input(
+            module, args, kwargs
+        ):
             if next(module.parameters(), None) is None:
                 args, kwargs = self._stand_in.arguments_of_fitting_types(args, kwargs)
-            elif self._lifted.types and not self._stand_in.casts_now():  # no block of the arm casts what it gets
-                args, kwargs = self._lifted.inputs_in_weight_type(module, (args, kwargs), narrows=True, widens=True)
+            elif self._lifted.types and not self._stand_in.casts_now():
+                # no block of the arm casts what it gets
+                args, kwargs = self._lifted.inputs_in_weight_type(
+                    module, (args, kwargs), narrows=True, widens=True
+                )
             return original(module, *args, **kwargs)
         mode = self._decide_script_need()
         if self._stepping and self._copied is not None and not self._backwards:
@@ -388,12 +412,18 @@ class PlainScript:
             self._lifted.lift_thawed_weights()
         inside_of_cast = self._is_inside() and self._stand_in.casts_weights
         narrows = not self._casts or (self._stand_in.casts_weights and not self._is_inside())
-        if self._is_in_place_of_autocast() and not any(one is not None for one in module._parameters.values()):
+        if self._is_in_place_of_autocast() and not any(
+            one is not None for one in module._parameters.values()
+        ):
             types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
             is_model = not self._is_inside() and next(module.parameters(), None) is not None
             if not types.isdisjoint(HALF_DTYPES) and (is_model or torch.float32 in types):
-                return map_tensors_in_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one)
-        return self._lifted.inputs_in_weight_type(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
+                return map_tensors_in_tree(
+                    (args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one
+                )
+        return self._lifted.inputs_in_weight_type(
+            module, (args, kwargs), narrows=narrows, widens=not inside_of_cast
+        )
 
     @contextlib.contextmanager
     def outer_calls_counted_as_inner(self, *modules: nn.Module) -> Iterator[None]:
@@ -418,7 +448,10 @@ class PlainScript:
             and args
         ):
             with temporarily_clear_interpreter_stack():
-                self._trained[id(module)] = weakref.ref(module), self._has_optimized_tensor(pytree.tree_leaves(args[0]))
+                self._trained[id(module)] = (
+                    weakref.ref(module),
+                    self._has_optimized_tensor(pytree.tree_leaves(args[0])),
+                )
         if (
             not self._is_inside()
             and not self._backwards
@@ -429,10 +462,13 @@ class PlainScript:
                 self._type_of_inputs(module)
         return original(module, *args, **kwargs)
 
-    def _forward_under_arm(self, mode: _ScriptNeed, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _forward_under_arm(
+        self, mode: _ScriptNeed, original: Any, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
         half = self._type_of_inputs(module)
         if mode is not _ScriptNeed.OWN and self._stand_in.needs_scaler:
-            for optimizer in self._optimizers.living_optimizers():  # an arm that has prepared it has replaced its step
+            # an arm that has prepared it has replaced its step
+            for optimizer in self._optimizers.living_optimizers():
                 self._take_over_steps_of(optimizer)
         if mode is _ScriptNeed.PLAIN and self._casts:
             self._stand_in.note_arm_acts()
@@ -457,7 +493,8 @@ class PlainScript:
         if self._stand_in.casts_loss and not self._backwards:
             if torch.is_grad_enabled():
                 self._has_graph = True
-            elif not self._has_graph:  # an evaluation, before which the script may have changed weights unseen
+            elif not self._has_graph:
+                # an evaluation, before which the script may have changed weights unseen
                 self._stand_in.forget_weight_casts()
             self._open_casts(next(module.parameters()).device.type)
             return original(module, *args, **kwargs)
@@ -501,7 +538,9 @@ class PlainScript:
             yield
         finally:
             self._close_casts()
-            is_open = was_open or (self._mode is _ScriptNeed.PLAIN and self._casting > 0 and not self._stepping)
+            is_open = was_open or (
+                self._mode is _ScriptNeed.PLAIN and self._casting > 0 and not self._stepping
+            )
             if is_open and self._mode is not _ScriptNeed.OWN and not self._stand_in.script.has_autocast:
                 self._open_casts(self._device_type)
 
@@ -526,7 +565,9 @@ class PlainScript:
             self._check_pass_in_step()
         self._backwards += 1
         try:
-            is_scaled = self._stand_in.needs_scaler and (self._has_arm_cast() or self._mode is _ScriptNeed.AUTOCAST)
+            is_scaled = self._stand_in.needs_scaler and (
+                self._has_arm_cast() or self._mode is _ScriptNeed.AUTOCAST
+            )
             kwargs.update(zip(BACKWARD, args, strict=False))
             given = kwargs.get("grad_tensors")
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
@@ -565,7 +606,9 @@ class PlainScript:
                 )
             )
 
-    def _give_hook_true_gradients(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
+    def _give_hook_true_gradients(
+        self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Let a hook of the script get true gradients, and scale those that it returns."""
 
         @functools.wraps(hook)
@@ -575,8 +618,12 @@ class PlainScript:
             if scale == 1.0:
                 return hook(*values)
             # In fp32: fp16 may lack the true ones.
-            result = hook(*pytree.tree_map(lambda one: one.float() / scale if isinstance(one, Tensor) else one, values))
-            return pytree.tree_map(lambda one: (one * scale).to(types[0]) if isinstance(one, Tensor) else one, result)
+            result = hook(
+                *pytree.tree_map(lambda one: one.float() / scale if isinstance(one, Tensor) else one, values)
+            )
+            return pytree.tree_map(
+                lambda one: (one * scale).to(types[0]) if isinstance(one, Tensor) else one, result
+            )
 
         return original(owner, hook_of_true, *args, **kwargs)
 
@@ -621,12 +668,16 @@ class PlainScript:
 
     def _take_step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step of an optimizer: as it is written, with its passes scaled, or from gradients that the arm has."""
-        if (run_inside := self.stages.find_call_inside_step) is not None and optimizer is self._stand_in.script.in_step:
+        if (
+            run_inside := self.stages.find_call_inside_step
+        ) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
         if self._stepping or self._decide_script_need() is _ScriptNeed.OWN:
             return self._step_inside_of_other(optimizer, step, args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
-        may_evaluate = not _runs_closure_first(optimizer) and (has_arguments or self._may_evaluate_losses(optimizer))
+        may_evaluate = not _runs_closure_first(optimizer) and (
+            has_arguments or self._may_evaluate_losses(optimizer)
+        )
         if not has_arguments and not may_evaluate:
             self._refuse_step_without_effect()
         if not self._stand_in.needs_scaler:
@@ -638,9 +689,13 @@ class PlainScript:
         count, closure = len(_closures_in_arguments(args, kwargs)), _find_closure(args, kwargs)
         if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
             return self._step_with_scaled_passes(optimizer, step, args, kwargs)
-        return self._step_in_stages(optimizer, step, args, kwargs, keeps_closure=may_evaluate and has_arguments)
+        return self._step_in_stages(
+            optimizer, step, args, kwargs, keeps_closure=may_evaluate and has_arguments
+        )
 
-    def _step_inside_of_other(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_inside_of_other(
+        self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run the step of an optimizer inside of that by the arm, or of a script that has mixed precision."""
         self.stages.is_applied = True
         if optimizer is self._copied and self._step_arguments is not None:
@@ -655,7 +710,9 @@ class PlainScript:
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
             why = "scales the loss" if self._arm.skips_overflows else "gives the model weights after a step"
             raise UnsupportedCombination.with_advice(
-                message_with_script_line(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
+                message_with_script_line(
+                    f"{name} runs its closure several times in one step, and {self._arm} {why}"
+                ),
                 "native:bf16",
                 remedy="take another arm that scales no loss and has no master weights",
             )
@@ -690,7 +747,9 @@ class PlainScript:
             self._stepping = True
             try:
                 with self.casting.block_without_casts():
-                    is_over = self.stages.step_or_skip(optimizer, kwargs if self._step_arguments is None else {})
+                    is_over = self.stages.step_or_skip(
+                        optimizer, kwargs if self._step_arguments is None else {}
+                    )
             finally:
                 self._stepping = False
                 is_taken, self._step_arguments = self._step_arguments is None, None
@@ -704,7 +763,9 @@ class PlainScript:
         """Return whether a step without arguments may evaluate losses by itself: the first one shows it."""
         return self._evaluates.get(type(optimizer), True)
 
-    def _step_with_scaled_passes(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_with_scaled_passes(
+        self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run a step that may evaluate losses by itself as it is written, each of its passes scaled and unscaled."""
         step = self._stand_in.step_without_arm(optimizer, step)
         for one in self._optimizers.living_optimizers():  # an arm that has prepared it has replaced its step
@@ -771,7 +832,9 @@ class PlainScript:
                 remedy="put the computation into the forward of a module",
             )
 
-    def _step_as_written(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _step_as_written(
+        self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         def follow(function: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(function)
             def run(*given: Any, **named: Any) -> Any:
@@ -884,7 +947,11 @@ def _is_mixed_precision_named() -> bool:
     main = str(vars(sys.modules["__main__"]).get("__file__"))
     for file in {
         main,
-        *(file for file in files if file.endswith(".py") and is_users_file(file) and not is_installed_file(file)),
+        *(
+            file
+            for file in files
+            if file.endswith(".py") and is_users_file(file) and not is_installed_file(file)
+        ),
     }:
         try:
             text = Path(file).read_text("utf-8", "replace")

@@ -38,7 +38,8 @@ class ScriptScaler:
         self._runs_closures = runs_closures
         self._scales: weakref.WeakKeyDictionary[Any, LossScaler] = weakref.WeakKeyDictionary()
         self._has_scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # since the last update
-        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # unscaled, by id
+        # unscaled, by id
+        self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def install(self, events: Subscriptions) -> None:
         """Replace what the methods do from now on."""
@@ -50,7 +51,9 @@ class ScriptScaler:
                 functools.partial(self._call_behind_scaler, getattr(self, f"_{name.strip('_')}")),
             )
         for name in SETTERS:
-            events.wrap(torch.amp.GradScaler, name, functools.partial(self._call_behind_scaler, lambda *_: None))
+            events.wrap(
+                torch.amp.GradScaler, name, functools.partial(self._call_behind_scaler, lambda *_: None)
+            )
 
     def _make_enabled_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         settings = scaler_settings(args, kwargs)
@@ -93,7 +96,9 @@ class ScriptScaler:
         if scaler not in self._has_scaled:
             raise not_scaled_error(self._arm)
         if state["stage"] is not OptState.READY:
-            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+            raise RuntimeError(
+                "unscale_() has already been called on this optimizer since the last update()."
+            )
         overflow = self._gradients.unscale(optimizer, scale)
         device = optimizer.param_groups[0]["params"][0].device
         state["found_inf_per_device"] = {device: torch.tensor(float(overflow))}
@@ -117,7 +122,10 @@ class ScriptScaler:
     def _update(self, scaler: Any, scale: LossScaler, new_scale: Any = None) -> None:
         states: dict[int, Any] = scaler._per_optimizer_states
         for number, state in states.items():
-            if state["stage"] is OptState.UNSCALED and (optimizer := self._optimizers.get(number)) is not None:
+            if (
+                state["stage"] is OptState.UNSCALED
+                and (optimizer := self._optimizers.get(number)) is not None
+            ):
                 self._gradients.end_without_step(optimizer)
         if new_scale is not None:
             scale._loss_scale = float(new_scale)

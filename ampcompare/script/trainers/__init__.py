@@ -18,6 +18,8 @@ LIBRARIES = (accelerate, lightning)
 def follow_trainers(context: TrainerContext, events: Subscriptions) -> None:
     """Let an arm decide where a library has a precision of its own; under `script` what it logs is noted."""
     modules = {name: follow for library in LIBRARIES for name, follow in library.MODULES.items()}
-    imports = ImportHook({name: functools.partial(follow, name, context, events) for name, follow in modules.items()})
+    imports = ImportHook(
+        {name: functools.partial(follow, name, context, events) for name, follow in modules.items()}
+    )
     events.call_at_end(imports.end)
     imports.begin()

@@ -36,7 +36,9 @@ class TrainerContext:
         """Refuse what no arm but `script` can replace."""
         if not self.is_script:
             raise UnsupportedCombination.with_advice(
-                message_with_script_line(f"{what} has its own precision and steps, which {self._arm} cannot replace"),
+                message_with_script_line(
+                    f"{what} has its own precision and steps, which {self._arm} cannot replace"
+                ),
                 "script",
                 remedy=advice,
             )

@@ -23,7 +23,11 @@ MIXED = 'take precision="16-mixed" or "bf16-mixed"'
 FOREIGN = {
     "plugins.precision.deepspeed": ("DeepSpeedPrecision", 'strategy="deepspeed"', 'take strategy="ddp"'),
     "plugins.precision.fsdp": ("FSDPPrecision", 'strategy="fsdp"', 'take strategy="ddp"'),
-    "plugins.precision.transformer_engine": ("TransformerEnginePrecision", "the plugin of TransformerEngine", MIXED),
+    "plugins.precision.transformer_engine": (
+        "TransformerEnginePrecision",
+        "the plugin of TransformerEngine",
+        MIXED,
+    ),
     "plugins.precision.bitsandbytes": ("BitsandbytesPrecision", "the plugin of bitsandbytes", MIXED),
     "plugins.precision.xla": ("XLAPrecision", "the plugin of XLA", MIXED),
     "plugins.precision.double": ("DoublePrecision", 'precision="64-true"', MIXED),
@@ -87,7 +91,9 @@ def _refuse_foreign_precision(
 def _follow_forward_redirection(name: str, context: TrainerContext, events: Subscriptions) -> None:
     redirection: Any = sys.modules[name]._ForwardRedirection
 
-    def call(original: Any, self: Any, wrapper: Any, module: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        original: Any, self: Any, wrapper: Any, module: Any, method: str, *args: Any, **kwargs: Any
+    ) -> Any:
         """Let `training_step` under DDP be what it is on one device: what it calls are the forward passes."""
         with context.through(wrapper, module):
             return original(self, wrapper, module, method, *args, **kwargs)

@@ -45,7 +45,9 @@ def start_trainers_from_checkpoint(checkpoint: str, states: str, note: Note, eve
     """
 
     def follow_transformers() -> None:
-        def train(inner: Any, trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+        def train(
+            inner: Any, trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **options: Any
+        ) -> Any:
             if resume_from_checkpoint is None:
                 from transformers.trainer_utils import get_last_checkpoint  # type: ignore[import-not-found, unused-ignore]
 
@@ -62,7 +64,11 @@ def start_trainers_from_checkpoint(checkpoint: str, states: str, note: Note, eve
         place = 4  # of `ckpt_path`, behind the model, two loaders and the data module
 
         def fit(inner: Any, trainer: Any, *args: Any, **options: Any) -> Any:
-            if checkpoint and options.get("ckpt_path") is None and (len(args) <= place or args[place] is None):
+            if (
+                checkpoint
+                and options.get("ckpt_path") is None
+                and (len(args) <= place or args[place] is None)
+            ):
                 args = args[:place]
                 options["ckpt_path"] = checkpoint
                 note(TraceRowKind.TRAINER, by=f"Trainer.fit(ckpt_path={os.path.basename(checkpoint)!r})")

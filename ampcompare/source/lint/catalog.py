@@ -8,7 +8,12 @@ from ampcompare.source.lint.module import RULES, Mistake
 
 __all__ = ["BY_NAME", "CODES", "GROUPS", "MISTAKES", "RULES"]
 
-GROUPS = {"AMP1": "Misuse of Apex", "AMP2": "Misuse of torch.amp", "AMP3": "Removed or deprecated", "AMP4": "Style"}
+GROUPS = {
+    "AMP1": "Misuse of Apex",
+    "AMP2": "Misuse of torch.amp",
+    "AMP3": "Removed or deprecated",
+    "AMP4": "Style",
+}
 SEEN_BY_GUARDS = (
     Mistake(
         "",

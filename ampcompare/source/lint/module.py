@@ -248,10 +248,16 @@ def text_of_literal(node: ast.expr | None) -> str | None:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
-def events_between(trace: Trace, first: TrainingEvent, last: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
+def events_between(
+    trace: Trace, first: TrainingEvent, last: TrainingEvent, *kinds: EventKind
+) -> list[TrainingEvent]:
     """Return the events of some kinds between two others that one run can meet along with both."""
     inside = trace[trace.index(first) + 1 : trace.index(last)]
-    return [event for event in inside if event.kind in kinds and event.may_follow(first) and event.may_follow(last)]
+    return [
+        event
+        for event in inside
+        if event.kind in kinds and event.may_follow(first) and event.may_follow(last)
+    ]
 
 
 def events_before(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
@@ -261,7 +267,9 @@ def events_before(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> list
 
 def events_after(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> list[TrainingEvent]:
     """Return the events of some kinds behind another one that one run can meet with it."""
-    return [other for other in trace[trace.index(event) + 1 :] if other.kind in kinds and other.may_follow(event)]
+    return [
+        other for other in trace[trace.index(event) + 1 :] if other.kind in kinds and other.may_follow(event)
+    ]
 
 
 def last_event_before(trace: Trace, event: TrainingEvent, *kinds: EventKind) -> TrainingEvent | None:
@@ -317,6 +325,8 @@ def _callers_of_closures(module: LintModule) -> dict[Scope, set[Scope]]:
 def _is_training_call(call: ast.Call, module: LintModule) -> bool:
     function = call.func
     if isinstance(function, ast.Attribute):
-        return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted_name(function) or "").lower()
+        return (
+            OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted_name(function) or "").lower()
+        )
     full = module.resolve(function) or last_name(function)
     return OF_TRAINING.search(full.rpartition(".")[2]) is not None

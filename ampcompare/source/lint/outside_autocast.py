@@ -48,7 +48,12 @@ def edits_moving_outside(
     full = module.resolve(autocast.func)
     inputs = _inputs_of_losses(losses)
     value = getattr(statement, "value", None)
-    if inputs is None or value is None or not isinstance(statement, SIMPLE) or not _is_computed_at_once(value):
+    if (
+        inputs is None
+        or value is None
+        or not isinstance(statement, SIMPLE)
+        or not _is_computed_at_once(value)
+    ):
         return ()
     if module.resolve(autocast.func, module.scope_of.get(value)) != full:
         return ()
@@ -58,9 +63,13 @@ def edits_moving_outside(
     if not _is_same_outside(module, statement, losses, above):
         return ()
     edits = Edits(module)
-    edits.insert_above(statement, [f"{name} = {_bracket_if_needed(module.source(one))}" for one, name in above.items()])
+    edits.insert_above(
+        statement, [f"{name} = {_bracket_if_needed(module.source(one))}" for one, name in above.items()]
+    )
     device = "" if full == "torch.cuda.amp.autocast" else '"cuda", '
-    edits.put_under_header(statement, statement, f"with {module.source(autocast.func)}({device}enabled=False):")
+    edits.put_under_header(
+        statement, statement, f"with {module.source(autocast.func)}({device}enabled=False):"
+    )
     for one in (each for pair in inputs for each in pair):
         if one in above:
             edits.replace(one, f"{above[one]}.float()")
@@ -90,18 +99,26 @@ def _names_computed_above(
 ) -> dict[ast.expr, str]:
     """Return those of the inputs of the only loss that autocast must compute, above the statement: a name for each."""
     pairs = zip(inputs, ("loss_input", "loss_target"), strict=True)
-    return {one: _unused_name(module, word) for one, word in pairs if not _is_same_outside(module, one, losses, ())}
+    return {
+        one: _unused_name(module, word)
+        for one, word in pairs
+        if not _is_same_outside(module, one, losses, ())
+    }
 
 
 def _bracket_if_needed(text: str) -> str:
     return f"({text})" if "\n" in text else text
 
 
-def _is_same_outside(module: Module, part: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]) -> bool:
+def _is_same_outside(
+    module: Module, part: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]
+) -> bool:
     """Return whether a part of a statement, without losses and what is kept apart, gives the same out of autocast."""
     for node in _nodes_without_losses(part, losses, apart):
         if isinstance(node, (ast.BinOp, ast.AugAssign)):
-            is_reciprocal = isinstance(node.op, ast.Div) and isinstance(getattr(node, "left", None), ast.Constant)
+            is_reciprocal = isinstance(node.op, ast.Div) and isinstance(
+                getattr(node, "left", None), ast.Constant
+            )
             if isinstance(node.op, (ast.MatMult, ast.Pow)) or is_reciprocal:
                 return False
         elif isinstance(node, ast.Call) and node not in losses and not _is_without_cast(module, node, losses):

@@ -81,7 +81,13 @@ class Report(ShownInNotebook):
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Return the place, code, level, message and remedy of each finding."""
         return [
-            (f"{one.path}:{one.place}", one.code, level_of_code(one.code), one.message, CODES[one.code].remedy)
+            (
+                f"{one.path}:{one.place}",
+                one.code,
+                level_of_code(one.code),
+                one.message,
+                CODES[one.code].remedy,
+            )
             for one in self.findings
         ]
 
@@ -131,7 +137,9 @@ def _json_lines(report: Report) -> Iterator[str]:
         }
         for one in report.findings
     ]
-    unread = [{"path": one.path.as_posix(), "line": one.line or None, "reason": one.reason} for one in report.unread]
+    unread = [
+        {"path": one.path.as_posix(), "line": one.line or None, "reason": one.reason} for one in report.unread
+    ]
     document = {
         "schema_version": 1,
         "ampcompare_version": __version__,
@@ -172,9 +180,13 @@ def _sarif_lines(report: Report) -> Iterator[str]:
     for one in report.findings:
         cell = "" if one.place.cell is None else f"cell {one.place.cell}, line {one.place.line}: "
         # A notebook is JSON, in which a line of a cell is not a line of the file.
-        region = {"startLine": one.place.line, "startColumn": one.place.column} if one.place.cell is None else None
+        region = (
+            {"startLine": one.place.line, "startColumn": one.place.column} if one.place.cell is None else None
+        )
         key = (one.path.as_posix(), one.code, one.message)
-        digest = hashlib.sha256("\0".join((*key, str(seen[key]))).encode("utf-8", "surrogateescape")).hexdigest()
+        digest = hashlib.sha256(
+            "\0".join((*key, str(seen[key]))).encode("utf-8", "surrogateescape")
+        ).hexdigest()
         seen[key] += 1
         results.append(
             {
@@ -195,7 +207,11 @@ def _sarif_lines(report: Report) -> Iterator[str]:
         }
         for one in report.unread
     ]
-    driver = {"name": "ampcompare lint", "version": __version__, "rules": [_sarif_rule(code) for code in codes]}
+    driver = {
+        "name": "ampcompare lint",
+        "version": __version__,
+        "rules": [_sarif_rule(code) for code in codes],
+    }
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",

@@ -142,7 +142,9 @@ def _examine_file(path: Path, selection: Selection, named: Collection[Path], *, 
     except FileFault as error:
         report.unread.append(UnreadFile(path, str(error)))
     except SourceInvalid as error:
-        report.unread.append(UnreadFile(path, f"{error.kind}: {error}" if error.line else str(error), error.line))
+        report.unread.append(
+            UnreadFile(path, f"{error.kind}: {error}" if error.line else str(error), error.line)
+        )
     return report
 
 
@@ -183,7 +185,9 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
             report.unread.append(UnreadFile(path, f"cannot be corrected: {error}"))
     for finding in findings:
         place = document.place_for_user(finding.line, finding.column)
-        report.findings.append(LocatedFinding(path, place, finding.code, finding.message, bool(finding.edits)))
+        report.findings.append(
+            LocatedFinding(path, place, finding.code, finding.message, bool(finding.edits))
+        )
 
 
 def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[str, list[Finding], int]:

@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
-from ampcompare.source.branches import Facts, add_conditions_of_test, conditions_contradict, expression_of_condition
+from ampcompare.source.branches import (
+    Facts,
+    add_conditions_of_test,
+    conditions_contradict,
+    expression_of_condition,
+)
 from ampcompare.source.call_order import CallFollower, CallFrame
 from ampcompare.source.index import Function, Index
 from ampcompare.source.module import Scope
@@ -177,7 +182,9 @@ METHODS = {
     "unscale_": EventKind.UNSCALE,
     "zero_grad": EventKind.ZERO_GRAD,
     "half": EventKind.HALF,
-    **dict.fromkeys(("bfloat16", "float", "double", "type", "from_pretrained", "from_config"), EventKind.CAST),
+    **dict.fromkeys(
+        ("bfloat16", "float", "double", "type", "from_pretrained", "from_config"), EventKind.CAST
+    ),
     "cuda": EventKind.CUDA,
     "to": EventKind.CUDA,
     "load_state_dict": EventKind.LOAD,
@@ -252,7 +259,9 @@ class EventTracer(CallFollower):
         ):
             self._add_unknown_event(call, full, frame, add)
 
-    def _add_function_event(self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: CallFrame) -> None:
+    def _add_function_event(
+        self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: CallFrame
+    ) -> None:
         """Record the call of a function that is an event."""
         subject = call.args[0] if call.args else argument(call, event.keyword)
         if event.kind is EventKind.CLIP and isinstance(subject, ast.IfExp):
@@ -267,7 +276,9 @@ class EventTracer(CallFollower):
         scaler = self._scaler_of_loss(subject, frame) if event.kind is EventKind.BACKWARD else ""
         self._add_event(call, statement, frame, event.kind, subject, target, scaler)
 
-    def _add_unknown_event(self, call: ast.Call, full: str, frame: CallFrame, add: Callable[..., None]) -> None:
+    def _add_unknown_event(
+        self, call: ast.Call, full: str, frame: CallFrame, add: Callable[..., None]
+    ) -> None:
         """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
         for value in argument_values(call):
             if full.startswith(SCHEDULERS):  # which read the optimizer, and step nothing as they are made
@@ -294,7 +305,12 @@ class EventTracer(CallFollower):
         self._events.append(TrainingEvent(kind, call, statement, subject, *where, target, scaler, sources))
 
     def _add_method_event(
-        self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: CallFrame, add: Callable[..., None]
+        self,
+        call: ast.Call,
+        function: ast.Attribute,
+        statement: ast.stmt,
+        frame: CallFrame,
+        add: Callable[..., None],
     ) -> bool:
         """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
@@ -398,7 +414,9 @@ class EventTracer(CallFollower):
                 return self._canonical_text(target, frame)
         return ""
 
-    def _source_names_of(self, node: ast.expr, frame: CallFrame, known: frozenset[str] = frozenset()) -> set[str]:
+    def _source_names_of(
+        self, node: ast.expr, frame: CallFrame, known: frozenset[str] = frozenset()
+    ) -> set[str]:
         """Return the canonical names that an expression is made from, through names that are assigned above it."""
         found: set[str] = set()
         waiting: list[ast.AST] = [node]
@@ -445,9 +463,19 @@ class EventTracer(CallFollower):
         values = scope.values.get(head, ())
         if head in frame.names:
             return frame.names[head] + dot + rest
-        if len(values) == 1 and head not in scope.parameters and (alias := dotted_name(values[0])) not in (None, head):
-            if not str(alias).startswith(f"{head}.") and not any(head in one.imports for one in scope.lookup_scopes()):
-                return self._canonical_text(values[0], replace(frame, names={**frame.names, head: head})) + dot + rest
+        if (
+            len(values) == 1
+            and head not in scope.parameters
+            and (alias := dotted_name(values[0])) not in (None, head)
+        ):
+            if not str(alias).startswith(f"{head}.") and not any(
+                head in one.imports for one in scope.lookup_scopes()
+            ):
+                return (
+                    self._canonical_text(values[0], replace(frame, names={**frame.names, head: head}))
+                    + dot
+                    + rest
+                )
         if head in scope.parameters or head in scope.values:
             return f"{frame.prefix}{text}" if head != "self" else text
         return text

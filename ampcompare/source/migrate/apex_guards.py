@@ -10,7 +10,9 @@ from ampcompare.source.migrate.replacement_table import IMPORTED
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name
 
-ANSWERED = "this asked for Apex, which the result does not import; the answer is yes now, also where Apex is missing"
+ANSWERED = (
+    "this asked for Apex, which the result does not import; the answer is yes now, also where Apex is missing"
+)
 ASKS = "this asks for Apex, which the result does not import: the part that it guards would never run"
 FINDERS = ("find_spec", "find_loader", "find_module")
 IMPORTERS = ("import_module", "__import__", "get_distribution", "version", "is_package_available", "require")
@@ -28,7 +30,11 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
     """Answer questions whether Apex is there with yes; return what is said about them."""
     findings = []
     for node in module.nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.partition(".")[0] == "apex":
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node.value.partition(".")[0] == "apex"
+        ):
             answer = _find_question_of(module, node)
             if answer is None:
                 if _is_asked_by_import(module, node):
@@ -89,7 +95,11 @@ def answer_question(module: Module, edits: Edits, node: ast.AST) -> list[Finding
         edits.replace(parent, YES if isinstance(parent.ops[0], (ast.IsNot, ast.NotEq)) else NO)
     else:
         edits.replace(node, YES)
-    return [] if isinstance(module.statement_around(node), ast.Assert) else [Finding.at_node(node, NOTE, ANSWERED)]
+    return (
+        []
+        if isinstance(module.statement_around(node), ast.Assert)
+        else [Finding.at_node(node, NOTE, ANSWERED)]
+    )
 
 
 def names_switched_by_script(module: Module, names: ModuleImports) -> dict[str, ast.Name]:
@@ -115,7 +125,11 @@ def _is_default_without_apex(module: Module, names: ModuleImports, node: ast.Nam
     if any(isinstance(outer, ast.ExceptHandler) for outer in module.ancestors(node)):
         return True
     statement = module.statement_around(node)
-    own = [each for each, alias in names.imports if node.id in (alias.asname, alias.name, alias.name.split(".")[0])]
+    own = [
+        each
+        for each, alias in names.imports
+        if node.id in (alias.asname, alias.name, alias.name.split(".")[0])
+    ]
     tried = [each for each in own if isinstance(module.parent(each), ast.Try) and each.lineno > node.lineno]
     return (
         bool(own)
@@ -134,7 +148,9 @@ def simplify_constant_conditions(text: str) -> str:
             module = Module(text)
         except SourceInvalid:  # which is no fault of the script, and is reported as such
             break
-        node = next((each for each in module.nodes if isinstance(each, ast.Name) and each.id in ANSWERS), None)
+        node = next(
+            (each for each in module.nodes if isinstance(each, ast.Name) and each.id in ANSWERS), None
+        )
         if node is None:
             break
         edits = Edits(module)
@@ -159,7 +175,11 @@ def _take_answer_out(module: Module, edits: Edits, node: ast.expr, value: bool) 
         edits.replace(parent, _parenthesized_source(module, parent.body if value else parent.orelse))
     elif isinstance(parent, ast.Assert) and parent.test is node and value:
         edits.remove(parent)
-    elif not (isinstance(parent, ast.If) and parent.test is node and _keep_taken_branch(module, edits, parent, value)):
+    elif not (
+        isinstance(parent, ast.If)
+        and parent.test is node
+        and _keep_taken_branch(module, edits, parent, value)
+    ):
         edits.replace(node, str(value))
 
 
@@ -175,7 +195,9 @@ def _drop_part_of_condition(module: Module, edits: Edits, joint: ast.BoolOp, nod
 def _parenthesized_source(module: Module, node: ast.expr, *, joint: bool = False) -> str:
     """Return the text of an expression, in parentheses where it needs them in the place of another."""
     text = module.source(node)
-    lowest = isinstance(node, (ast.NamedExpr, ast.Lambda)) or (joint and isinstance(node, (ast.BoolOp, ast.IfExp)))
+    lowest = isinstance(node, (ast.NamedExpr, ast.Lambda)) or (
+        joint and isinstance(node, (ast.BoolOp, ast.IfExp))
+    )
     return f"({text})" if lowest or ("\n" in text and text[-1] not in ")]}") else text
 
 

@@ -74,7 +74,19 @@ WIDE_LAYERS = {
     "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "RMSNorm": "rms_norm",
     "CosineSimilarity": "cosine_similarity", "PairwiseDistance": "pairwise_distance",
 }  # fmt: skip
-OFTEN_OF_OTHERS = {"std", "var", "einsum", "cdist", "square", "sum", "prod", "norm", "pow", "normalize", "dist"}
+OFTEN_OF_OTHERS = {
+    "std",
+    "var",
+    "einsum",
+    "cdist",
+    "square",
+    "sum",
+    "prod",
+    "norm",
+    "pow",
+    "normalize",
+    "dist",
+}
 OF_O1 = "types that O1 and autocast compute in: {0}"
 OF_O2 = (
     "in the model these were computed in fp16 where their inputs were, and are in fp32 under autocast; outside of it "
@@ -97,11 +109,14 @@ PRODUCT_INTO = (
     "fp32 fail: write x = torch.{0}(...)"
 )
 PRODUCT_ELSEWHERE = "{0} calls {1} in line {2}, which may run under autocast here. {3}"
-PRODUCT_REACHED = "this training runs line {2} of {0}, with {1}, under autocast. {3}; or take the adapter, which casts"
+PRODUCT_REACHED = (
+    "this training runs line {2} of {0}, with {1}, under autocast. {3}; or take the adapter, which casts"
+)
 PRODUCT_HERE = "{0}; or take the adapter, which casts"
 CPU = "O1 cast to fp32 at .cpu(); this has the type of its tensor now: write .float() before it if that is an output"
 CPU_ELSEWHERE = (
-    "O1 cast to fp32 at .cpu(), as in {0}; what comes from autocast keeps fp16 there now: write .float() before .cpu()"
+    "O1 cast to fp32 at .cpu(), as in {0}; what comes from autocast keeps fp16 there now: "
+    "write .float() before .cpu()"
 )
 # Names of what is no integer.
 FLOATS = re.compile(r"logit|feat|embed|prob|hidden", re.IGNORECASE)
@@ -123,13 +138,19 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
     is_half = bool(fp16_level_of_file(core.sites))
     for initialize in core.sites.initializes[:1] if not core.is_all_fp32 else []:
         for module in (core.module, *core.around.modules_below(core.module)):
-            found = _functions_computed_in_fp32(module) if is_half else _functions_cast_otherwise(core, module, outputs)
+            found = (
+                _functions_computed_in_fp32(module)
+                if is_half
+                else _functions_cast_otherwise(core, module, outputs)
+            )
             if found:
                 where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
         places = list(_places_made_fp32(core)) if is_half else []
         if places:
-            core.add_note(initialize.call, MADE_FP32.format(", ".join(places), fp16_level_of_file(core.sites)))
+            core.add_note(
+                initialize.call, MADE_FP32.format(", ".join(places), fp16_level_of_file(core.sites))
+            )
 
 
 def _places_made_fp32(core: ApexCore) -> Iterator[str]:
@@ -141,7 +162,11 @@ def _places_made_fp32(core: ApexCore) -> Iterator[str]:
             home = module.class_of(module.function_around(call))
             # Functions next to layers compute for these; those of the script may be metrics.
             is_near = home in holders or (bool(holders) and home is None and module is not core.module)
-            if is_near and module.function_around(call) is not None and _makes_tensor_fp32(module, call, owner):
+            if (
+                is_near
+                and module.function_around(call) is not None
+                and _makes_tensor_fp32(module, call, owner)
+            ):
                 yield f"line {call.lineno}" + (
                     f" of {core.index.relative_path_of(module)}" if module is not core.module else ""
                 )
@@ -155,7 +180,9 @@ def _makes_tensor_fp32(module: Module, call: ast.Call, owner: ast.expr) -> bool:
     given = argument_values(call)
     if last_name(call.func) == "float":
         return not given
-    return any(module.resolve(each) in ("torch.float32", "torch.float", "torch.FloatTensor") for each in given)
+    return any(
+        module.resolve(each) in ("torch.float32", "torch.float", "torch.FloatTensor") for each in given
+    )
 
 
 def _functions_cast_otherwise(core: ApexCore, module: Module, outputs: AutocastOutputs) -> list[str]:
@@ -188,7 +215,9 @@ def _functions_computed_in_fp32(module: Module) -> list[str]:
     return list(found.values())
 
 
-def _calls_of_torch_functions(module: Module, layers: Mapping[str, str]) -> Iterator[tuple[str, bool, ast.Call]]:
+def _calls_of_torch_functions(
+    module: Module, layers: Mapping[str, str]
+) -> Iterator[tuple[str, bool, ast.Call]]:
     """Yield calls of torch's functions, or of methods that are named so: name, whether it is functional, and the call.
 
     Args:
@@ -246,7 +275,9 @@ def _note_moves_in_other_files(core: ApexCore, outputs: AutocastOutputs) -> None
                 if outputs.coverage.coverage_of_node(module, call) is not Answer.NO:
                     lines[module] = call.lineno
     if lines and core.sites.initializes:
-        places = sorted(f"line {line} of {core.index.relative_path_of(module)}" for module, line in lines.items())
+        places = sorted(
+            f"line {line} of {core.index.relative_path_of(module)}" for module, line in lines.items()
+        )
         core.add_note(core.sites.initializes[0].call, CPU_ELSEWHERE.format(", ".join(places)))
 
 
@@ -278,7 +309,9 @@ def _products_in_place(module: Module) -> Iterator[tuple[ast.Call, str]]:
         yield call, PRODUCT.format(last_name(call.func))
     for call in module.calls:
         name = last_name(call.func)
-        if name in INTO and any(each.arg == "out" and not is_literal(each.value, None) for each in call.keywords):
+        if name in INTO and any(
+            each.arg == "out" and not is_literal(each.value, None) for each in call.keywords
+        ):
             if module.resolve(call.func) == f"torch.{name}":
                 yield call, PRODUCT_INTO.format(name)
 
@@ -294,7 +327,9 @@ def _cast_product_arguments(core: ApexCore, call: ast.Call) -> bool:
     factors = [*call.args[max(0, len(call.args) - 2 + len(factors)) :], *factors]
     if last_name(call.func) not in IN_PLACE or None in names or len(factors) != 2:
         return False
-    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(
+        each.arg is None for each in call.keywords
+    ):
         return False
     for each in factors:
         start, end = core.module.span(each)
@@ -351,8 +386,11 @@ def _origin_of_tensor(core: ApexCore, node: ast.expr, outputs: AutocastOutputs, 
     if begun.is_call:
         return "output" if kept else "made from one"
     text = dotted_name(node)
-    values = [] if text is None or depth > 2 else core.module.values_of(text, core.module.scope_of[node]) or []
-    is_float = FLOATS.search(last_part(text or "")) is not None  # a part of what a model returns may hold integers
+    values = (
+        [] if text is None or depth > 2 else core.module.values_of(text, core.module.scope_of[node]) or []
+    )
+    # a part of what a model returns may hold integers
+    is_float = FLOATS.search(last_part(text or "")) is not None
     found = {
         _origin_of_tensor(core, strip_star(each), outputs, depth + 1)
         if is_float or not isinstance(each, ast.Starred)

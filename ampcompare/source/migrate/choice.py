@@ -9,7 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampcompare.source.migrate.adapter.places import absolute_path
-from ampcompare.source.migrate.adapter.project import AdapterFile, AdapterPlan, files_needing_apex, plan_adapters
+from ampcompare.source.migrate.adapter.project import (
+    AdapterFile,
+    AdapterPlan,
+    files_needing_apex,
+    plan_adapters,
+)
 from ampcompare.source.migrate.finding import Finding
 from ampcompare.source.migrate.ordinary.training import find_reason_not_ordinary
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
@@ -71,7 +76,9 @@ def choose_rewrite_or_adapter(
     """
     within = tuple(within)
     results = [
-        migrate_file(path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, within=within)
+        migrate_file(
+            path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, within=within
+        )
         for path in paths
     ]
     if not only_ordinary:
@@ -81,7 +88,9 @@ def choose_rewrite_or_adapter(
 
     def why(path: Path) -> str:
         if path not in exceptions:
-            result = known.get(path) or migrate_file(path, examine=find_mistakes, versions=versions, within=within)
+            result = known.get(path) or migrate_file(
+                path, examine=find_mistakes, versions=versions, within=within
+            )
             exceptions[path] = _reason_not_ordinary(result)
         return exceptions[path]
 
@@ -137,17 +146,25 @@ def _reason_not_ordinary(result: FileMigration) -> str:
     if migration is None or document is None:
         return ""
     found: Finding | None = None
-    if result.by_hand and (not migration.whole or migration.core is not None or not files_needing_apex([result.path])):
+    if result.by_hand and (
+        not migration.whole or migration.core is not None or not files_needing_apex([result.path])
+    ):
         found = migration.left_by_hand[0]
         # What a message advises is for a rewrite; its message may be of a rewrite of other files, too.
         is_of_others = migration.whole and migration.core is None
         found = replace(found, message=LEFT_BY_HAND if is_of_others else ADVICE.split(found.message)[0])
     elif migration.core is not None:
         found = find_reason_not_ordinary(migration.core, migration, document.text)
-    return "" if found is None else f"line {document.place_for_user(found.line, found.column).line}: {found.message}"
+    return (
+        ""
+        if found is None
+        else f"line {document.place_for_user(found.line, found.column).line}: {found.message}"
+    )
 
 
-def _why_follows_others(result: FileMigration, within: tuple[str | Path, ...], why: Callable[[Path], str]) -> str:
+def _why_follows_others(
+    result: FileMigration, within: tuple[str | Path, ...], why: Callable[[Path], str]
+) -> str:
     """Return why a file takes the adapter as a training does that runs with it; "" if none does."""
     for path in _trainings_around(result, within):
         if why(path):
@@ -162,7 +179,9 @@ def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> 
     module = around.module_of_text(result.document.text)
     project = around.project_of(module)
     found = [(project.path_of(each), each) for each in around.modules_of_program(module)]
-    return [path for path, each in found if path is not None and (initializes_apex(each) or needs_scaler(each))]
+    return [
+        path for path, each in found if path is not None and (initializes_apex(each) or needs_scaler(each))
+    ]
 
 
 def _is_apart_from_trainings(result: FileMigration, within: tuple[str | Path, ...]) -> bool:

@@ -40,7 +40,9 @@ def names_that_engine_lacks(path: Path) -> list[str]:
     except (FileFault, SourceInvalid, RecursionError):
         return []
     names = ModuleImports(module)
-    imported = [full for _, _, full in module.imports if full.split(".")[0] in APEX and not full.endswith("*")]
+    imported = [
+        full for _, _, full in module.imports if full.split(".")[0] in APEX and not full.endswith("*")
+    ]
     found = dict.fromkeys([*imported, *(full for _, full in names.uses)])
     lacking = [full for full in found if full.split(".")[0] == "apex" and not _engine_has(full)]
     return [each for each in lacking if not any(each.startswith(f"{other}.") for other in lacking)]
@@ -70,7 +72,11 @@ def _names_at_top(path: Path) -> frozenset[str]:
             bound.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             bound |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
-        bound |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+        bound |= {
+            each.id
+            for each in ast.walk(node)
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        }
     return frozenset(bound)
 
 

@@ -55,7 +55,11 @@ class FileMigration(ShownInNotebook):
     @property
     def changed(self) -> bool:
         """Whether the text is another one."""
-        return self.document is not None and self.migration is not None and self.migration.text != self.document.text
+        return (
+            self.document is not None
+            and self.migration is not None
+            and self.migration.text != self.document.text
+        )
 
     @property
     def is_marked_alone(self) -> bool:
@@ -149,7 +153,9 @@ def migrate_file(
     try:
         migration = None
         if may_use_apex(document.text):
-            migration = migrate_text(document.text, neighbors_of_file(path, within), versions or known_versions())
+            migration = migrate_text(
+                document.text, neighbors_of_file(path, within), versions or known_versions()
+            )
             migration = _add_mistakes(document.text, migration, examine)
         elif must_parse:
             parse_tree(document.text)
@@ -194,11 +200,18 @@ def _add_mistakes(before: str, migration: Migration, examine: Examine) -> Migrat
     own = OWN_MISTAKES | {code for _, code, _ in earlier}
     lines = origins_of_lines(before, migration.text)
     remarks = [
-        Finding(lines[line], 0, NOTE if code in own else BY_HAND, f"line {line} of the result: {code}: {message}")
+        Finding(
+            lines[line], 0, NOTE if code in own else BY_HAND, f"line {line} of the result: {code}: {message}"
+        )
         for line, code, message in mistakes
     ]
     remarks += [
-        Finding(line, 0, NOTE, f"{code}: {message}, so this had no effect; in the result it has, and training differs")
+        Finding(
+            line,
+            0,
+            NOTE,
+            f"{code}: {message}, so this had no effect; in the result it has, and training differs",
+        )
         for line, code, message in earlier
         if code in WITHOUT_EFFECT and code not in {left for _, left, _ in mistakes}
     ]

@@ -38,7 +38,17 @@ LAYERS = frozenset(name for name in IMPORTED if name.endswith(("LayerNorm", "Syn
 # What Apex no longer has since May 2025.
 REMOVED = ("apex.amp", "apex.parallel", "apex.fp16_utils", "apex.RNN", "apex.reparameterization")
 
-ADAM = ("params", "lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay", "amsgrad", "set_grad_none")
+ADAM = (
+    "params",
+    "lr",
+    "bias_correction",
+    "betas",
+    "eps",
+    "adam_w_mode",
+    "weight_decay",
+    "amsgrad",
+    "set_grad_none",
+)
 OPTIMIZERS = {
     "FusedAdam": OptimizerReplacement(
         "torch.optim.AdamW", ADAM, ("bias_correction", "adam_w_mode", "set_grad_none"), (("weight_decay", "0.0"),)

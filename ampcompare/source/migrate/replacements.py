@@ -28,7 +28,20 @@ from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
 
 # Functions that run in fp16 under autocast too.
-HALF = ("einsum", "matmul", "bmm", "baddbmm", "addbmm", "mm", "mv", "linear", "conv1d", "conv2d", "conv3d", "prelu")
+HALF = (
+    "einsum",
+    "matmul",
+    "bmm",
+    "baddbmm",
+    "addbmm",
+    "mm",
+    "mv",
+    "linear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "prelu",
+)
 
 REGISTERED = {"register_half_function": "float16", "register_float_function": "float32"}
 TRAINING = {"backward", "scale_loss", "step", "wrap_optimizer"}
@@ -54,7 +67,9 @@ def cast_inputs(dtype, autocast=True):
 
     return decorate
 '''
-NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
+NO_CORRECTION = (
+    "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
+)
 OLD_API = (
     "{0} is of the API before amp.initialize, with an fp16 model; it has no equivalent in torch.amp: keep the model in "
     "fp32, use autocast and GradScaler"
@@ -67,7 +82,8 @@ DDP_ARGUMENTS = (
     "allreduce_always_fp32", "num_allreduce_streams", "allreduce_communicators", "gradient_average",
     "gradient_predivide_factor", "gradient_average_split_factor", "prof",
 )  # fmt: skip
-APART = "broadcast_buffers=False"  # Apex sends no buffers, so that a forward pass on one rank waits for no other
+# Apex sends no buffers, so that a forward pass on one rank waits for no other
+APART = "broadcast_buffers=False"
 BUFFERS = (
     "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, so that one on rank 0 alone "
     f"waits for the others; Apex's does not: pass {APART} where this is called"
@@ -213,7 +229,9 @@ class UseRewriter:
             raise UnsureRewrite(node, "create_syncbn_process_group is passed as a value")
         text = self._module.source(size)
         group = f"{self._torch}.distributed.new_subgroups({text})[0]"
-        is_alone = isinstance(size, ast.Constant) or isinstance(self._module.parent(call), (ast.Assign, ast.keyword))
+        is_alone = isinstance(size, ast.Constant) or isinstance(
+            self._module.parent(call), (ast.Assign, ast.keyword)
+        )
         if is_literal(size, 0):  # asks for one group of all
             group = "None"
         elif not isinstance(size, ast.Constant):
@@ -260,24 +278,31 @@ class UseRewriter:
             raise UnsureRewrite(call, "the function to register cannot be seen; autocast has no registry")
         name, owner = str(call.args[1].value), self._names.full_name_of(call.args[0])
         if name[:1].isupper():
-            raise UnsureRewrite(call, f'{name} is a class: call it under torch.autocast("cuda", enabled=False) by hand')
+            raise UnsureRewrite(
+                call, f'{name} is a class: call it under torch.autocast("cuda", enabled=False) by hand'
+            )
         if dtype == "float16" and name in HALF and owner in ("torch", "torch.nn.functional"):
             self._edits.remove(statement)
             return True
         function = f"{self._module.source(call.args[0])}.{name}"
         cast = self._input_casting_expression(call, dtype, in_torch=owner is not None)
         self._edits.replace_statement(statement, [f"{function} = {cast}({function})"])
-        self._add_note(call, f"{function} casts its inputs under autocast for the whole process, as Apex had it")
+        self._add_note(
+            call, f"{function} casts its inputs under autocast for the whole process, as Apex had it"
+        )
         return True
 
     def _input_casting_expression(self, node: ast.AST, dtype: str, *, in_torch: bool = False) -> str:
         """Return the expression that lets a function cast its inputs; the first one brings a definition along."""
         module, text = self._module, CAST_FUNCTION.format(torch=self._torch)
         if any(getattr(each, "id", getattr(each, "name", None)) == CAST for each in module.nodes):
-            raise UnsureRewrite(node, f"this needs a function {CAST}, but the module has something else of that name")
+            raise UnsureRewrite(
+                node, f"this needs a function {CAST}, but the module has something else of that name"
+            )
         if f"def {CAST}(" not in self._edits.inserted_text():
             self._edits.insert_above(
-                module.outermost_statement(node), [*text.replace("    ", module.indentation_unit).splitlines(), "", ""]
+                module.outermost_statement(node),
+                [*text.replace("    ", module.indentation_unit).splitlines(), "", ""],
             )
         return f"{CAST}({self._torch}.{dtype}{', autocast=False' * in_torch})"
 
@@ -325,7 +350,9 @@ class UseRewriter:
             self._add_note(node, NO_CORRECTION)
             return False
         if not all(each is None or isinstance(each, ast.Constant) for each in (bias, mode)):
-            raise UnsureRewrite(call, "bias_correction or adam_w_mode is no literal here: AdamW if both are true")
+            raise UnsureRewrite(
+                call, "bias_correction or adam_w_mode is no literal here: AdamW if both are true"
+            )
         target = "torch.optim.Adam" if mode is not None and _is_option_off(mode) else twin.torch
         self._replace_optimizer_call(call, twin, target, fused)
         return True
@@ -346,7 +373,9 @@ class UseRewriter:
         given = {each.arg for each in call.keywords if each.arg is not None}
         spread = len(given) < len(call.keywords)
         if spread:
-            self._add_note(call, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
+            self._add_note(
+                call, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}"
+            )
         added = [f"{key}={value}" for key, value in twin.added if key not in given and target == twin.torch]
         added = [*([] if spread else added), *(fused if "fused" not in given else [])]
         if given & set(twin.dropped) or not added:
@@ -376,7 +405,9 @@ class UseRewriter:
                 )
             explicit.append(given)
         if not explicit:
-            raise UnsureRewrite(node, f"{name} is chosen, but its call is not found; {twin.torch} has other arguments")
+            raise UnsureRewrite(
+                node, f"{name} is chosen, but its call is not found; {twin.torch} has other arguments"
+            )
         added = [f"{key}={value}" for key, value in twin.added if any(key not in given for given in explicit)]
         self._edits.replace(
             node, f"functools.partial({', '.join([self._full_torch_name(twin.torch), *added, *fused])})"
@@ -405,7 +436,11 @@ class UseRewriter:
             return
         for name in ("allreduce_communicators", "allreduce_trigger_params", "gradient_average"):
             value = known.get(name)
-            if not (_is_option_off(value) if name != "gradient_average" else value is None or is_literal(value, True)):
+            if not (
+                _is_option_off(value)
+                if name != "gradient_average"
+                else value is None or is_literal(value, True)
+            ):
                 raise UnsureRewrite(call, f"{name} has no equivalent in torch's DistributedDataParallel")
         texts = [module.source(known["module"])] if "module" in known else []
         if not _is_option_off(known.get("delay_allreduce")):
@@ -413,11 +448,15 @@ class UseRewriter:
         texts.append(APART)
         self._edits.replace_span(module.end(call.func), module.end(call), f"({', '.join(texts)})")
         if dropped := ", ".join(sorted(known.keys() - {"module", "delay_allreduce"})):
-            self._add_note(call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out")
+            self._add_note(
+                call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out"
+            )
 
     def _halves_weights(self) -> bool:
         """Return whether the module initializes at O2 or O3, whose weights take half the memory."""
-        calls = [self._find_call_of(use) for use, meaning in self._names.uses if meaning == "apex.amp.initialize"]
+        calls = [
+            self._find_call_of(use) for use, meaning in self._names.uses if meaning == "apex.amp.initialize"
+        ]
         levels = [argument(call, "opt_level") for call in calls if call is not None]
         return any(is_literal(level, "O2") or is_literal(level, "O3") for level in levels)
 
@@ -430,17 +469,26 @@ class UseRewriter:
             return False
         if any(meaning.endswith("FP16_Optimizer") for _, meaning in self._names.uses):
             return False
-        if len(call.args) > 1 and self._names.full_name_of(call.args[1]) not in ("torch.half", "torch.float16"):
+        if len(call.args) > 1 and self._names.full_name_of(call.args[1]) not in (
+            "torch.half",
+            "torch.float16",
+        ):
             return False
         bound = statement.targets if isinstance(statement, ast.Assign) else call.args[:1]
         model, source = dotted_name(bound[0]), module.source(call.args[0])
         is_alone = isinstance(statement, (ast.Assign, ast.Expr)) and statement.value is call
         if not is_alone or len(bound) > 1 or model is None:
             return False
-        wrap = f'{model}.forward = {self._torch}.autocast("cuda", dtype={self._torch}.float16)({model}.forward)'
-        self._edits.replace_statement(statement, [*([f"{model} = {source}"] if source != model else []), wrap])
+        wrap = (
+            f'{model}.forward = {self._torch}.autocast("cuda", dtype={self._torch}.float16)({model}.forward)'
+        )
+        self._edits.replace_statement(
+            statement, [*([f"{model} = {source}"] if source != model else []), wrap]
+        )
         name = dotted_name(node)
-        self._add_note(call, f"{name} made the weights fp16; under autocast they stay fp32, and products are in fp16")
+        self._add_note(
+            call, f"{name} made the weights fp16; under autocast they stay fp32, and products are in fp16"
+        )
         return True
 
 
@@ -462,7 +510,9 @@ def ddp_may_lack_gradients(ddp: ast.Call | None) -> bool:
     given = {} if ddp is None else arguments(ddp, DDP_ARGUMENTS)
     if ddp is not None and not given.keys() <= {*DDP_ARGUMENTS, *HIDDEN}:
         return False  # one that Apex would refuse: torch's, which the script takes where there is no Apex
-    return not any(is_literal(given.get(each), True) for each in ("delay_allreduce", "find_unused_parameters"))
+    return not any(
+        is_literal(given.get(each), True) for each in ("delay_allreduce", "find_unused_parameters")
+    )
 
 
 def is_used_as_type(module: Module, node: ast.AST) -> bool:

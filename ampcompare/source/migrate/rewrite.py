@@ -23,7 +23,14 @@ from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVE
 from ampcompare.source.migrate.replacements import UseRewriter
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import SourceInvalid, argument, catches_import_error, is_literal, last_name, root_name
+from ampcompare.source.syntax import (
+    SourceInvalid,
+    argument,
+    catches_import_error,
+    is_literal,
+    last_name,
+    root_name,
+)
 from ampcompare.source.versions import LATEST, Versions
 
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
@@ -63,7 +70,10 @@ PHRASES = (
         "torch.amp",
     ),
     (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
-    (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
+    (
+        re.compile(r"https://nvidia\.github\.io/apex/amp\.html"),
+        "https://docs.pytorch.org/docs/stable/amp.html",
+    ),
 )
 # Since when torch has a name, and that which earlier versions have.
 OLDER = (
@@ -104,7 +114,12 @@ def may_use_apex(text: str) -> bool:
 
 
 def migrate_text(
-    text: str, around: Neighbors = ALONE, versions: Versions = LATEST, *, alone: bool = False, refused: str = ""
+    text: str,
+    around: Neighbors = ALONE,
+    versions: Versions = LATEST,
+    *,
+    alone: bool = False,
+    refused: str = "",
 ) -> Migration:
     """Return the module for `torch.amp`.
 
@@ -134,7 +149,9 @@ def migrate_text(
     rewrite.rewrite_imports()
     probes = _notes_on_answers(module, names, rewrite.edits)
     if probes and not alone and (asking := _file_left_by_hand(around, module)):
-        return _keep_asking_module(module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking)))
+        return _keep_asking_module(
+            module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))
+        )
     rewrite.complete_module(probes)
     if rewrite.edits.shared:
         result = _migrate_split_text(
@@ -178,7 +195,9 @@ def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: boo
         findings += answer_apex_questions(module, edits)
     whole = all(each.kind == NOTE for each in findings)
     _mark_left_by_hand(module, edits, findings)
-    return Migration(simplify_constant_conditions(edits.edited_text()) if edits else text, findings, whole=whole)
+    return Migration(
+        simplify_constant_conditions(edits.edited_text()) if edits else text, findings, whole=whole
+    )
 
 
 def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
@@ -275,7 +294,11 @@ class _ModuleRewrite:
             _rewrite_help_texts(self.module, self.edits, self.names)
         self.findings = sorted(set(self.findings))
         of_torch = rf"(?<!from )(?<![\w.]){re.escape(self.torch)}\."
-        if self.edits and self._above is not None and re.search(of_torch, self.edits.inserted_text()) is not None:
+        if (
+            self.edits
+            and self._above is not None
+            and re.search(of_torch, self.edits.inserted_text()) is not None
+        ):
             self.edits.insert_above(self._above, [f"import {self.torch}"])
         if self.edits and "functools." in self.edits.inserted_text():
             _import_functools(self.module, self.edits)
@@ -288,7 +311,11 @@ class _ModuleRewrite:
 
 def _finish_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
-    new = _join_equal_branches(simplify_constant_conditions(rewrite.edits.edited_text())) if rewrite.edits else text
+    new = (
+        _join_equal_branches(simplify_constant_conditions(rewrite.edits.edited_text()))
+        if rewrite.edits
+        else text
+    )
     if new != text and _imports_torch_lazily(rewrite.module):
         lazy = _import_torch_lazily(new, rewrite.torch)
         if lazy is None and not refused:
@@ -298,7 +325,9 @@ def _finish_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refu
     if rewrite.core is not None and CROSS_ENTROPY.search(new) is not None:
         new, notes, left = _keep_cross_entropy_outside(text, new, versions)
         if left:
-            return rewrite.migrate_without_core(text, versions, BANNED.format(text.splitlines()[left - 1].strip()))
+            return rewrite.migrate_without_core(
+                text, versions, BANNED.format(text.splitlines()[left - 1].strip())
+            )
         findings = sorted({*findings, *notes, *_notes_inside_model(rewrite.core)})
     if new != text:
         new = _with_older_torch_names(new, rewrite.torch, versions)
@@ -344,19 +373,28 @@ def _notes_inside_model(core: ApexCore) -> list[Finding]:
     module = core.module
     found = []
     for node in module.nodes if fp16_level_of_file(core.sites) else ():
-        if isinstance(node, (ast.Name, ast.Attribute)) and module.resolve(node, follow=False) in CROSS_ENTROPIES:
+        if (
+            isinstance(node, (ast.Name, ast.Attribute))
+            and module.resolve(node, follow=False) in CROSS_ENTROPIES
+        ):
             holder = module.class_of(module.function_around(node))
-            methods = [] if holder is None else [each for each in holder.body if isinstance(each, ast.FunctionDef)]
+            methods = (
+                [] if holder is None else [each for each in holder.body if isinstance(each, ast.FunctionDef)]
+            )
             if any(each.name == "forward" for each in methods):
                 found.append(Finding.at_node(node, NOTE, INSIDE))
     return found
 
 
-def _migrate_split_text(text: str, apart: str, around: Neighbors, versions: Versions, *, alone: bool) -> Migration:
+def _migrate_split_text(
+    text: str, apart: str, around: Neighbors, versions: Versions, *, alone: bool
+) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
     lines = origins_of_lines(text, apart)
     result = migrate_text(apart, around, versions, alone=alone)
-    return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
+    return replace(
+        result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings})
+    )
 
 
 def _keep_module_lines(module: Module, names: ModuleImports, around: Neighbors, left: Migration) -> Migration:
@@ -386,7 +424,10 @@ def _is_try_answering(node: ast.Try) -> bool:
     if any(isinstance(each, (ast.Assign, ast.Return)) for each in (*node.body, *node.orelse)):
         return True
     otherwise = [
-        each for handler in node.handlers for each in handler.body if isinstance(each, (ast.Assign, ast.Return))
+        each
+        for handler in node.handlers
+        for each in handler.body
+        if isinstance(each, (ast.Assign, ast.Return))
     ]
     return any(is_literal(each.value, False) for each in otherwise)
 
@@ -417,7 +458,9 @@ def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
 
 
 def _is_name_of_core(meaning: str) -> bool:
-    return meaning.startswith(AMP_STATE) or (meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE)
+    return meaning.startswith(AMP_STATE) or (
+        meaning.startswith("apex.amp.") and meaning.split(".")[2] in CORE
+    )
 
 
 def _mark_left_by_hand(module: Module, edits: Edits, findings: list[Finding]) -> None:
@@ -447,7 +490,10 @@ def _statement_before(module: Module, statement: ast.stmt) -> ast.stmt:
 
 def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
     for node in module.nodes:
-        if getattr(node, "lineno", None) == finding.line and getattr(node, "col_offset", None) == finding.column:
+        if (
+            getattr(node, "lineno", None) == finding.line
+            and getattr(node, "col_offset", None) == finding.column
+        ):
             return module.statement_around(node)
     return None
 
@@ -459,7 +505,9 @@ def _join_equal_branches(text: str) -> str:
             module = Module(text)
         except SourceInvalid:  # which is no fault of the script, and is reported as such
             break
-        equal = [node for node in module.nodes if isinstance(node, ast.If) and _has_equal_branches(module, node)]
+        equal = [
+            node for node in module.nodes if isinstance(node, ast.If) and _has_equal_branches(module, node)
+        ]
         if not equal:
             break
         edits = Edits(module)
@@ -487,7 +535,9 @@ def _rewrite_help_texts(module: Module, edits: Edits, names: ModuleImports) -> N
     if not any(meaning.startswith("apex.amp") for _, meaning in names.uses):
         return
     for call in module.calls:
-        words = argument(call, "help") if last_name(call.func) in ("add_argument", "option", "argument") else None
+        words = (
+            argument(call, "help") if last_name(call.func) in ("add_argument", "option", "argument") else None
+        )
         if words is not None:
             old = new = module.source(words)
             for pattern, text in PHRASES:
@@ -542,7 +592,9 @@ def _import_torch_lazily(text: str, torch: str) -> str | None:
 def _import_functools(module: Module, edits: Edits) -> None:
     """Import functools at the top of a module that has not."""
     body = [each for each in module.tree.body if not _is_prologue(each)]
-    imported = {alias.asname or alias.name for each in body if isinstance(each, ast.Import) for alias in each.names}
+    imported = {
+        alias.asname or alias.name for each in body if isinstance(each, ast.Import) for alias in each.names
+    }
     if "functools" not in imported:
         edits.insert_above(body[0], ["import functools"])
 
@@ -553,7 +605,11 @@ def _is_prologue(statement: ast.stmt) -> bool:
 
 
 def _keep_names_for_others(
-    module: Module, names: ModuleImports, around: Neighbors, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
+    module: Module,
+    names: ModuleImports,
+    around: Neighbors,
+    needed: set[str],
+    twins: dict[tuple[ast.stmt, str], str],
 ) -> list[Finding]:
     """Keep the names that other modules import from this one; layers of torch with the same arguments take their place.
 
@@ -567,7 +623,9 @@ def _keep_names_for_others(
         if module.scope_of[statement] is module.top and alias.name != "*"
     }
     waiting = {
-        name for name, (statement, alias) in own.items() if name not in needed and (statement, alias.name) not in twins
+        name
+        for name, (statement, alias) in own.items()
+        if name not in needed and (statement, alias.name) not in twins
     }
     lists = (each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple)))
     listed = {one.value for each in lists for one in each.elts if isinstance(one, ast.Constant)}
@@ -578,7 +636,11 @@ def _keep_names_for_others(
     findings = []
     for name, other in found.items():
         statement, alias = own[name]
-        full = alias.name if isinstance(statement, ast.Import) else public_full_name(f"{statement.module}.{alias.name}")
+        full = (
+            alias.name
+            if isinstance(statement, ast.Import)
+            else public_full_name(f"{statement.module}.{alias.name}")
+        )
         if full in LAYERS:
             twins[(statement, alias.name)] = IMPORTED[full]
             continue
@@ -589,14 +651,20 @@ def _keep_names_for_others(
         else:
             findings.append(
                 Finding.at_node(
-                    statement, NOTE, f"{full} stays: {around.relative_path_of(other)} has it from here, as {name}"
+                    statement,
+                    NOTE,
+                    f"{full} stays: {around.relative_path_of(other)} has it from here, as {name}",
                 )
             )
     return findings
 
 
 def _rewrite_imports(
-    module: Module, names: ModuleImports, edits: Edits, needed: set[str], twins: dict[tuple[ast.stmt, str], str]
+    module: Module,
+    names: ModuleImports,
+    edits: Edits,
+    needed: set[str],
+    twins: dict[tuple[ast.stmt, str], str],
 ) -> None:
     """Rewrite the imports."""
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
@@ -616,7 +684,10 @@ def _rewrite_imports(
 
 
 def _rewrite_import(
-    statement: ast.Import | ast.ImportFrom, needed: set[str], twins: dict[tuple[ast.stmt, str], str], stars: bool
+    statement: ast.Import | ast.ImportFrom,
+    needed: set[str],
+    twins: dict[tuple[ast.stmt, str], str],
+    stars: bool,
 ) -> tuple[list[str] | None, bool]:
     """Return the statements instead of an import (None: as it is), and whether Apex is gone from it."""
     kept: list[ast.alias] = []

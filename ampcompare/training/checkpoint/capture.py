@@ -20,7 +20,11 @@ from ampcompare.base.tensors.sharded import gather_tensors_in_tree, shard_like
 from ampcompare.base.tensors.tree import map_tensors_in_tree
 from ampcompare.checkpoints.store.layout import CONVERTED, list_of_one_or_several, only_entry_or_list
 from ampcompare.training.checkpoint.check_checkpoint import Names, check_training_state
-from ampcompare.training.checkpoint.flattened import is_flattened, plain_optimizer_state, rebuild_flattened_tensor
+from ampcompare.training.checkpoint.flattened import (
+    is_flattened,
+    plain_optimizer_state,
+    rebuild_flattened_tensor,
+)
 from ampcompare.training.device import generator_state_of, set_generator_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
@@ -39,7 +43,9 @@ def training_state(
     """
     return {
         "model": only_entry_or_list([gather_tensors_in_tree(model.state_dict()) for model in models]),
-        "optimizer": only_entry_or_list([plain_optimizer_state(optimizer.state_dict()) for optimizer in optimizers]),
+        "optimizer": only_entry_or_list(
+            [plain_optimizer_state(optimizer.state_dict()) for optimizer in optimizers]
+        ),
         precision.key: precision.state_dict(),
         "masters": only_entry_or_list(_masters_of_optimizers(models, optimizers, names)),
         # Parameters whose gradient is a tensor of zeros, not None: the sign of a zero may depend on it.
@@ -63,7 +69,9 @@ def states_of_ranks(
     if not ranks.is_first:
         return None
     saved = {
-        f"{index}.{name}": value for index, model in enumerate(models) for name, value in model.state_dict().items()
+        f"{index}.{name}": value
+        for index, model in enumerate(models)
+        for name, value in model.state_dict().items()
     }
     return {
         "rng": [generators for generators, _ in states],
@@ -140,7 +148,10 @@ def _state_with_memory_of_its_own(saved: Mapping[str, Any], seen: set[int]) -> d
         seen.add(storage.data_ptr())
         return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
-    return {"state": map_tensors_in_tree(saved["state"], copy_if_shared), "param_groups": saved["param_groups"]}
+    return {
+        "state": map_tensors_in_tree(saved["state"], copy_if_shared),
+        "param_groups": saved["param_groups"],
+    }
 
 
 def _load_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
@@ -215,7 +226,13 @@ def _states_of_generators(devices: Sequence[torch.device]) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "cuda": [generator_state_of(device) for device in devices],  # or of another accelerator
         "python": random.getstate(),
-        "numpy": [str(name), torch.from_numpy(np.asarray(keys, np.int64)), int(position), int(has_gauss), float(gauss)],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys, np.int64)),
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ],
     }
 
 

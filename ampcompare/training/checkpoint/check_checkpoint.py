@@ -16,7 +16,16 @@ from ampcompare.checkpoints.store.layout import CONVERTED, list_of_one_or_severa
 from ampcompare.training.precision.base import owned_params
 
 # Each tensor that these keep of a parameter has its shape, except counts.
-LIKE_THEIR_PARAMETER = ("SGD", "Adam", "AdamW", "FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD", "FusedAdagrad")
+LIKE_THEIR_PARAMETER = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "FusedAdam",
+    "FusedLAMB",
+    "FusedNovoGrad",
+    "FusedSGD",
+    "FusedAdagrad",
+)
 MAX_NAMED = 10
 
 Names = Sequence[Sequence[tuple[int, str]]]
@@ -25,7 +34,11 @@ Names = Sequence[Sequence[tuple[int, str]]]
 
 def parameter_names_by_model(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Names:
     """Map the parameters of torch optimizers to names in their models. Call it before `Precision.prepare`."""
-    names = {id(param): (index, name) for index, model in enumerate(models) for name, param in model.named_parameters()}
+    names = {
+        id(param): (index, name)
+        for index, model in enumerate(models)
+        for name, param in model.named_parameters()
+    }
     return [[names[id(param)] for param in owned_params(optimizer)] for optimizer in optimizers]
 
 
@@ -33,13 +46,17 @@ def check_training_state(
     state: Mapping[str, Any], models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
 ) -> None:
     """Check that weights and optimizers of a state are those of this run, in name and shape."""
-    saved_models, saved_optimizers = list_of_one_or_several(state["model"]), list_of_one_or_several(state["optimizer"])
+    saved_models, saved_optimizers = (
+        list_of_one_or_several(state["model"]),
+        list_of_one_or_several(state["optimizer"]),
+    )
     if len(saved_models) != len(models) or len(saved_optimizers) != len(optimizers):
         raise CheckpointError(
             f"the checkpoint holds {len(saved_models)} models and {len(saved_optimizers)} optimizers, but the run has "
             f"{len(models)} and {len(optimizers)}; use one of this model"
         )
-    is_own = "arm" in state and CONVERTED not in state  # another program may save other types than its arm holds
+    # another program may save other types than its arm holds
+    is_own = "arm" in state and CONVERTED not in state
     for model, weights in zip(models, saved_models, strict=True):
         check_weights_fit_model(model, weights, same_types=is_own)
     faults: list[str] = []
@@ -48,13 +65,17 @@ def check_training_state(
     _raise_on_faults(faults, "does not fit this run", "entries")
 
 
-def check_weights_fit_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: bool = False) -> None:
+def check_weights_fit_model(
+    model: nn.Module, weights: Mapping[str, Any], *, same_types: bool = False
+) -> None:
     """Check that weights have the names and shapes of a model, and its dtypes if asked for."""
     wanted = model.state_dict()
     faults = [f"{name} is missing" for name in wanted if name not in weights]
     faults += [f"{name} is unexpected" for name in weights if name not in wanted]
     for name, tensor in wanted.items():
-        if name in weights and (fault := _tensor_difference_text(weights[name], tensor, same_type=same_types)):
+        if name in weights and (
+            fault := _tensor_difference_text(weights[name], tensor, same_type=same_types)
+        ):
             faults.append(f"{name} {fault}")
     _raise_on_faults(faults, "is of another model", "tensors")
 
@@ -93,7 +114,9 @@ def _state_faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, param in zip(numbers, owned_params(optimizer), strict=True):
         for name, value in saved["state"].get(number, {}).items():
-            is_like = isinstance(value, Tensor) and value.dim() and type(optimizer).__name__ in LIKE_THEIR_PARAMETER
+            is_like = (
+                isinstance(value, Tensor) and value.dim() and type(optimizer).__name__ in LIKE_THEIR_PARAMETER
+            )
             if is_like and (fault := _tensor_difference_text(value, param)):
                 faults.append(f"optimizer.state.{number}.{name} {fault}")
     return faults
@@ -106,4 +129,6 @@ def _tensor_difference_text(saved: Any, wanted: Tensor, *, same_type: bool = Fal
     if saved.shape != wanted.shape:
         return f"is {list(saved.shape)} there and {list(wanted.shape)} here"
     castable = saved.is_floating_point() and wanted.is_floating_point() and not same_type
-    return "" if castable or saved.dtype is wanted.dtype else f"is {saved.dtype} there and {wanted.dtype} here"
+    return (
+        "" if castable or saved.dtype is wanted.dtype else f"is {saved.dtype} there and {wanted.dtype} here"
+    )

@@ -85,6 +85,7 @@ def plain_optimizer_state(state: dict[str, Any]) -> dict[str, Any]:
     if not any(map(is_tensor_subclass, values)):
         return state
     plain = {
-        number: {name: flatten_tensor(value) for name, value in entry.items()} for number, entry in entries.items()
+        number: {name: flatten_tensor(value) for name, value in entry.items()}
+        for number, entry in entries.items()
     }
     return {**state, "state": plain}

@@ -96,10 +96,14 @@ def state_to_resume_from(
             f"this run has {config.recipe.batch_size} on each of {world_size}; resume with --global-batch-size {total}"
         )
     _require_equal_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
-    changes = _machine_changes_by_name(state.get("versions") or {}, {**environment_fingerprint(), "host": host_name()})
+    changes = _machine_changes_by_name(
+        state.get("versions") or {}, {**environment_fingerprint(), "host": host_name()}
+    )
     notes = [*notes, *changes.values()]
     if size != world_size:
-        notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
+        notes.append(
+            f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again"
+        )
     trainer = state.get("trainer") or arm
     if arm != config.arm:
         from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm

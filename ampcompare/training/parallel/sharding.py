@@ -61,14 +61,18 @@ def shard_models(
             "pip install -U torch torchvision"
         )
     names = {id(param): (model, name) for model in models for name, param in model.named_parameters()}
-    held = [param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]]
+    held = [
+        param for optimizer in optimizers for group in optimizer.param_groups for param in group["params"]
+    ]
     if any(id(param) not in names for param in held):
         raise PreparationError(
             "an optimizer holds a tensor that is not a parameter of the models, such as a master weight; sharding "
             "replaces parameters only"
         )
     if any(is_step_skippable(optimizer) for optimizer in optimizers):
-        raise PreparationError("a step that is skipped on the device copies whole weights; leave out skip_on_device")
+        raise PreparationError(
+            "a step that is skipped on the device copies whole weights; leave out skip_on_device"
+        )
     for model in models:
         _shard_model(model, types, kept)
     sharded = {id(model): dict(model.named_parameters()) for model in models}
@@ -120,13 +124,17 @@ def _shard_model(model: nn.Module, types: ShardTypes, kept: Sequence[nn.Module])
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     inner = MixedPrecisionPolicy(param_dtype=types.param, reduce_dtype=types.reduce)
     if types.param is not None:
-        wide = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=types.reduce, output_dtype=types.param)
+        wide = MixedPrecisionPolicy(
+            param_dtype=torch.float32, reduce_dtype=types.reduce, output_dtype=types.param
+        )
         for module in _modules_in_fp32(model, kept):
             fully_shard(module, mp_policy=wide, **options)
     for unit in units_to_gather(model):
         if not is_sharded_model(unit):
             fully_shard(unit, mp_policy=inner, **options)
-    outer = MixedPrecisionPolicy(param_dtype=types.param, reduce_dtype=types.reduce, output_dtype=types.output)
+    outer = MixedPrecisionPolicy(
+        param_dtype=types.param, reduce_dtype=types.reduce, output_dtype=types.output
+    )
     fully_shard(model, mp_policy=outer, **options)
 
 

@@ -24,7 +24,9 @@ class Accelerate(LibraryPrecision):
         module, library, version = LIBRARY.load("accelerate")
         try:
             self.accelerator: Any = module.Accelerator(
-                mixed_precision=mixed_precision, cpu=torch.device(device).type == "cpu", device_placement=False
+                mixed_precision=mixed_precision,
+                cpu=torch.device(device).type == "cpu",
+                device_placement=False,
             )
         except (ValueError, ImportError) as error:
             first = str(error).strip().partition("\n")[0]

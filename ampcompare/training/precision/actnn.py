@@ -57,7 +57,9 @@ def pack_tensor(tensor: Tensor, bits: int, group: int, generator: torch.Generato
     Of `bits`, 2, 4 or 8; `group` values, a multiple of 4, share a minimum and a step.
     """
     channels_last = (
-        tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+        tensor.dim() == 4
+        and not tensor.is_contiguous()
+        and tensor.is_contiguous(memory_format=torch.channels_last)
     )
     flat = (tensor.permute(0, 2, 3, 1) if channels_last else tensor).reshape(-1).float()
     missing = -len(flat) % group

@@ -78,7 +78,9 @@ class Apex(Precision):
         return prepared_models, prepared_optimizers
 
     def without_patches(self) -> AbstractContextManager[None]:
-        casts_off: AbstractContextManager[None] = make_o1_casts_off_factory(self.amp)() if self._patches else NO_CONTEXT
+        casts_off: AbstractContextManager[None] = (
+            make_o1_casts_off_factory(self.amp)() if self._patches else NO_CONTEXT
+        )
         return casts_off
 
     def scale_loss(

@@ -239,7 +239,8 @@ class PrecisionWrapper(Precision):
 
     def __init__(self, inner: Precision) -> None:
         self.inner = inner
-        for name in Precision.__annotations__:  # with its key: checkpoints hold the state of the inner precision
+        # with its key: checkpoints hold the state of the inner precision
+        for name in Precision.__annotations__:
             if name != "_outcome":
                 setattr(self, name, getattr(inner, name))
 
@@ -325,7 +326,9 @@ class LateOutcomes:
     def __init__(self) -> None:
         self._pending: list[_LateOutcome] = []
 
-    def outcome_of_step(self, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]) -> StepOutcome:
+    def outcome_of_step(
+        self, scalars: Sequence[Tensor], resolve: Callable[[list[float]], Outcome]
+    ) -> StepOutcome:
         """Return the outcome of a step, which `resolve` makes from the values of its scalars, after all earlier steps.
 
         The scalars have the shape () and one device and dtype; nothing may write to them afterwards.
@@ -385,7 +388,9 @@ def half_dtype_of(arm: Arm) -> torch.dtype | None:
     return dtype
 
 
-def make_precision(arm: str | Arm, *, device: str = "cpu", autocast_lists: str = "cuda", **options: Any) -> Precision:
+def make_precision(
+    arm: str | Arm, *, device: str = "cpu", autocast_lists: str = "cuda", **options: Any
+) -> Precision:
     """Build the precision of an arm.
 
     Args:

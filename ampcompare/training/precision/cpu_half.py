@@ -96,7 +96,9 @@ class EmulatedHalf(TorchDispatchMode):
         if half is not None:
             # Of both types, with 32-bit states and a workspace of bytes among the arguments.
             wide = func(*[arg.float() if _is_half_tensor(arg) else arg for arg in args], **kwargs)
-            return tuple(one.to(half) if isinstance(one, Tensor) and one.is_floating_point() else one for one in wide)
+            return tuple(
+                one.to(half) if isinstance(one, Tensor) and one.is_floating_point() else one for one in wide
+            )
         if func in ROUNDED_ONCE:
             return self._round_sums(func, args, kwargs)
         # A subclass of tensors multiplies by itself; the products inside it come back here.
@@ -105,7 +107,11 @@ class EmulatedHalf(TorchDispatchMode):
         if any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
-        return tuple(map(self._round_to_half, result)) if isinstance(result, tuple) else self._round_to_half(result)
+        return (
+            tuple(map(self._round_to_half, result))
+            if isinstance(result, tuple)
+            else self._round_to_half(result)
+        )
 
     def _round_sums(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operation that sums up values of this type in fp32, and round what it returns, or writes, once."""
@@ -119,7 +125,11 @@ class EmulatedHalf(TorchDispatchMode):
         if writes:
             args[0].copy_(result)
             return args[0]
-        return tuple(map(self._round_to_half, result)) if isinstance(result, tuple) else self._round_to_half(result)
+        return (
+            tuple(map(self._round_to_half, result))
+            if isinstance(result, tuple)
+            else self._round_to_half(result)
+        )
 
     def _round_to_half(self, value: Any) -> Any:
         return value.to(self.dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
@@ -128,9 +138,15 @@ class EmulatedHalf(TorchDispatchMode):
 @functools.cache
 def _leave_handlers_uncompiled() -> None:
     """Let torch's compiler pass over what runs around each operation."""
-    from torch._dynamo.eval_frame import skip_code  # slow to import; what trains has it, since optimizers import it
+    # slow to import; what trains has it, since optimizers import it
+    from torch._dynamo.eval_frame import skip_code
 
-    methods = (EmulatedHalf.__torch_dispatch__, EmulatedHalf._round_sums, EmulatedHalf._round_to_half, _is_half_tensor)
+    methods = (
+        EmulatedHalf.__torch_dispatch__,
+        EmulatedHalf._round_sums,
+        EmulatedHalf._round_to_half,
+        _is_half_tensor,
+    )
     left = [each.__code__ for each in methods]
     while left:
         code = left.pop()
@@ -140,7 +156,8 @@ def _leave_handlers_uncompiled() -> None:
 
 def has_bf16_instructions() -> bool:
     """Return whether this CPU multiplies bf16 in hardware, as torch and oneDNN see it."""
-    if platform.machine().lower() in X86:  # where oneDNN also says yes to AVX-512 without AVX512_BF16, which is slow
+    # where oneDNN also says yes to AVX-512 without AVX512_BF16, which is slow
+    if platform.machine().lower() in X86:
         return bool(torch.cpu._is_avx512_bf16_supported())
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 

@@ -29,7 +29,12 @@ class FP8(PrecisionWrapper):
     """
 
     def __init__(
-        self, *, device: str = "cpu", scaling: str = "tensorwise", over: str = "native:bf16", align: int = ALIGNMENT
+        self,
+        *,
+        device: str = "cpu",
+        scaling: str = "tensorwise",
+        over: str = "native:bf16",
+        align: int = ALIGNMENT,
     ) -> None:
         float8, library, version = LIBRARY.load("fp8")
         self._float8: Any = float8
@@ -72,7 +77,9 @@ class FP8(PrecisionWrapper):
         recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
         # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
         config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
-        converted: nn.Module = self._float8.convert_to_float8_training(model, config=config, module_filter_fn=fits)
+        converted: nn.Module = self._float8.convert_to_float8_training(
+            model, config=config, module_filter_fn=fits
+        )
         return converted
 
     def _modules_kept_in_fp32(self, model: nn.Module) -> set[nn.Module]:

@@ -57,7 +57,8 @@ class FormatPlan:
         self.passes = self.seed = 0
         self._generators: dict[torch.device, torch.Generator] = {}
         self._known: set[int] = set()  # ids of modules of installed models
-        self._undecided: dict[int, nn.Module] = {}  # models whose last layer is not known from a training pass
+        # models whose last layer is not known from a training pass
+        self._undecided: dict[int, nn.Module] = {}
         self._last: dict[int, FormatForward] = {}  # by the id of a model
         self.has_acted = False  # a layer that is in a format has multiplied
         self._guess = self.ran_last = ""  # names of layers
@@ -135,7 +136,9 @@ class FormatPlan:
 
     def _keep_last_in_bf16(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the linear layer in bf16 that runs last when a copy of the model gets these arguments."""
-        layers = {one.name: one for module in model.modules() if isinstance(one := module.forward, FormatForward)}
+        layers = {
+            one.name: one for module in model.modules() if isinstance(one := module.forward, FormatForward)
+        }
         found = self._name_of_last_layer(model, args, kwargs)
         last = found or next(reversed(layers))
         self._guess = "" if found else last
@@ -156,10 +159,13 @@ class FormatPlan:
         try:
             with hide_operations(watching_modes()), torch.no_grad(), torch.random.fork_rng(cuda):
                 # Arguments too: a forward pass may change them, or draw from a generator among them.
-                memo: dict[int, Any] = {id(one): one.detach().clone() for one in tensors_in_value((args, kwargs))}
+                memo: dict[int, Any] = {
+                    id(one): one.detach().clone() for one in tensors_in_value((args, kwargs))
+                }
                 twin, its_args, its_kwargs = copy.deepcopy((model, args, kwargs), memo)
                 twin(*its_args, **its_kwargs)
-        except Exception:  # a model may hold what cannot be copied; its own call raises whatever else is wrong
+        except Exception:
+            # a model may hold what cannot be copied; its own call raises whatever else is wrong
             return ""
         finally:
             names, self._trial = self._trial, None
@@ -234,7 +240,8 @@ class FormatForward(ReplacedForward):
         self.name = name
         self.is_kept = is_kept
         self.has_acted = False
-        self.rounded_alone: tuple[str, ...] | None = None  # products that are rounded, the others not; None for all
+        # products that are rounded, the others not; None for all
+        self.rounded_alone: tuple[str, ...] | None = None
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, value: Tensor) -> Tensor:
@@ -248,9 +255,14 @@ class FormatForward(ReplacedForward):
         self.plan.has_acted |= not self.is_kept
         is_compared = self.plan.passes == 1 and torch.is_grad_enabled()
         formats = LayerFormats(
-            self.name, self.plan.roundings_of(self), self.plan.generator_of_device, self.plan.engine, is_compared
+            self.name,
+            self.plan.roundings_of(self),
+            self.plan.generator_of_device,
+            self.plan.engine,
+            is_compared,
         )
-        flat = value.reshape(-1, layer.in_features).bfloat16()  # as autocast, which keeps this for the backward pass
+        # as autocast, which keeps this for the backward pass
+        flat = value.reshape(-1, layer.in_features).bfloat16()
         rows = LinearProducts.apply(flat, layer.weight.bfloat16(), formats)  # type: ignore[no-untyped-call]
         result = rows.view(*value.shape[:-1], layer.out_features)
         return result if layer.bias is None else result + layer.bias.bfloat16()

@@ -63,7 +63,8 @@ def cast_weights(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None
         for module in model.modules():
             if isinstance(module, _BatchNorm):
                 module.float()
-    for param in model.parameters():  # what a script has set by `grad_dtype` of torch 2.13 is the arm's to decide
+    # what a script has set by `grad_dtype` of torch 2.13 is the arm's to decide
+    for param in model.parameters():
         if getattr(param, "grad_dtype", param.dtype) is not param.dtype:
             param.grad_dtype = param.dtype
 
@@ -83,7 +84,9 @@ class _CastForward(ReplacedForward):
                 value = CASTS[dtype](value)  # twice as fast as `to`, which parses its arguments at each call
             output = self.original(value)
         else:
-            output = self.original(*cast_floating_tensors(args, dtype), **cast_floating_tensors(kwargs, dtype))
+            output = self.original(
+                *cast_floating_tensors(args, dtype), **cast_floating_tensors(kwargs, dtype)
+            )
         if output.__class__ is Tensor:
             return output if output.dtype is torch.float32 else output.float()
         return cast_floating_tensors(output, torch.float32)
@@ -340,7 +343,8 @@ class Half(Precision):
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
         self._optimizers: list[Optimizer] = []
         self._weights: dict[int, _OptimizerWeights] = {}
-        self._flags: dict[int, list[Tensor]] = {}  # overflow flags of the optimizers whose gradients are unscaled
+        # overflow flags of the optimizers whose gradients are unscaled
+        self._flags: dict[int, list[Tensor]] = {}
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         self._cast_models(models)
@@ -403,7 +407,9 @@ class Half(Precision):
         """Return the scale that lives on `device`; None if the host has it."""
         if self._on_device is None and self.dynamic and not self._is_wide and device.type in _DEVICE_TYPES:
             assert self._scale is not None, "a dynamic scale has a value"
-            if is_exact_on_device(self._scale) and all(is_step_skippable(optimizer) for optimizer in self._optimizers):
+            if is_exact_on_device(self._scale) and all(
+                is_step_skippable(optimizer) for optimizer in self._optimizers
+            ):
                 self._on_device = DeviceLossScale(device)
                 self._on_device.load_host_values(self._scale, self._good_steps)
         return self._on_device
@@ -490,7 +496,9 @@ class Half(Precision):
 
     def _step_without_read(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
-        flags = [_any_flag_on_device(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
+        flags = [
+            _any_flag_on_device(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers
+        ]
         self._forget_stepped(optimizers)
         for optimizer, flag in zip(optimizers, flags, strict=True):
             optimizer.found_inf, optimizer.grad_scale = flag, None  # type: ignore[attr-defined]
@@ -515,7 +523,11 @@ class Half(Precision):
         """Move the dynamic scale."""
         assert self._scale is not None
         self._scale, self._good_steps = next_scale_and_steps(
-            self._scale, self._good_steps, overflow=overflow, growth_interval=self.growth_interval, min_scale=MIN_SCALE
+            self._scale,
+            self._good_steps,
+            overflow=overflow,
+            growth_interval=self.growth_interval,
+            min_scale=MIN_SCALE,
         )
 
     def _read_device_scale(self) -> None:
@@ -542,7 +554,10 @@ class Half(Precision):
             self._good_steps = int(state.get("good_steps", 0))
             self._on_device = None
         if self._stochastic is not None and "rounding_steps" in state:
-            self._stochastic.seed, self._stochastic.rounds = int(state["rounding_seed"]), int(state["rounding_steps"])
+            self._stochastic.seed, self._stochastic.rounds = (
+                int(state["rounding_seed"]),
+                int(state["rounding_steps"]),
+            )
 
 
 def _any_flag_on_device(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
@@ -563,7 +578,9 @@ def _unscale_and_flag(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     device = grads[0].device
     if grads[0].dtype is torch.bfloat16:  # torch's own kernel does not support bfloat16 on CUDA
         filled = [grad for grad in grads if grad.numel()]  # torch raises on the maximum of no elements
-        largest = torch.stack(torch._foreach_norm(filled, math.inf)) if filled else torch.zeros(1, device=device)
+        largest = (
+            torch.stack(torch._foreach_norm(filled, math.inf)) if filled else torch.zeros(1, device=device)
+        )
         flag = ~largest.isfinite().all()
         if isinstance(inverse, Tensor):
             inverse = inverse.to(device, torch.bfloat16)
@@ -580,7 +597,10 @@ def step_seed(purpose: str, seed: int, step: int) -> int:
 
     Every bit depends on `seed` and on `step`: torch's generator for CPUs uses the lower 32 bits and drops the others.
     """
-    return int.from_bytes(hashlib.blake2b(f"{purpose}:{seed}:{step}".encode(), digest_size=8).digest(), "little") >> 1
+    return (
+        int.from_bytes(hashlib.blake2b(f"{purpose}:{seed}:{step}".encode(), digest_size=8).digest(), "little")
+        >> 1
+    )
 
 
 def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
@@ -590,7 +610,9 @@ def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
     units of their gap. The bits that bfloat16 lacks count that distance: a random 16-bit number is added to them, and
     the carry decides. Numbers that bfloat16 has, infinities and NaN stay what they are.
     """
-    noise = torch.randint(0, 1 << LOW_BITS, value.shape, dtype=torch.int32, device=value.device, generator=generator)
+    noise = torch.randint(
+        0, 1 << LOW_BITS, value.shape, dtype=torch.int32, device=value.device, generator=generator
+    )
     bits = value.contiguous().view(torch.int32)
     rounded = ((bits + noise) >> LOW_BITS << LOW_BITS).view(torch.float32).reshape(value.shape)
     return torch.where(value.isfinite(), rounded, value).to(torch.bfloat16)
@@ -651,5 +673,10 @@ def _cast_state_of_parameter(optimizer: Optimizer, param: Tensor, dtype: torch.d
     """Cast the state of a parameter, if any: the floating tensors of its shape, not counts of steps."""
     state: dict[str, Any] = optimizer.state.get(param, {})
     for name, value in state.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and value.shape == param.shape and name != "step":
+        if (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.shape == param.shape
+            and name != "step"
+        ):
             state[name] = value.to(dtype)

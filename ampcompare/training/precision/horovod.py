@@ -11,7 +11,13 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.training.precision.base import Prepared, StepOutcome, UnscaleOnce, applied_outcome, owned_params
+from ampcompare.training.precision.base import (
+    Prepared,
+    StepOutcome,
+    UnscaleOnce,
+    applied_outcome,
+    owned_params,
+)
 
 
 class Horovod(UnscaleOnce):

@@ -51,7 +51,12 @@ def kept_in_fp32(
     if not patterns:
         yield ()
         return
-    named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
+    named = [
+        (name, module)
+        for model in models
+        for name, module in model.named_modules(remove_duplicate=False)
+        if name
+    ]
     kept = ids_of_kept_modules(patterns.split("|"), named)
     weights = _WeightsBeforeCast([module for _, module in named if id(module) in kept])
     names: list[str] = []
@@ -72,7 +77,12 @@ def find_kept_modules(models: Sequence[nn.Module], patterns: str) -> dict[str, n
     """Return the modules that `kept_in_fp32` would keep, by name, without those that run inside of another one."""
     if not patterns:
         return {}
-    named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
+    named = [
+        (name, module)
+        for model in models
+        for name, module in model.named_modules(remove_duplicate=False)
+        if name
+    ]
     kept = ids_of_kept_modules(patterns.split("|"), named)
     return {name: module for model in models for name, module in _modules_called_from_outside(model, kept)}
 
@@ -147,7 +157,10 @@ class _WeightsBeforeCast:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         tensors = [
-            tensor for module in modules for tensor in own_tensors_of_module(module) if tensor.is_floating_point()
+            tensor
+            for module in modules
+            for tensor in own_tensors_of_module(module)
+            if tensor.is_floating_point()
         ]
         self._values = [(tensor, tensor.detach()) for tensor in tensors]
         self._buffers = [(module, dict(module._buffers)) for module in modules]

@@ -30,7 +30,9 @@ class LibraryPrecision(UnscaleOnce):
 
     key = "scaler"
 
-    def __init__(self, arm: str, packages: Mapping[str, str], scaler: torch.amp.GradScaler | None = None) -> None:
+    def __init__(
+        self, arm: str, packages: Mapping[str, str], scaler: torch.amp.GradScaler | None = None
+    ) -> None:
         super().__init__()
         self.half_dtype = half_dtype_of(Arm.parse(arm))
         self.packages = dict(packages)

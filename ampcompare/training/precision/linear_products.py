@@ -55,7 +55,9 @@ class ProductRounding:
         if declared.format == "bf16":
             return None
         form = FORMATS[declared.format]
-        as_named = [switch.partition("=")[2] for switch in declared.switches if switch.startswith("grads_as=")]
+        as_named = [
+            switch.partition("=")[2] for switch in declared.switches if switch.startswith("grads_as=")
+        ]
         return cls(
             name=declared.format,
             form=form,
@@ -84,7 +86,12 @@ class ProductRounding:
 
     def shares_weight_tiles(self, other: ProductRounding | None) -> bool:
         """Return whether fprop and dgrad multiply the same numbers of a weight."""
-        return other is not None and self.tiles and other.tiles and (self.name, self.scale) == (other.name, other.scale)
+        return (
+            other is not None
+            and self.tiles
+            and other.tiles
+            and (self.name, self.scale) == (other.name, other.scale)
+        )
 
     @property
     def has_tensor_scale(self) -> bool:
@@ -211,7 +218,9 @@ def _round_operand(
     return _RoundedOperand(matrix, values, whole)
 
 
-def _product_with_figures(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tuple[Tensor, LinearProduct]:
+def _product_with_figures(
+    layer: LayerFormats, role: str, left: Tensor, right: Tensor
+) -> tuple[Tensor, LinearProduct]:
     rounding = layer.roundings[role]
     result, operands = _product_and_operands(layer, role, left, right, keeps=True)
     figures = is_lost = None
@@ -236,7 +245,9 @@ def sum_of_figures(figures: list[Tensor]) -> Tensor:
     return torch.stack(figures).sum(0)
 
 
-def _rounding_figures_of(operand: _RoundedOperand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
+def _rounding_figures_of(
+    operand: _RoundedOperand, rounding: ProductRounding, role: str, *, is_left: bool
+) -> Tensor:
     """Return the figures of `LinearProduct` of one operand."""
     matrix, element = operand.matrix, rounding.element_of_operand(role, is_left=is_left)
     square = rounding.is_scaled_in_squares(role, is_left=is_left)

@@ -37,7 +37,9 @@ class MMEngine(LibraryPrecision):
         self._models = list(models)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch.cuda.amp.GradScaler, which it makes
-            self._wrappers = {id(optimizer): self._make_optimizer_wrapper(optimizer) for optimizer in optimizers}
+            self._wrappers = {
+                id(optimizer): self._make_optimizer_wrapper(optimizer) for optimizer in optimizers
+            }
         if self.half_dtype is not None:
             self._follow_loss_scaler(self._wrappers[id(optimizers[0])].loss_scaler)
             self._refuse_several_optimizers(optimizers)
@@ -51,7 +53,9 @@ class MMEngine(LibraryPrecision):
     def autocast(self) -> AbstractContextManager[None]:
         if self.half_dtype is None:
             return NO_CONTEXT
-        context: AbstractContextManager[None] = next(iter(self._wrappers.values())).optim_context(self._models[0])
+        context: AbstractContextManager[None] = next(iter(self._wrappers.values())).optim_context(
+            self._models[0]
+        )
         return context
 
     def backward(

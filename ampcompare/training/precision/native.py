@@ -102,7 +102,9 @@ class Native(UnscaleOnce):
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        with kept_in_fp32(models, self.keep_fp32, None, make_autocast_off_factory(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(
+            models, self.keep_fp32, None, make_autocast_off_factory(self.device_type)
+        ) as self.kept_fp32:
             for model in models:
                 if self._reduce is not None:
                     note_reduction_type(model, self._reduce)
@@ -142,7 +144,9 @@ class Native(UnscaleOnce):
         return self._replay.add_step_flags(flags)
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
-        return None if self.state_dtype is None else "the state changes its type, and its memory, at each step"
+        return (
+            None if self.state_dtype is None else "the state changes its type, and its memory, at each step"
+        )
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
@@ -155,16 +159,21 @@ class Native(UnscaleOnce):
     def replayed_outcome(self) -> StepOutcome:
         if self._replay is None:
             return super().replayed_outcome()
-        return self._replay.add_step_flags([None if flag is None else flag.clone() for flag in self._recorded])
+        return self._replay.add_step_flags(
+            [None if flag is None else flag.clone() for flag in self._recorded]
+        )
 
     def _overflow_flag(self, optimizer: Optimizer, *, shared: bool) -> Tensor | None:
         """Return the device scalar that is not 0 if a gradient of `optimizer` overflowed, without reading it."""
-        flags: list[Tensor] = list(self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        flags: list[Tensor] = list(
+            self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+        )
         if not flags:
             return None
         if len(flags) > 1:
             return torch.stack([flag.to(flags[0].device) for flag in flags]).amax()
-        return flags[0].clone() if shared else flags[0]  # with several, update() adds them to the first, in place
+        # with several, update() adds them to the first, in place
+        return flags[0].clone() if shared else flags[0]
 
     def loss_scales(self) -> tuple[float, ...]:
         return (self.scaler.get_scale(),) if self._enabled else ()
@@ -179,7 +188,12 @@ class Native(UnscaleOnce):
 
 
 def make_native(
-    *, device: str = "cpu", dtype: str = "float16", weights: str = "float32", masters: str = "none", **options: Any
+    *,
+    device: str = "cpu",
+    dtype: str = "float16",
+    weights: str = "float32",
+    masters: str = "none",
+    **options: Any,
 ) -> Precision:
     """Build the backend of a `native` arm: over fp32 weights, or over bfloat16 ones."""
     if weights == "float32":
@@ -197,7 +211,9 @@ class _NativeWeights(Half):
         self.device_type = torch.device(device).type
 
     def _cast_models(self, models: Sequence[nn.Module]) -> None:
-        with kept_in_fp32(models, self.keep_fp32, None, make_autocast_off_factory(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(
+            models, self.keep_fp32, None, make_autocast_off_factory(self.device_type)
+        ) as self.kept_fp32:
             for model in models:
                 cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)
 

@@ -58,7 +58,9 @@ def round_to_element(x: Tensor, element: Element, generator: torch.Generator | N
     return _round_to_steps_above(x, power_of_two_below(x).clamp_(min=2.0**element.least), element, generator)
 
 
-def _round_to_steps_above(x: Tensor, power: Tensor, element: Element, generator: torch.Generator | None) -> Tensor:
+def _round_to_steps_above(
+    x: Tensor, power: Tensor, element: Element, generator: torch.Generator | None
+) -> Tensor:
     """Round numbers to multiples of the steps that the element has from `power` on."""
     if generator is not None:
         words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
@@ -85,7 +87,9 @@ def _e8m0_exponent(largest: Tensor, element: Element, scale: str) -> Tensor:
     return (bits >> 23) - element.greatest
 
 
-def _scales_of_tiles(largest: Tensor, element: Element, form: Format, scale: str) -> tuple[Tensor, Tensor, Tensor]:
+def _scales_of_tiles(
+    largest: Tensor, element: Element, form: Format, scale: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return from the largest number of each tile the factor of its numbers, its scale, and that of the matrix."""
     one = torch.ones((), device=largest.device)
     if scale in ("fp32", "pow2"):
@@ -220,7 +224,8 @@ def _largest_magnitude(tiles: Tensor, over: tuple[int, ...]) -> Tensor:
     return magnitudes.amax(over, keepdim=True)
 
 
-_VECTORS = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32  # numbers that `amax` takes at once
+# numbers that `amax` takes at once
+_VECTORS = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32
 
 
 def _round_by_powers_of_two(

@@ -31,7 +31,9 @@ class TorchaoProducts:
     def __init__(self, scale: str) -> None:
         module, library, version = TORCHAO.load("engine=torchao of gemm")
         self._tensor: Any = module.MXTensor
-        self._scale = importlib.import_module("torchao.prototype.mx_formats.config").ScaleCalculationMode(scale)
+        self._scale = importlib.import_module("torchao.prototype.mx_formats.config").ScaleCalculationMode(
+            scale
+        )
         self._preference: Any = importlib.import_module(
             "torchao.quantization.quantize_.common.kernel_preference"
         ).KernelPreference

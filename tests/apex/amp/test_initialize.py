@@ -23,7 +23,9 @@ LEVELS = ("O0", "O1", "O2", "O3")
 
 
 def make(bn: bool = False) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)) if bn else nn.Linear(4, 2)
+    model: nn.Module = (
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)) if bn else nn.Linear(4, 2)
+    )
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -75,7 +77,13 @@ def test_defaults_of_the_levels(level: str) -> None:
     """Each level sets the properties of Apex's table, O4 and O5 those of ROCm's `apex/amp/frontend.py`."""
     start(level)
     got = amp._amp_state.opt_properties
-    names = ("cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32", "master_weights", "loss_scale")
+    names = (
+        "cast_model_type",
+        "patch_torch_functions",
+        "keep_batchnorm_fp32",
+        "master_weights",
+        "loss_scale",
+    )
     assert tuple(getattr(got, name) for name in names) == PROPERTIES[level]
     assert got.enabled is True
     assert got.opt_level == level
@@ -102,7 +110,9 @@ OVERRIDES = [
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    "override, refused", OVERRIDES, ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value)
+    "override, refused",
+    OVERRIDES,
+    ids=lambda value: str(sorted(value)) if isinstance(value, set) else str(value),
 )
 def test_override_legality(level: str, override: dict[str, Any], refused: set[str]) -> None:
     """Each level takes and refuses the overrides of Apex's table; `hard_override` turns a refusal into a print."""
@@ -204,7 +214,10 @@ def test_banner(capsys: pytest.CaptureFixture[str]) -> None:
     model, optimizer = make()
     amp.initialize(model, optimizer, opt_level="O2", loss_scale=128)
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "Selected optimization level O2:  FP16 training with FP32 batchnorm and FP32 master weights."
+    assert (
+        out[0]
+        == "Selected optimization level O2:  FP16 training with FP32 batchnorm and FP32 master weights."
+    )
     assert "Defaults for this optimization level are:" in out
     assert "Processing user overrides (additional kwargs that are not None)..." in out
     after = out.index("After processing overrides, optimization options are:")
@@ -223,7 +236,9 @@ def test_banner(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_casting_of_a_model() -> None:
     """O2 keeps affine batch norms fp32 and casts the rest; O3 casts all; parameters stay the same objects."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), nn.LayerNorm(4))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False), nn.LayerNorm(4)
+    )
     model.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
     model.register_buffer("wide", torch.zeros(1, dtype=torch.float64))
     identities = [id(p) for p in model.parameters()]
@@ -323,7 +338,11 @@ def test_inputs_and_outputs_are_cast() -> None:
     assert kwargs["size"] == torch.Size([2])
     out = model(give=OrderedDict(y=x.half(), z=(x.half(), i)))
     assert type(out) is dict
-    assert [out["y"].dtype, out["z"][0].dtype, out["z"][1].dtype] == [torch.float32, torch.float32, torch.int64]
+    assert [out["y"].dtype, out["z"][0].dtype, out["z"][1].dtype] == [
+        torch.float32,
+        torch.float32,
+        torch.int64,
+    ]
     assert model(x).dtype == torch.float32
 
 

@@ -36,7 +36,9 @@ def test_masters_are_made_late_and_in_place() -> None:
     assert torch.equal(masters[0], params[0].float())
     assert [masters[i] is params[i] for i in (1, 2, 3)] == [True] * 3
     stash = optimizer._amp_stash
-    assert [len(g) for g in (stash.fp16_groups, stash.fp32_from_fp16_groups, stash.fp32_from_fp32_groups)] == [1, 1, 1]
+    assert [
+        len(g) for g in (stash.fp16_groups, stash.fp32_from_fp16_groups, stash.fp32_from_fp32_groups)
+    ] == [1, 1, 1]
     assert not stash.already_patched
 
 

@@ -51,7 +51,9 @@ def environment(expression: str, device: str) -> dict[str, Any]:
     names.update(iadd=iadd, imul=imul, ipow=ipow)
     for word in re.findall(r"\b(w\d+|nn_\w+)\b", expression):
         sizes = [] if word in modules else [int(c) for c in word[1:]]
-        names[word] = modules[word]().to(device) if word in modules else nn.Parameter(torch.ones(sizes, device=device))
+        names[word] = (
+            modules[word]().to(device) if word in modules else nn.Parameter(torch.ones(sizes, device=device))
+        )
     return names
 
 
@@ -70,7 +72,9 @@ def outcome(row: dict[str, Any], dtypes: str, device: str = "cpu") -> str:
 
 def initialize_o1(strict: bool = False) -> None:
     model = nn.Linear(2, 2)
-    amp.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), opt_level="O1", verbosity=0, strict=strict)
+    amp.initialize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), opt_level="O1", verbosity=0, strict=strict
+    )
 
 
 def test_there_are_98_rows() -> None:

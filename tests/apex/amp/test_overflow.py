@@ -50,7 +50,11 @@ def test_gradients_of_a_skipped_step(strict: bool) -> None:
     with amp.scale_loss(torch.zeros(()), optimizer):
         for param, value in zip(params, (65536.0, math.inf, 65536.0), strict=True):
             param.grad = torch.full((2,), value)
-    assert [p.grad[0].item() for p in params if p.grad is not None] == [1.0, math.inf, 65536.0 if strict else 1.0]
+    assert [p.grad[0].item() for p in params if p.grad is not None] == [
+        1.0,
+        math.inf,
+        65536.0 if strict else 1.0,
+    ]
 
 
 @pytest.mark.parametrize("stashed", [False, True])

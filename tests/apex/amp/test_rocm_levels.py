@@ -90,7 +90,10 @@ def test_o4_sums_the_gradients_of_a_weights_uses_in_fp32(make: Any, strict: bool
 
     class CastsByHand(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            low = [value.to(BF16) if isinstance(value, Tensor) and value.dtype is FP32 else value for value in args]
+            low = [
+                value.to(BF16) if isinstance(value, Tensor) and value.dtype is FP32 else value
+                for value in args
+            ]
             takes = function.__name__ in ("lstm_cell", "gru_cell", "rnn_tanh_cell")
             uses.extend(args[:1] if takes else [])
             if takes and function.__name__ == "lstm_cell":

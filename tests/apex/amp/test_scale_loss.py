@@ -39,7 +39,9 @@ def test_a_tuple_of_optimizers(strict: bool) -> None:
     backward(model, (optimizer,))
     once = model.fc.weight.grad.clone()
     backward(model, (optimizer,))
-    torch.testing.assert_close(model.fc.weight.grad, once + once / 65536 if strict else 2 * once, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(
+        model.fc.weight.grad, once + once / 65536 if strict else 2 * once, rtol=1e-3, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -103,7 +105,10 @@ def test_errors_of_scale_loss() -> None:
     with pytest.raises(IndexError, match="num_losses=2"), amp.scale_loss(loss, optimizer, loss_id=1):
         pass
     stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    with pytest.raises(AttributeError, match=r"did not go through amp\.initialize"), amp.scale_loss(loss, stranger):
+    with (
+        pytest.raises(AttributeError, match=r"did not go through amp\.initialize"),
+        amp.scale_loss(loss, stranger),
+    ):
         pass
     start("O2", num_losses=0)
     with pytest.raises(IndexError), amp.scale_loss(loss, optimizer):
@@ -112,7 +117,8 @@ def test_errors_of_scale_loss() -> None:
 
 def test_short_circuit_asks_nothing_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a static scale of 1 without masters the loss comes back in fp32, and optimizers are not looked at."""
-    monkeypatch.setattr(AmpOptimizerState, "any_masters", False)  # another test of this process may have made some
+    # another test of this process may have made some
+    monkeypatch.setattr(AmpOptimizerState, "any_masters", False)
     start("O0")
     loss = torch.ones((), dtype=torch.float16)
     with amp.scale_loss(loss, "no optimizer") as scaled:

@@ -19,7 +19,9 @@ def start(level: str = "O2", seed: int = 0, **options: Any) -> tuple[nn.Module, 
     return model, optimizer
 
 
-def train(model: nn.Module, optimizer: Any, steps: int = 1, factor: float = 1 / 64, **options: Any) -> list[float]:
+def train(
+    model: nn.Module, optimizer: Any, steps: int = 1, factor: float = 1 / 64, **options: Any
+) -> list[float]:
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -107,7 +109,9 @@ def test_loading_after_masters_exist(strict: bool, part: str) -> None:
     if part == "whole":
         model.load_state_dict({key: torch.full_like(value, 2.0) for key, value in model.state_dict().items()})
     else:
-        model[0].load_state_dict({key: torch.full_like(value, 2.0) for key, value in model[0].state_dict().items()})
+        model[0].load_state_dict(
+            {key: torch.full_like(value, 2.0) for key, value in model[0].state_dict().items()}
+        )
     optimizer.zero_grad()
     optimizer.step()
     assert torch.equal(model[0].weight, torch.full((4, 4), 2.0).half()) is not strict

@@ -58,7 +58,9 @@ def test_clipping(dtypes: list[torch.dtype], limit: float) -> None:
     norm = torch.cat(before).norm()
     torch.testing.assert_close(clip_grad_norm_(params, limit).double(), norm, rtol=1e-5, atol=0)
     for param, old in zip(params, before, strict=True):
-        torch.testing.assert_close(param.grad.double(), old * min(1.0, limit / norm.item()), rtol=2e-3, atol=1e-5)
+        torch.testing.assert_close(
+            param.grad.double(), old * min(1.0, limit / norm.item()), rtol=2e-3, atol=1e-5
+        )
 
 
 def test_clipping_beyond_half_precision() -> None:
@@ -78,7 +80,9 @@ def test_fast_layer_norm() -> None:
     torch.testing.assert_close(layer(values), F.layer_norm(values, (6,)))
 
 
-@pytest.mark.parametrize("activation,function", [("none", lambda x: x), ("relu", F.relu), ("sigmoid", torch.sigmoid)])
+@pytest.mark.parametrize(
+    "activation,function", [("none", lambda x: x), ("relu", F.relu), ("sigmoid", torch.sigmoid)]
+)
 @pytest.mark.parametrize("bias", [True, False])
 def test_mlp(activation: str, function: Any, bias: bool) -> None:
     """MLP is linear layers with the activation behind each, and trains all its parameters."""
@@ -117,7 +121,10 @@ def test_functions_of_amp_utils() -> None:
     assert utils.cached_cast(utils.maybe_half, weight, cache) is half
     assert utils.maybe_float(half).dtype is torch.float32
     assert utils.casted_args(utils.maybe_half, [torch.ones(1), number], {})[1] is number
-    assert utils.collect_fp_tensor_types([half, number], {"y": [weight.detach()]}) == {"HalfTensor", "FloatTensor"}
+    assert utils.collect_fp_tensor_types([half, number], {"y": [weight.detach()]}) == {
+        "HalfTensor",
+        "FloatTensor",
+    }
     assert utils.should_cache(weight)
     assert not utils.should_cache(half)
 
@@ -165,7 +172,9 @@ def test_attention_with_norm_and_residual(impl: str) -> None:
     torch.testing.assert_close(itself(values, None, None)[0], values + plain(normed, None, None)[0])
 
 
-def adam_2018(param: Tensor, grads: list[Tensor], lr: float, eps: float, inside: bool, decay: float) -> Tensor:
+def adam_2018(
+    param: Tensor, grads: list[Tensor], lr: float, eps: float, inside: bool, decay: float
+) -> Tensor:
     param, m, v = param.double(), torch.zeros(4).double(), torch.zeros(4).double()
     for step, grad in enumerate(grads, 1):
         m, v = 0.9 * m + 0.1 * grad.double(), 0.999 * v + 0.001 * grad.double() ** 2
@@ -227,7 +236,9 @@ def test_fp16_optimizer_trains_and_resumes(kind: str) -> None:
     def make() -> tuple[nn.Module, FP16_Optimizer]:
         torch.manual_seed(1)
         model = nn.Linear(4, 2).half()
-        return model, FP16_Optimizer(OPTIMIZERS[kind](model.parameters()), dynamic_loss_scale=True, verbose=False)
+        return model, FP16_Optimizer(
+            OPTIMIZERS[kind](model.parameters()), dynamic_loss_scale=True, verbose=False
+        )
 
     def train(model: nn.Module, optimizer: FP16_Optimizer, steps: int) -> float:
         for _ in range(steps):
@@ -255,7 +266,9 @@ def test_fp16_optimizer_trains_and_resumes(kind: str) -> None:
 def test_fp16_optimizer_scale() -> None:
     """An overflow skips the step and halves the scale; it doubles after 1000 steps without one; args are refused."""
     model = nn.Linear(2, 1).half()
-    optimizer = FP16_Optimizer(OPTIMIZERS["adam-2018"](model.parameters()), dynamic_loss_scale=True, verbose=False)
+    optimizer = FP16_Optimizer(
+        OPTIMIZERS["adam-2018"](model.parameters()), dynamic_loss_scale=True, verbose=False
+    )
     before = model.weight.detach().clone()
     for param in model.parameters():
         param.grad = torch.full_like(param, math.inf)
@@ -268,7 +281,9 @@ def test_fp16_optimizer_scale() -> None:
     optimizer.step()
     assert optimizer.cur_scale == 2.0**16
     with pytest.raises(SystemError, match="dynamic_loss_args"):
-        FP16_Optimizer(OPTIMIZERS["torch"](model.parameters()), dynamic_loss_scale=True, dynamic_loss_args={"x": 1})
+        FP16_Optimizer(
+            OPTIMIZERS["torch"](model.parameters()), dynamic_loss_scale=True, dynamic_loss_args={"x": 1}
+        )
 
 
 def test_internals_that_scripts_touch() -> None:
@@ -281,4 +296,9 @@ def test_internals_that_scripts_touch() -> None:
     assert optimizer._dummy_overflow_buf.dtype is torch.int32
     batch = {"x": [torch.ones(2), "text", torch.ones(1, dtype=torch.long)], "n": 3}
     cast = applier(batch, lambda value: to_type(torch.float16, value))
-    assert [cast["x"][0].dtype, cast["x"][1], cast["x"][2].dtype, cast["n"]] == [torch.float16, "text", torch.long, 3]
+    assert [cast["x"][0].dtype, cast["x"][1], cast["x"][2].dtype, cast["n"]] == [
+        torch.float16,
+        "text",
+        torch.long,
+        3,
+    ]

@@ -107,9 +107,9 @@ def test_masters_by_hand(flat: bool) -> None:
     for number, param in enumerate(model):
         param.grad = torch.full_like(param, number + 1.0)
     model_grads_to_master_grads(model, masters, flat_master=flat)
-    assert torch.cat([m.grad.flatten() for m in masters if m.grad is not None]).tolist() == [1.0] * 4 + [2.0] * 2 + [
-        3.0
-    ]
+    assert torch.cat([m.grad.flatten() for m in masters if m.grad is not None]).tolist() == [1.0] * 4 + [
+        2.0
+    ] * 2 + [3.0]
     with torch.no_grad():
         for master in masters:
             master.copy_(torch.arange(float(master.numel())).reshape(master.shape))

@@ -39,7 +39,9 @@ def test_mixed_lists_go_one_by_one(launches: Any) -> None:
     full = [torch.empty(4, device="meta") for _ in range(5)]
     assert launches.launches_of_lists([half + full], launches.LIMITS[4096]) == 10
     assert launches.launches_of_lists([half, full], launches.LIMITS[4096]) == 1
-    assert launches.launches_of_lists([full, [torch.empty((), device="meta")] * 5], launches.LIMITS[4096]) == 5
+    assert (
+        launches.launches_of_lists([full, [torch.empty((), device="meta")] * 5], launches.LIMITS[4096]) == 5
+    )
 
 
 @pytest.mark.extended

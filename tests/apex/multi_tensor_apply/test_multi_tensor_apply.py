@@ -50,7 +50,9 @@ def test_scale(sizes: tuple[int, int], source: torch.dtype, target: torch.dtype,
         "in_place": [True, False],
     }
 )
-def test_scale_raises_the_flag(bad: float, where: tuple[int, int], dtype: torch.dtype, in_place: bool) -> None:
+def test_scale_raises_the_flag(
+    bad: float, where: tuple[int, int], dtype: torch.dtype, in_place: bool
+) -> None:
     """One inf or NaN anywhere sets the flag to 1, and the rest is scaled all the same."""
     inputs = lists((33, 40), 3, dtype, 4.0)
     outputs = inputs if in_place else lists((33, 40), 3, torch.float32, 0.0)
@@ -93,12 +95,19 @@ def test_axpby_checks_what_it_is_told_to(checked: int, flags: tuple[int, int], d
         both = [lists((7, 5), 1, dtype, 1.0), lists((7, 5), 1, dtype, 1.0)]
         both[bad][1][2] = math.inf
         noop = flag()
-        multi_tensor_applier(amp_C.multi_tensor_axpby, noop, [*both, lists((7, 5), 1, dtype, 0.0)], 1.0, 1.0, checked)
+        multi_tensor_applier(
+            amp_C.multi_tensor_axpby, noop, [*both, lists((7, 5), 1, dtype, 0.0)], 1.0, 1.0, checked
+        )
         assert noop.item() == expected
 
 
 @covering(
-    {"sizes": SIZES, "dtype": DTYPES, "repeats": [1, 20], "name": ["multi_tensor_l2norm", "multi_tensor_l2norm_mp"]}
+    {
+        "sizes": SIZES,
+        "dtype": DTYPES,
+        "repeats": [1, 20],
+        "name": ["multi_tensor_l2norm", "multi_tensor_l2norm_mp"],
+    }
 )
 def test_l2norm(sizes: tuple[int, int], dtype: torch.dtype, repeats: int, name: str) -> None:
     """The norm of all and the norms of each are those of fp64 arithmetic, in fp32, of shapes (1,) and (n,)."""
@@ -135,7 +144,9 @@ def test_l2norm_mp_does_nothing_under_a_raised_flag() -> None:
 def test_unscale_l2norm(dtype: torch.dtype) -> None:
     """Norms come out as of unscaled tensors, which stay as they are."""
     tensors = lists((9, 16), 1, dtype, 8.0)
-    total, each = multi_tensor_applier(amp_C.multi_tensor_unscale_l2norm, flag(), [tensors], torch.tensor([0.25]), True)
+    total, each = multi_tensor_applier(
+        amp_C.multi_tensor_unscale_l2norm, flag(), [tensors], torch.tensor([0.25]), True
+    )
     assert each.tolist() == [6.0, 8.0]
     assert total.tolist() == [10.0]
     assert tensors[0][0].item() == 8.0
@@ -167,7 +178,9 @@ def test_bad_lists(wrong: list[list[Tensor]], message: str) -> None:
         multi_tensor_applier(amp_C.multi_tensor_scale, flag(), wrong, 1.0)
 
 
-def hysteresis_by_hand(found: list[bool], growth: float, backoff: float, interval: int, limit: int) -> list[float]:
+def hysteresis_by_hand(
+    found: list[bool], growth: float, backoff: float, interval: int, limit: int
+) -> list[float]:
     scale, clean, remaining, seen = 16.0, 0, limit, []
     for overflow in found:
         if overflow:
@@ -202,7 +215,11 @@ def test_hysteresis(limit: int, interval: int) -> None:
 
 def test_hysteresis_never_grows_to_infinity() -> None:
     """A growth that leaves fp32's range is not made; a scale below fp32's normal numbers becomes 0."""
-    scale, counter, patience = torch.tensor([3e38]), torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    scale, counter, patience = (
+        torch.tensor([3e38]),
+        torch.zeros(1, dtype=torch.int32),
+        torch.ones(1, dtype=torch.int32),
+    )
     amp_C.update_scale_hysteresis(scale, counter, patience, torch.tensor([0.0]), 2.0, 0.5, 1, 1)
     assert scale.tolist() == pytest.approx([3e38])
     scale.fill_(2e-38)
@@ -227,7 +244,13 @@ def test_lamb_in_two_stages_is_lamb() -> None:
     _, param_norms = multi_tensor_applier(amp_C.multi_tensor_l2norm, flag(), [staged[1]], True)
     _, update_norms = multi_tensor_applier(amp_C.multi_tensor_l2norm, flag(), [updates], True)
     multi_tensor_applier(
-        amp_C.multi_tensor_lamb_stage2_cuda, flag(), [staged[1], updates], param_norms, update_norms, 0.1, 0.01
+        amp_C.multi_tensor_lamb_stage2_cuda,
+        flag(),
+        [staged[1], updates],
+        param_norms,
+        update_norms,
+        0.1,
+        0.01,
     )
     multi_tensor_applier(
         amp_C.multi_tensor_lamb, flag(), whole, 0.1, 0.9, 0.99, 1e-6, 3, 1, 0.01, 1, 1, norm, 1.0, False
@@ -242,7 +265,17 @@ def test_capturable_adam_is_adam(masters: bool) -> None:
     plain, ours = step_lists(4), step_lists(4)
     ours[0] = [gradient * 4 for gradient in ours[0]]
     multi_tensor_applier(amp_C.multi_tensor_adam, flag(), plain, 0.1, 0.9, 0.99, 1e-8, 3, 1, 1, 0.01)
-    args: list[Any] = [torch.tensor(0.1), 0.9, 0.99, 1e-8, torch.tensor([3]), 1, 1, 0.01, torch.tensor([0.25])]
+    args: list[Any] = [
+        torch.tensor(0.1),
+        0.9,
+        0.99,
+        1e-8,
+        torch.tensor([3]),
+        1,
+        1,
+        0.01,
+        torch.tensor([0.25]),
+    ]
     if masters:
         models = [tensor.half() for tensor in ours[1]]
         used = [ours[0], models, ours[2], ours[3], ours[1]]
@@ -275,14 +308,25 @@ def test_remaining_steps_through_the_applier() -> None:
     expected = [p - 0.1 * (0.5 * g + 0.2 * p) for p, g in zip(params, grads, strict=True)]
     halves = [torch.zeros_like(p, dtype=torch.float16) for p in params]
     multi_tensor_applier(
-        amp_C.multi_tensor_sgd, flag(), [grads, params, buffers, halves], 0.2, 0.9, 0.0, 0.1, False, True, False, 0.5
+        amp_C.multi_tensor_sgd,
+        flag(),
+        [grads, params, buffers, halves],
+        0.2,
+        0.9,
+        0.0,
+        0.1,
+        False,
+        True,
+        False,
+        0.5,
     )
     torch.testing.assert_close(params, expected)
     assert all(torch.equal(half, param.half()) for half, param in zip(halves, params, strict=True))
 
     grads, params, sums = step_lists(3)
     expected = [
-        p - 0.1 * (g / ((h + g * g).sqrt() + 1e-3) + 0.2 * p) for g, p, h in zip(grads, params, sums, strict=True)
+        p - 0.1 * (g / ((h + g * g).sqrt() + 1e-3) + 0.2 * p)
+        for g, p, h in zip(grads, params, sums, strict=True)
     ]
     multi_tensor_applier(amp_C.multi_tensor_adagrad, flag(), [grads, params, sums], 0.1, 1e-3, 1, 0.2)
     torch.testing.assert_close(params, expected)
@@ -304,9 +348,27 @@ def test_remaining_steps_through_the_applier() -> None:
     )
     mixed[0] = [gradient * 8 for gradient in mixed[0]]
     halves = [tensor.half() for tensor in mixed[1]]
-    numbers = (torch.tensor(0.1), 0.9, 0.99, 1e-6, torch.tensor([3]), 1, 0.01, 1, 1, norm * 8, torch.tensor([4.0]))
+    numbers = (
+        torch.tensor(0.1),
+        0.9,
+        0.99,
+        1e-6,
+        torch.tensor([3]),
+        1,
+        0.01,
+        1,
+        1,
+        norm * 8,
+        torch.tensor([4.0]),
+    )
     multi_tensor_applier(
-        amp_C.multi_tensor_lamb_mp, flag(), [*mixed, halves], *numbers, False, torch.zeros(1), torch.tensor([1 / 8])
+        amp_C.multi_tensor_lamb_mp,
+        flag(),
+        [*mixed, halves],
+        *numbers,
+        False,
+        torch.zeros(1),
+        torch.tensor([1 / 8]),
     )
     torch.testing.assert_close(mixed[1:], plain[1:])
     assert all(torch.equal(half, param.half()) for half, param in zip(halves, mixed[1], strict=True))
@@ -318,7 +380,11 @@ def mixed_tensors() -> list[Tensor]:
     shapes = [(7,), (), (0,), (3, 5), (2**18 + 1,), (4, 3, 2, 2), (5, 1), (2, 2), (9,), (1, 6)]
     tensors = [torch.randn(shape, generator=generator) for shape in shapes]
     tensors[5] = tensors[5].to(memory_format=torch.channels_last)
-    return [*tensors, torch.randn(4, 6, generator=generator)[:, ::2], torch.randn(3, generator=generator).double()]
+    return [
+        *tensors,
+        torch.randn(4, 6, generator=generator)[:, ::2],
+        torch.randn(3, generator=generator).double(),
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])

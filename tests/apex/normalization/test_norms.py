@@ -34,7 +34,12 @@ def exact(
     }
 )
 def test_forward_and_backward(
-    shape: tuple[int, ...], normalized: Any, dtype: torch.dtype, affine: bool, memory_efficient: bool, rms: bool
+    shape: tuple[int, ...],
+    normalized: Any,
+    dtype: torch.dtype,
+    affine: bool,
+    memory_efficient: bool,
+    rms: bool,
 ) -> None:
     """Output, input gradient and parameter gradients are those of fp64 arithmetic, in the dtype that went in."""
     torch.manual_seed(0)
@@ -59,7 +64,9 @@ def test_forward_and_backward(
     torch.testing.assert_close(values.grad.double(), wide.grad, rtol=tolerance * 4, atol=tolerance * 4)
     for name, parameter in module.named_parameters():
         assert parameter.grad.dtype is dtype
-        torch.testing.assert_close(parameter.grad.double(), twins[name].grad, rtol=tolerance * 4, atol=tolerance * 4)
+        torch.testing.assert_close(
+            parameter.grad.double(), twins[name].grad, rtol=tolerance * 4, atol=tolerance * 4
+        )
 
 
 @pytest.mark.parametrize("kind,mixed", [(FusedLayerNorm, False), (MixedFusedLayerNorm, True)])
@@ -99,7 +106,10 @@ def test_mixed_classes_are_always_affine(kind: Any) -> None:
     """`elementwise_affine` warns, False is a RuntimeError, and other unknown keywords are ignored."""
     with pytest.warns(UserWarning, match="always affine"):
         assert kind(3, elementwise_affine=True).weight is not None
-    with pytest.warns(UserWarning, match="always affine"), pytest.raises(RuntimeError, match="elementwise_affine"):
+    with (
+        pytest.warns(UserWarning, match="always affine"),
+        pytest.raises(RuntimeError, match="elementwise_affine"),
+    ):
         kind(3, elementwise_affine=False)
     assert kind(3, bias=False, memory_efficient=True).memory_efficient is True
 
@@ -108,7 +118,9 @@ def test_functional_forms() -> None:
     """The functions default to eps 1e-6, and agree with torch's layer norm and RMS norm."""
     values = torch.randn(3, 4) * 1e-3
     weight, bias = torch.rand(4), torch.rand(4)
-    torch.testing.assert_close(functional.fused_layer_norm(values, (4,)), F.layer_norm(values, (4,), eps=1e-6))
+    torch.testing.assert_close(
+        functional.fused_layer_norm(values, (4,)), F.layer_norm(values, (4,), eps=1e-6)
+    )
     torch.testing.assert_close(functional.fused_rms_norm(values, (4,)), F.rms_norm(values, (4,), eps=1e-6))
     for form in (functional.fused_layer_norm_affine, functional.mixed_dtype_fused_layer_norm_affine):
         expected = F.layer_norm(values, (4,), weight, bias, 1e-6)
@@ -171,7 +183,9 @@ def test_autograd_functions(name: str, memory_efficient: tuple[bool, ...], dtype
     """What scripts call by `apply` has output and gradients of the function of that kind, dtypes included."""
     torch.manual_seed(0)
     count = 0 if "Affine" not in name else 1 if "RMS" in name else 2
-    leaves = [torch.randn(4, 2, 3).to(dtypes[0])] + [torch.rand(2, 3).add(0.5).to(dtypes[1]) for _ in range(count)]
+    leaves = [torch.randn(4, 2, 3).to(dtypes[0])] + [
+        torch.rand(2, 3).add(0.5).to(dtypes[1]) for _ in range(count)
+    ]
     ours, theirs = ([leaf.clone().requires_grad_() for leaf in leaves] for _ in range(2))
     output = getattr(functional, name).apply(*ours, (2, 3), 1e-5, *memory_efficient)
     expected = APPLIED[name](*theirs, (2, 3), 1e-5)

@@ -10,7 +10,9 @@ from ampcompare.apex.optimizers import FusedAdam, FusedSGD
 def model() -> nn.Sequential:
     # No bias before the batch norm: its gradient is rounding noise, which Adam would blow up.
     torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
+    )
 
 
 def test_rows_of_different_strides_are_not_mixed_up() -> None:

@@ -52,13 +52,22 @@ def assert_followed(reference: Reference, dtype: torch.dtype) -> None:
         torch.testing.assert_close(param.detach().double(), exact, rtol=tolerance, atol=tolerance)
 
 
-def averages(state: dict[str, Any], grad: Tensor, share: float, b1: float, b2: float) -> tuple[Tensor, Tensor]:
+def averages(
+    state: dict[str, Any], grad: Tensor, share: float, b1: float, b2: float
+) -> tuple[Tensor, Tensor]:
     state["m"] = b1 * state.get("m", torch.zeros_like(grad)) + share * grad
     state["v"] = b2 * state.get("v", torch.zeros_like(grad)) + (1 - b2) * grad**2
     return state["m"], state["v"]
 
 
-@covering({"dtype": [torch.float32, *NARROW], "decay": [0.0, 0.1], "adam_w": [True, False], "correct": [True, False]})
+@covering(
+    {
+        "dtype": [torch.float32, *NARROW],
+        "decay": [0.0, 0.1],
+        "adam_w": [True, False],
+        "correct": [True, False],
+    }
+)
 def test_adam(dtype: torch.dtype, decay: float, adam_w: bool, correct: bool) -> None:
     """FusedAdam follows Adam's formulas in both decay modes, with and without bias correction, in each dtype."""
     lr, b1, b2, eps = 0.05, 0.8, 0.95, 1e-4
@@ -82,7 +91,9 @@ def test_adam(dtype: torch.dtype, decay: float, adam_w: bool, correct: bool) -> 
             assert kept["exp_avg"].dtype is kept["exp_avg_sq"].dtype is torch.float32
             tolerance = 1e-5 if dtype is torch.float32 or adam_w else 2e-2
             torch.testing.assert_close(kept["exp_avg"].double(), state["m"], rtol=tolerance, atol=tolerance)
-            torch.testing.assert_close(kept["exp_avg_sq"].double(), state["v"], rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                kept["exp_avg_sq"].double(), state["v"], rtol=tolerance, atol=tolerance
+            )
 
 
 @covering(
@@ -93,7 +104,9 @@ def test_adam(dtype: torch.dtype, decay: float, adam_w: bool, correct: bool) -> 
         "late": [True, False],
     }
 )
-def test_sgd(dtype: torch.dtype, momentum: float, dampening: float, nesterov: bool, decay: float, late: bool) -> None:
+def test_sgd(
+    dtype: torch.dtype, momentum: float, dampening: float, nesterov: bool, decay: float, late: bool
+) -> None:
     """FusedSGD follows SGD's formulas with momentum, dampening, nesterov, and weight decay early or late."""
     lr = 0.05
 
@@ -212,7 +225,13 @@ def test_novograd(
             p -= lr * update
 
     reference = Reference(dtype)
-    options: dict[str, Any] = {"lr": lr, "betas": (b1, b2), "eps": eps, "weight_decay": decay, "init_zero": init_zero}
+    options: dict[str, Any] = {
+        "lr": lr,
+        "betas": (b1, b2),
+        "eps": eps,
+        "weight_decay": decay,
+        "init_zero": init_zero,
+    }
     options |= {"bias_correction": correct, "reg_inside_moment": inside, "grad_averaging": averaging}
     optimizer = FusedNovoGrad(reference.params, norm_type=norm_type, **options)
     follow(reference, optimizer, formula)

@@ -238,7 +238,9 @@ def test_lamb_clips_by_the_norm_of_all_groups() -> None:
     optimizer.step()
     # With betas of 0 the first moment is the clipped gradient; the common norm is 10.
     torch.testing.assert_close(optimizer.state[ours[0]]["exp_avg"], torch.full((4,), 0.3))
-    torch.testing.assert_close(optimizer.state[ours[1]]["exp_avg"], torch.full((4,), 0.4, dtype=torch.float16))
+    torch.testing.assert_close(
+        optimizer.state[ours[1]]["exp_avg"], torch.full((4,), 0.4, dtype=torch.float16)
+    )
 
 
 def test_steps_leave_the_version_counters_alone() -> None:

@@ -21,7 +21,9 @@ KINDS: list[tuple[Any, dict[str, Any]]] = [
 NAMES = ["adam", "sgd", "sgd-model-grads", "lamb", "novograd", "adagrad"]
 
 
-def train(kind: Any, options: dict[str, Any], level: str, steps: int = 8) -> tuple[list[float], nn.Module, Any]:
+def train(
+    kind: Any, options: dict[str, Any], level: str, steps: int = 8
+) -> tuple[list[float], nn.Module, Any]:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
     inputs, targets = torch.randn(6, 4), torch.randn(6, 2)

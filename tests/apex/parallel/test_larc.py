@@ -17,7 +17,9 @@ def params() -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape)) for shape in ((3, 2), (4,), ())]
 
 
-def expected_gradient(p: Tensor, g: Tensor, lr: float, decay: float, trust: float, clip: bool, eps: float) -> Tensor:
+def expected_gradient(
+    p: Tensor, g: Tensor, lr: float, decay: float, trust: float, clip: bool, eps: float
+) -> Tensor:
     p, g = p.double(), g.double()
     if not p.norm() or not g.norm():
         return g
@@ -38,7 +40,9 @@ def expected_gradient(p: Tensor, g: Tensor, lr: float, decay: float, trust: floa
 def test_gradients_and_steps(clip: bool, decay: float, trust: float, inner: Any, tensor_lr: bool) -> None:
     """Gradients become what the formula says, and the inner optimizer steps on them without its own weight decay."""
     ours, lr, eps = params(), 0.5, 1e-3
-    optimizer = LARC(inner(ours, lr=torch.tensor(lr) if tensor_lr else lr, weight_decay=decay), trust, clip, eps)
+    optimizer = LARC(
+        inner(ours, lr=torch.tensor(lr) if tensor_lr else lr, weight_decay=decay), trust, clip, eps
+    )
     grads = [torch.randn_like(p) for p in ours]
     before = [p.detach().clone() for p in ours]
     for p, g in zip(ours, grads, strict=True):
@@ -64,7 +68,11 @@ def test_other_dtypes(dtype: torch.dtype) -> None:
 
 def test_zero_norms_and_missing_gradients() -> None:
     """A zero parameter or gradient is left alone, without weight decay, as in Apex; so is one without gradient."""
-    zero, still, missing = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    zero, still, missing = (
+        nn.Parameter(torch.zeros(2)),
+        nn.Parameter(torch.ones(2)),
+        nn.Parameter(torch.ones(2)),
+    )
     zero.grad, still.grad = torch.ones(2), torch.zeros(2)
     LARC(torch.optim.SGD([zero, still, missing], lr=0.5, weight_decay=0.1)).step()
     assert zero.tolist() == [-0.5, -0.5]

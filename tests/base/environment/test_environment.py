@@ -47,7 +47,9 @@ def _package(folder: Path, *files: str) -> Path:
         (["__init__.py", "normalization/__init__.py"], "no_amp", "removed upstream in May 2025"),
     ],
 )
-def test_what_is_no_usable_apex_is_told_apart(tmp_path: Path, files: list[str], kind: str, reason: str) -> None:
+def test_what_is_no_usable_apex_is_told_apart(
+    tmp_path: Path, files: list[str], kind: str, reason: str
+) -> None:
     """Nothing, a clone, a bare folder, a script of the name, the other package of PyPI, and Apex without amp."""
     found = find_installed_apex([str(_package(tmp_path, *files))])
     assert (found.kind, found.has_amp) == (kind, False)
@@ -77,8 +79,13 @@ def test_version_is_that_of_the_folder_searched(tmp_path: Path) -> None:
     info = tmp_path / "apex-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apex\nVersion: 0.1\n")
-    assert (find_installed_apex([str(tmp_path)]).version, find_installed_apex([str(tmp_path)]).commit) == ("0.1", None)
-    (info / "direct_url.json").write_text('{"url": "x", "vcs_info": {"vcs": "git", "commit_id": "0123456789ab"}}')
+    assert (find_installed_apex([str(tmp_path)]).version, find_installed_apex([str(tmp_path)]).commit) == (
+        "0.1",
+        None,
+    )
+    (info / "direct_url.json").write_text(
+        '{"url": "x", "vcs_info": {"vcs": "git", "commit_id": "0123456789ab"}}'
+    )
     found = find_installed_apex([str(tmp_path)])
     assert found.commit == "0123456789ab"
     assert "0.1 (commit 01234567)" in found.reason
@@ -136,7 +143,9 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert entry_points("another.group") == []
 
 
-def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_leads_to_the_distribution_that_installed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As `importlib.metadata` maps them; also from a list of names, and to a module that is compiled."""
     known = importlib.metadata.packages_distributions()
     assert distributions_of_modules(["yaml", "numpy"]) == {*known["yaml"], *known["numpy"]}
@@ -146,7 +155,9 @@ def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, mo
         ("b", "top_level.txt", "fast\n"),
     ):
         (tmp_path / f"{name}-1.dist-info").mkdir()
-        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (tmp_path / f"{name}-1.dist-info" / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n"
+        )
         (tmp_path / f"{name}-1.dist-info" / file).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     assert distributions_of_modules(["fast", "fas"]) == {"a", "b"}
@@ -166,13 +177,21 @@ def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_old_python_can_read_what_refuses_it() -> None:
     """The files up to the refusal have the syntax of Python 3.6, and no annotation that it cannot evaluate."""
-    for name in ("__init__.py", "base/__init__.py", "base/version.py", "base/environment/__init__.py", OLDEST):
+    for name in (
+        "__init__.py",
+        "base/__init__.py",
+        "base/version.py",
+        "base/environment/__init__.py",
+        OLDEST,
+    ):
         text = (Path(ampcompare.__file__).parent / name).read_text(encoding="utf-8")
         tree = ast.parse(text, feature_version=(3, 6))
         nodes = list(ast.walk(tree))
         futures = [one for one in nodes if isinstance(one, ast.ImportFrom) and one.module == "__future__"]
         generic = [
-            node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "tuple"
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "tuple"
         ]
         assert (futures, generic) == ([], []), name
 
@@ -185,9 +204,15 @@ def test_an_old_python_says_so(python: str, tmp_path: Path) -> None:
     command.write_text("import sys\nfrom ampcompare.cli import main\nsys.exit(main())\n")
     environment = {"PYTHONPATH": str(Path(ampcompare.__file__).parents[1]), "PATH": os.environ["PATH"]}
     for words in (["-m", "ampcompare", "lint", "."], [str(command), "--help"]):
-        done = subprocess.run([python, *words], env=environment, stderr=subprocess.PIPE, timeout=60, check=False)
+        done = subprocess.run(
+            [python, *words], env=environment, stderr=subprocess.PIPE, timeout=60, check=False
+        )
         (line,) = done.stderr.decode().splitlines()
         assert done.returncode == 4
-        assert re.fullmatch(r"ampcompare: .* needs Python 3\.11 or later, and this is 3\.\d+\.\d+: take .*", line)
-    done = subprocess.run([python, "-c", "import ampcompare"], env=environment, stderr=subprocess.PIPE, check=False)
+        assert re.fullmatch(
+            r"ampcompare: .* needs Python 3\.11 or later, and this is 3\.\d+\.\d+: take .*", line
+        )
+    done = subprocess.run(
+        [python, "-c", "import ampcompare"], env=environment, stderr=subprocess.PIPE, check=False
+    )
     assert done.stderr.decode().splitlines()[-1].startswith("ImportError: ampcompare ")

@@ -36,7 +36,8 @@ def torch_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "text", ["__version__ = '2.5.1+cu124'\n", 'from typing import Optional\n\n__version__: str = "2.5.1+cu124"\n']
+    "text",
+    ["__version__ = '2.5.1+cu124'\n", 'from typing import Optional\n\n__version__: str = "2.5.1+cu124"\n'],
 )
 @pytest.mark.parametrize("file", ["version.py", "__init__.py"])
 @pytest.mark.parametrize("engine_alone", [False, True])
@@ -62,12 +63,16 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     absent = {"torch", "scipy"}
     monkeypatch.setattr(extras, "_is_importable", lambda name: name not in absent)
     monkeypatch.setattr(extras, "version_of_torch_on_path", str)
-    with pytest.raises(ExtraMissing, match=r"extra torch, of which torch and scipy are not installed: ") as caught:
+    with pytest.raises(
+        ExtraMissing, match=r"extra torch, of which torch and scipy are not installed: "
+    ) as caught:
         require_torch()
     assert str(caught.value).endswith("pip install 'ampcompare[torch]'")
     with pytest.raises(ExtraMissing, match=r"extra torch, of which torch is not installed"):
         require_torch(engine_alone=True)
-    with pytest.raises(ExtraMissing, match=r"extra stats, of which scipy is not installed: pip install 'ampcompare\[s"):
+    with pytest.raises(
+        ExtraMissing, match=r"extra stats, of which scipy is not installed: pip install 'ampcompare\[s"
+    ):
         require_statistics_packages()
     absent.clear()
     require_torch()
@@ -99,7 +104,8 @@ def test_only_an_import_of_this_package_is_explained(monkeypatch: pytest.MonkeyP
         == "scipy is not installed: pip install 'ampcompare[stats]'"
     )
     assert (
-        str(missing_package_error(error_of("torch", own))) == "torch is not installed: pip install 'ampcompare[torch]'"
+        str(missing_package_error(error_of("torch", own)))
+        == "torch is not installed: pip install 'ampcompare[torch]'"
     )
     assert missing_package_error(error_of("torch", users)) is None
     assert missing_package_error(error_of("sklearn.missing", own)) is None

@@ -20,7 +20,12 @@ from ampcompare.training.process_group import choose_group_backend
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-    **{"MASTER_ADDR": "host", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "2"},
+    **{
+        "MASTER_ADDR": "host",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "x",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    },
 }
 SRUN = {
     **{"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "1"},
@@ -91,7 +96,9 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     member = make_launcher(RunConfig(processes=4))
     assert isinstance(member, ExternalLauncher)
     assert not member.is_main
-    with pytest.raises(UnsupportedCombination, match=r"rank 3 of 4 that torchrun started.*--nproc-per-node 4"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"rank 3 of 4 that torchrun started.*--nproc-per-node 4"
+    ):
         make_launcher(RunConfig(processes=4), several_cells=True)
 
 
@@ -118,7 +125,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     return calls
 
 
-def test_a_rank_takes_its_gpu_before_it_meets_the_others(asked: list[tuple[str, Any]], tmp_path: Path) -> None:
+def test_a_rank_takes_its_gpu_before_it_meets_the_others(
+    asked: list[tuple[str, Any]], tmp_path: Path
+) -> None:
     """Collectives of objects use the current device, which would be the first GPU in every rank."""
     gpu = torch.device("cuda", 1)
     world = DistributedEnv(1, 2, 1, 2, f"file://{tmp_path / 'store'}", 0, "x")
@@ -165,7 +174,11 @@ def test_a_rendezvous_that_cannot_be_read(url: str) -> None:
 
 OPEN_MPI = {
     **{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
-    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_MCA_ess_base_jobid": "1177616385"},
+    **{
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+        "OMPI_MCA_ess_base_jobid": "1177616385",
+    },
 }
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 
@@ -178,7 +191,13 @@ def test_mpirun() -> None:
     )
     assert world is not None
     assert other is not None
-    assert (world.rank, world.size, world.local_rank, world.local_size, world.launcher) == (3, 4, 1, 4, "mpirun")
+    assert (world.rank, world.size, world.local_rank, world.local_size, world.launcher) == (
+        3,
+        4,
+        1,
+        4,
+        "mpirun",
+    )
     assert world.url.startswith("tcp://127.0.0.1:")
     assert read_distributed_env({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).url == world.url  # type: ignore[union-attr]
     assert other.url != world.url
@@ -193,7 +212,9 @@ def test_mpich_names_no_job() -> None:
 
 def test_mpirun_alone_and_in_other_jobs() -> None:
     """One process is alone; torchrun's variables win, and those of Slurm belong to the daemons of mpirun."""
-    assert read_distributed_env({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) is None
+    assert (
+        read_distributed_env({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) is None
+    )
     assert read_distributed_env({**OPEN_MPI, **TORCHRUN}).launcher == "torchrun"  # type: ignore[union-attr]
     assert read_distributed_env({**OPEN_MPI, **SRUN}).launcher == "mpirun"  # type: ignore[union-attr]
 

@@ -12,7 +12,12 @@ import numpy as np
 import pytest
 
 from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import UsedInputsRecorder, changed_code_files, digest_of_file, read_loaded_code
+from ampcompare.base.files.loaded_code import (
+    UsedInputsRecorder,
+    changed_code_files,
+    digest_of_file,
+    read_loaded_code,
+)
 
 
 @pytest.fixture
@@ -68,7 +73,9 @@ def test_settings_of_the_cell_name_files_too(project: Path, cell: Path, tmp_path
     """Arguments of the script among them, as options and wherever the files lie."""
     (project / "a.txt").write_text("1")
     (tmp_path / "far.npy").write_text("1")
-    (cell / "config.json").write_text(json.dumps({"arguments": ["--data=a.txt", str(tmp_path / "far.npy"), "b.txt"]}))
+    (cell / "config.json").write_text(
+        json.dumps({"arguments": ["--data=a.txt", str(tmp_path / "far.npy"), "b.txt"]})
+    )
     UsedInputsRecorder(cell, project).record_used_inputs()
     assert list(read_loaded_code(cell).files) == ["../far.npy", "a.txt"]
 
@@ -94,7 +101,9 @@ def test_the_end_adds_modules_that_are_there_and_versions(
     importlib.import_module("late")
     installed = project / "site-packages"
     (installed / "quick-3.dist-info").mkdir(parents=True)
-    (installed / "quick-3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: quick\nVersion: 3\n")
+    (installed / "quick-3.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: quick\nVersion: 3\n"
+    )
     (installed / "quick-3.dist-info" / "RECORD").write_text("fast.py,,\n")
     (installed / "fast.py").write_text("")
     monkeypatch.syspath_prepend(installed)
@@ -165,7 +174,19 @@ def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path:
         path.write_text("1")
     np.save(project / "data.npy", np.zeros(3))
     os.mkfifo(project / "pipe")
-    named = ["data.npy", *names, "pipe", "out", "set", str(outside), "result.txt", ".", "", "/dev/null", "missing"]
+    named = [
+        "data.npy",
+        *names,
+        "pipe",
+        "out",
+        "set",
+        str(outside),
+        "result.txt",
+        ".",
+        "",
+        "/dev/null",
+        "missing",
+    ]
     (project / "late.py").write_text(f"NAMES = {named}\n")
     watch = UsedInputsRecorder(cell, project)
     importlib.import_module("late")
@@ -190,7 +211,9 @@ def test_a_large_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(digests) == 4
 
 
-def test_variables_that_the_code_asks_for_count(project: Path, cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_the_code_asks_for_count(
+    project: Path, cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By any way to ask, without their values; secrets, copies of all, the launcher's and what libraries ask do not."""
     for name in ("ONE", "TWO", "HF_TOKEN", "RANK", "COPIED"):
         monkeypatch.setenv(name, "1e-3")

@@ -38,7 +38,9 @@ def test_no_other_file_has_the_names() -> None:
         path.name: texts
         for path in (ROOT / "ampcompare").rglob("*.py")
         if path != own
-        and (texts := [text for text in _texts(path, searched) if text in unique or text.startswith("cells/")])
+        and (
+            texts := [text for text in _texts(path, searched) if text in unique or text.startswith("cells/")]
+        )
     }
     assert not found
     assert unique <= set(_texts(own))

@@ -10,7 +10,9 @@ import pytest
 from ampcompare.base.files.temporary import is_bytecode, temporary_root
 
 
-def test_what_tempfile_makes_is_temporary_with_all_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tempfile_makes_is_temporary_with_all_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tempfile.mkdtemp()
     handle, file = tempfile.mkstemp()
@@ -20,7 +22,9 @@ def test_what_tempfile_makes_is_temporary_with_all_in_it(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["model.pt", "run/tmp1", "apymp-", "../tmp1"])
-def test_what_a_user_names_is_not_temporary(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_user_names_is_not_temporary(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert temporary_root(os.path.normpath(tmp_path / name)) == ""
 

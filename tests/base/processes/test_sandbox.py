@@ -34,7 +34,12 @@ def project(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the working directory, a project with a checkpoint; HOME is its neighbor."""
     for name in ("project/data", "home/.cache/lib", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("project/checkpoint.pt", "project/data/input.csv", "home/.cache/lib/index", "elsewhere/log.txt"):
+    for name in (
+        "project/checkpoint.pt",
+        "project/data/input.csv",
+        "home/.cache/lib/index",
+        "elsewhere/log.txt",
+    ):
         (tmp_path / name).write_text("the user's")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path / "project")
@@ -81,7 +86,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_whatever_way_a_process_writes_the_users_files_stay(way: str, by: str, tmp_path: Path, project: Path) -> None:
+def test_whatever_way_a_process_writes_the_users_files_stay(
+    way: str, by: str, tmp_path: Path, project: Path
+) -> None:
     code, name, how = WAYS[way]
     if by == "copies" and name.startswith(".."):
         pytest.skip("a copy holds for the working directory alone")
@@ -94,8 +101,12 @@ def test_whatever_way_a_process_writes_the_users_files_stay(way: str, by: str, t
 
 
 @pytest.mark.parametrize("by", ["overlays"], indirect=True)
-def test_what_was_written_lies_in_the_target_under_the_same_relative_path(tmp_path: Path, project: Path) -> None:
-    code = "import os; os.makedirs('out'); open('out/a', 'w').write('A'); open('../elsewhere/b', 'w').write('B')"
+def test_what_was_written_lies_in_the_target_under_the_same_relative_path(
+    tmp_path: Path, project: Path
+) -> None:
+    code = (
+        "import os; os.makedirs('out'); open('out/a', 'w').write('A'); open('../elsewhere/b', 'w').write('B')"
+    )
     target = tmp_path / "written"
     with open_sandbox(tmp_path / "store", target=target) as sandbox:
         run(sandbox, code)
@@ -178,7 +189,9 @@ def test_a_mount_that_vanishes_meanwhile_is_left_out(tmp_path: Path, project: Pa
 
 
 @pytest.mark.parametrize("by", ["copies"], indirect=True)
-def test_a_file_system_that_does_not_answer_allows_no_overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_does_not_answer_allows_no_overlays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)
     monkeypatch.setattr(module, "module_command", lambda name: ["sleep", "60"])
     begun = time.monotonic()
@@ -201,7 +214,9 @@ def test_a_file_too_large_for_a_copy_is_named_before_the_start(
 
 
 @pytest.mark.parametrize("by", ["copies"], indirect=True)
-def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(tmp_path: Path, project: Path) -> None:
+def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(
+    tmp_path: Path, project: Path
+) -> None:
     for name in (".git/HEAD", ".venv/pyvenv.cfg", "runs/compare-1/plan.json"):
         (project / name).parent.mkdir(parents=True)
         (project / name).write_text("x")
@@ -218,5 +233,9 @@ def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(tm
         assert sandbox.place_of_path(str(project / "data/input.csv")) != str(project / "data/input.csv")
         assert sandbox.place_of_path("data") == "data"
     assert [(Path(one.path).name, one.how) for one in sandbox.written] == [("checkpoint.pt", "changed")]
-    assert [(project / name).stat().st_mode & 0o777 for name in (".git", ".venv", "far")] == [0o755, 0o755, 0o755]
+    assert [(project / name).stat().st_mode & 0o777 for name in (".git", ".venv", "far")] == [
+        0o755,
+        0o755,
+        0o755,
+    ]
     assert (project / "checkpoint.pt").read_text() == "the user's"

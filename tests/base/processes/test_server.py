@@ -96,7 +96,12 @@ def test_a_fork_whose_server_is_killed(server: ProcessServer, tmp_path: Path) ->
 def test_a_server_that_says_much_is_not_held_up(server: ProcessServer, tmp_path: Path) -> None:
     """More than a pipe takes; nobody reads it."""
     with (tmp_path / "log").open("wb") as log:
-        assert server.start_fork("functions:tell", [], output=log.fileno(), load=["functions:load_loudly"]).wait() == 7
+        assert (
+            server.start_fork(
+                "functions:tell", [], output=log.fileno(), load=["functions:load_loudly"]
+            ).wait()
+            == 7
+        )
 
 
 def test_a_server_that_cannot_load(environment: dict[str, str], forking: types.SimpleNamespace) -> None:

@@ -29,7 +29,12 @@ FORMS = (
     "__import__('apex.normalization')",
     "from apex import amp, optimizers",
 )
-MISSING = ("import apex.nothing", "from apex import nothing", "from apex.contrib.fmha import FMHAFun", "import syncbn")
+MISSING = (
+    "import apex.nothing",
+    "from apex import nothing",
+    "from apex.contrib.fmha import FMHAFun",
+    "import syncbn",
+)
 PROBING = {
     "transformers": "def there(): return importlib.util.find_spec('apex')\n",
     "megatron": "def there():\n    import apex\n    return apex\n",
@@ -61,7 +66,9 @@ def run(tmp_path: Path, forked_python: Any) -> Run:
         for name, text in packages.items():
             file = tmp_path / "site-packages" / name
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("import importlib, importlib.util, importlib.metadata\n" * name.endswith("y") + text)
+            file.write_text(
+                "import importlib, importlib.util, importlib.metadata\n" * name.endswith("y") + text
+            )
         head = "" if words else HEAD.format(answered=answered)
         (tmp_path / "train.py").write_text(head + NOTHING_LEFT + script)
         path = os.pathsep.join([str(tmp_path / "site-packages"), os.environ["PYTHONPATH"]])
@@ -99,7 +106,9 @@ def test_libraries_find_nothing(run: Run, first: bool) -> None:
         for name in PROBING
     )
     packages = {f"{name}.py": text for name, text in PROBING.items()} | {"needs.py": "from apex import amp\n"}
-    printed = run(own * first + calls + "import needs; assert needs.amp is amp\n", packages, answered="['needs']")
+    printed = run(
+        own * first + calls + "import needs; assert needs.amp is amp\n", packages, answered="['needs']"
+    )
     assert printed.split() == [word for name in PROBING for word in (name, "None")]
 
 
@@ -123,7 +132,11 @@ def test_what_nvidia_removed_is_grafted(run: Run) -> None:
     "packages",
     [
         {"apex/__init__.py": "amp = 'its own'\n", "apex/models.py": ""},
-        {"apex/__init__.py": "", "apex/amp/__init__.py": "own = True\n", "apex/normalization/__init__.py": ""},
+        {
+            "apex/__init__.py": "",
+            "apex/amp/__init__.py": "own = True\n",
+            "apex/normalization/__init__.py": "",
+        },
     ],
 )
 def test_others_are_left_as_they_are(run: Run, packages: dict[str, str]) -> None:

@@ -15,7 +15,12 @@ from ampcompare.base.shim import switch
 from ampcompare.base.shim.switch import MODULE, STARTS, shim_status, switch_shim_off, switch_shim_on
 
 ROOT = Path(__file__).resolve().parents[3]
-NEW = ("apex/__init__.py", "apex/normalization/__init__.py", "apex/contrib/__init__.py", "apex/optimizers/__init__.py")
+NEW = (
+    "apex/__init__.py",
+    "apex/normalization/__init__.py",
+    "apex/contrib/__init__.py",
+    "apex/optimizers/__init__.py",
+)
 OLD = (*NEW, "apex/amp/__init__.py", "apex/parallel/__init__.py", "apex/fp16_utils/__init__.py")
 GRAFTED = ("apex.amp", "apex.fp16_utils", "apex.parallel")
 # The files of each kind of Apex, and what the shim adds; None where it refuses.
@@ -77,7 +82,9 @@ def test_off_restores_each_kind_to_the_byte(packages: Path, kind: str) -> None:
 def test_what_cannot_be_switched_on(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no-module"):
         switch_shim_on(["no-module"], packages)
-    monkeypatch.setattr(switch, "write_atomically", lambda path, text: (_ for _ in ()).throw(EnvironmentUnfit("full")))
+    monkeypatch.setattr(
+        switch, "write_atomically", lambda path, text: (_ for _ in ()).throw(EnvironmentUnfit("full"))
+    )
     with pytest.raises(EnvironmentUnfit):
         switch_shim_on(folder=packages)
     monkeypatch.setattr(
@@ -107,7 +114,10 @@ def test_the_command_in_an_environment(tmp_path: Path) -> None:
     assert "also of mmcv" in said
     (packages / "checkout.pth").unlink()
     alone = run("-c", "import apex")
-    assert (alone.returncode, alone.stderr.splitlines()[-1]) == (1, "ModuleNotFoundError: No module named 'apex'")
+    assert (alone.returncode, alone.stderr.splitlines()[-1]) == (
+        1,
+        "ModuleNotFoundError: No module named 'apex'",
+    )
     assert len(run("-c", "pass").stderr) == 0
     (packages / "checkout.pth").write_text(
         f"{ROOT}\n{next(path for path in sys.path if path.endswith('site-packages'))}\n"

@@ -59,7 +59,9 @@ EXPRESSIONS: dict[str, Any] = {
     "rnn_tanh_cell": lambda t: torch.rnn_tanh_cell(t(2, 3), t(2, 4), t(4, 3), t(4, 4), t(4), t(4)),
     "rnn_relu_cell": lambda t: torch.rnn_relu_cell(t(2, 3), t(2, 4), t(4, 3), t(4, 4), t(4), t(4)),
     "sdpa": lambda t: F.scaled_dot_product_attention(t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8)),
-    "sdpa+floatmask": lambda t: F.scaled_dot_product_attention(t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), t(4, 4)),
+    "sdpa+floatmask": lambda t: F.scaled_dot_product_attention(
+        t(1, 2, 4, 8), t(1, 2, 4, 8), t(1, 2, 4, 8), t(4, 4)
+    ),
     "Tensor@": lambda t: t(2, 3) @ t(3, 2),
     "LSTM module": lambda t: nn.LSTM(3, 4)(t(5, 2, 3))[0],
     "GRU module": lambda t: nn.GRU(3, 4)(t(5, 2, 3))[0],
@@ -138,7 +140,9 @@ EXPRESSIONS: dict[str, Any] = {
     "upsample_nearest": lambda t: F.interpolate(t(1, 2, 4, 4), scale_factor=2),
     "upsample_bilinear": lambda t: F.interpolate(t(1, 2, 4, 4), scale_factor=2, mode="bilinear"),
     "upsample_bicubic": lambda t: F.interpolate(t(1, 2, 4, 4), scale_factor=2, mode="bicubic"),
-    "upsample_bilinear_aa": lambda t: F.interpolate(t(1, 2, 4, 4), scale_factor=2, mode="bilinear", antialias=True),
+    "upsample_bilinear_aa": lambda t: F.interpolate(
+        t(1, 2, 4, 4), scale_factor=2, mode="bilinear", antialias=True
+    ),
     "upsample_trilinear": lambda t: F.interpolate(t(1, 2, 4, 4, 4), scale_factor=2, mode="trilinear"),
     "upsample_linear1d": lambda t: F.interpolate(t(1, 2, 4), scale_factor=2, mode="linear"),
     # in fp32, by a type that they take

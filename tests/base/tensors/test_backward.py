@@ -10,7 +10,9 @@ from ampcompare.base.tensors.backward import run_backward
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 @pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_loss_of_any_type_has_the_gradients_of_its_own_method(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_a_loss_of_any_type_has_the_gradients_of_its_own_method(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
     weights = [torch.full(shape, 3.0, dtype=dtype, requires_grad=True) for _ in range(2)]
     run_backward(weights[0] ** 2)
     (weights[1] ** 2).backward()

@@ -43,7 +43,9 @@ LISTS = {
 }
 NO_DRIVER = "the recording needs a driver for it"
 NO_LAPACK = "a tensor without memory shows a type, and no LAPACK, that of CUDA neither, has 16 bits"
-ONE_TYPE = "the kernels of CUDA and CPU check that both are of one type, which a tensor without memory is not asked"
+ONE_TYPE = (
+    "the kernels of CUDA and CPU check that both are of one type, which a tensor without memory is not asked"
+)
 FLOAT64 = "weights of fp32 meet inputs of float64, which kernels refuse and a tensor without memory does not"
 # Where a recording is not what a GPU does, by expression: why, and for which patterns; all of them without one.
 ARTEFACTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -55,7 +57,8 @@ ARTEFACTS: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("svd", "qr", "cholesky", "eigh", "det"), (NO_LAPACK, ("h", "hf"))),
     "linalg.solve": (NO_LAPACK, ("h",)),
 }  # fmt: skip
-OF_SOME_VERSIONS = {"LSTM module", "RNN module", "TransformerEncoderLayer"}  # artefacts that not every torch has
+# artefacts that not every torch has
+OF_SOME_VERSIONS = {"LSTM module", "RNN module", "TransformerEncoderLayer"}
 needs_recording = pytest.mark.skipif(not RECORDED.is_file(), reason=f"no recording of torch {VERSION}")
 
 
@@ -100,7 +103,12 @@ def test_each_cast_is_that_of_torchs_lists() -> None:
 
 @pytest.mark.parametrize(
     ("name", "cast"),
-    [("sum.dim_IntList", CastKind.FP32), ("mm", CastKind.LOWER), ("addcmul", CastKind.WIDEST), ("tanh", CastKind.NONE)],
+    [
+        ("sum.dim_IntList", CastKind.FP32),
+        ("mm", CastKind.LOWER),
+        ("addcmul", CastKind.WIDEST),
+        ("tanh", CastKind.NONE),
+    ],
 )
 def test_a_cast_that_is_asked_for_while_a_compiler_traces_is_the_same(name: str, cast: CastKind) -> None:
     """An operation is asked about once, at its first call, which may be in a graph that is traced."""
@@ -130,7 +138,8 @@ def test_types_and_refusals_are_those_of_cuda(name: str) -> None:
     unexplained = {
         expression: patterns
         for expression, patterns in differing.items()
-        if expression not in ARTEFACTS or (ARTEFACTS[expression][1] and patterns - set(ARTEFACTS[expression][1]))
+        if expression not in ARTEFACTS
+        or (ARTEFACTS[expression][1] and patterns - set(ARTEFACTS[expression][1]))
     }
     assert not unexplained
     assert set(ARTEFACTS) - set(differing) <= OF_SOME_VERSIONS
@@ -142,14 +151,19 @@ def test_layers_that_cudnn_computes_return_16_bits(casts: None) -> None:
         output = layer(torch.rand(5, 2, 3))[0]
         assert output.dtype is torch.float16
         output.float().sum().backward()
-        assert all(weight.grad.dtype is torch.float32 and weight.grad.abs().sum() > 0 for weight in layer.parameters())
+        assert all(
+            weight.grad.dtype is torch.float32 and weight.grad.abs().sum() > 0
+            for weight in layer.parameters()
+        )
     packed = nn.utils.rnn.pack_sequence([torch.rand(3, 3), torch.rand(2, 3)])
     assert nn.GRU(3, 4)(packed)[0].data.dtype is torch.float16
 
 
 def test_what_cuda_refuses_is_refused_in_its_words(casts: None) -> None:
     """Also where a CPU would compute it, or where tensors are of the 16-bit type that autocast is not in."""
-    with pytest.raises(RuntimeError, match=r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast"):
+    with pytest.raises(
+        RuntimeError, match=r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast"
+    ):
         nn.BCELoss()(torch.rand(3), torch.rand(3))
     with torch.autocast("cpu", enabled=False):
         assert nn.BCELoss()(torch.rand(3), torch.rand(3)).isfinite()
@@ -170,7 +184,9 @@ def test_what_cuda_refuses_is_refused_in_its_words(casts: None) -> None:
         lambda x: functional.adaptive_avg_pool3d(x.reshape(1, 1, 4, 4, 4), 2),
         lambda x: functional.max_pool3d(x.reshape(1, 1, 4, 4, 4), 2),
         lambda x: functional.pad(x.reshape(1, 1, 8, 8), (1, 1, 1, 1), mode="reflect"),
-        lambda x: functional.grid_sample(x.reshape(1, 1, 8, 8), x[:18].reshape(1, 3, 3, 2), align_corners=False),
+        lambda x: functional.grid_sample(
+            x.reshape(1, 1, 8, 8), x[:18].reshape(1, 3, 3, 2), align_corners=False
+        ),
         lambda x: torch.trace(x.reshape(8, 8)),
     ],
 )
@@ -191,7 +207,9 @@ def test_what_only_the_cpu_casts_is_computed_in_fp32_and_rounded_once(casts: Non
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-@pytest.mark.parametrize("names", [("rfft", "irfft"), ("fft", "hfft"), ("fft2", "ifft2"), ("rfftn", "irfftn")])
+@pytest.mark.parametrize(
+    "names", [("rfft", "irfft"), ("fft", "hfft"), ("fft2", "ifft2"), ("rfftn", "irfftn")]
+)
 def test_fourier_transforms_of_16_bits_are_computed_in_32(casts: None, names: tuple[str, str]) -> None:
     """Real ones and complex ones, in which a CPU has none, and their backward pass; each result is rounded once."""
     there, back = (getattr(torch.fft, name) for name in names)

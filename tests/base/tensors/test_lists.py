@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.apex.fp16_utils import FP16_Optimizer, master_params_to_model_params, network_to_half, prep_param_lists
+from ampcompare.apex.fp16_utils import (
+    FP16_Optimizer,
+    master_params_to_model_params,
+    network_to_half,
+    prep_param_lists,
+)
 from ampcompare.apex.multi_tensor_apply import optimizer_math
 from ampcompare.apex.multi_tensor_apply.arithmetic import (
     add_scaled_into,
@@ -47,7 +52,9 @@ class Lists(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name.startswith(("_foreach_", "_amp_foreach_", "_fused_")):
             self.seen += 1
-            lists = [arg for arg in args if isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], Tensor)]
+            lists = [
+                arg for arg in args if isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], Tensor)
+            ]
             self.mixed += [name for tensors in lists if len({tensor.dtype for tensor in tensors}) > 1]
         return func(*args, **(kwargs or {}))
 
@@ -85,11 +92,20 @@ def _sgd() -> None:
     hyper: dict[str, Any] = {"momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
     copies = tensors(*MIXED)
     args = (tensors(*MIXED), tensors(*MIXED), tensors(*WIDE))
-    optimizer_math.make_sgd_step(*args, lr=0.1, first_run=True, wd_after_momentum=False, copies=copies, **hyper)
+    optimizer_math.make_sgd_step(
+        *args, lr=0.1, first_run=True, wd_after_momentum=False, copies=copies, **hyper
+    )
 
 
 def _lamb() -> None:
-    hyper: dict[str, Any] = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "step": 1, "bias_correction": True}
+    hyper: dict[str, Any] = {
+        "lr": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "eps": 1e-6,
+        "step": 1,
+        "bias_correction": True,
+    }
     hyper |= {"weight_decay": 0.1, "grad_averaging": True, "adam_w": True, "use_nvlamb": False}
     args = (tensors(*MIXED), tensors(*WIDE), tensors(*WIDE), tensors(*WIDE))
     optimizer_math.make_lamb_step(*args, divisor=torch.ones(()), copies=tensors(*MIXED), **hyper)
@@ -108,7 +124,9 @@ def _static_scale(arm: str) -> Callable[[], None]:
         model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
         precision = make_precision(arm)
         (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])  # type: ignore[assignment]
-        precision.backward(model(torch.linspace(-1, 1, 24).reshape(6, 4)).float().square().mean(), [optimizer])
+        precision.backward(
+            model(torch.linspace(-1, 1, 24).reshape(6, 4)).float().square().mean(), [optimizer]
+        )
         precision.step(optimizer)
 
     return step
@@ -158,7 +176,9 @@ def test_values_are_rounded_into_their_targets(sources: tuple[torch.dtype, ...])
     """Each target gets its own source, rounded once, whatever the dtypes and the strides."""
     targets, values = tensors(*MIXED), [tensor.t().contiguous().t() / 3 for tensor in tensors(*sources)]
     copy_tensors_by_dtype(targets, values)
-    assert all(torch.equal(target, value.to(target.dtype)) for target, value in zip(targets, values, strict=True))
+    assert all(
+        torch.equal(target, value.to(target.dtype)) for target, value in zip(targets, values, strict=True)
+    )
     copy_tensors_by_dtype([], [])
 
 
@@ -198,7 +218,8 @@ class Batch:
 
 
 @pytest.mark.parametrize(
-    "value", [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])]
+    "value",
+    [(A, B), [A, [B]], {"a": A, "b": (B, "text")}, Pair(A, {"b": B}), UserDict(a=A, b=B), Batch(A, [B])],
 )
 def test_tensors_come_in_order(value: Any) -> None:
     assert [id(tensor) for tensor in tensors_in_value(value)] == [id(A), id(B)]
@@ -257,5 +278,8 @@ def test_nan_equals_nan_and_what_is_set_apart_is_not_looked_at() -> None:
     nan = torch.tensor([math.nan])
     assert first_difference_text({"a": math.nan, "b": nan}, {"a": math.nan, "b": nan.clone()}) == ""
     assert (
-        first_difference_text({"x": [{"seconds": 1}]}, {"x": [{"seconds": 2}], "seconds": 3}, apart=("seconds",)) == ""
+        first_difference_text(
+            {"x": [{"seconds": 1}]}, {"x": [{"seconds": 2}], "seconds": 3}, apart=("seconds",)
+        )
+        == ""
     )

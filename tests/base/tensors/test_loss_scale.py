@@ -39,7 +39,9 @@ def test_host_and_device_move_alike(min_scale: float | None, max_scale: float) -
     for step in range(400):
         overflow = draw.random() < (0.6 if step < 60 else 0.1)
         bounds = {"min_scale": min_scale, "max_scale": max_scale}
-        scale, good_steps = next_scale_and_steps(scale, good_steps, overflow=overflow, growth_interval=4, **bounds)
+        scale, good_steps = next_scale_and_steps(
+            scale, good_steps, overflow=overflow, growth_interval=4, **bounds
+        )
         device.update(torch.tensor(float(overflow)), 4, min_scale, max_scale)
         assert device.read_on_host() == (scale, good_steps)
         assert device.inverse.item() == 1 / scale

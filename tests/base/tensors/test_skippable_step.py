@@ -31,7 +31,9 @@ OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda params: SGD(params, lr=0.05, foreach=True),
     "momentum": lambda params: SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3, foreach=True),
     "nesterov": lambda params: SGD(params, lr=0.05, momentum=0.9, nesterov=True),
-    "dampening": lambda params: SGD(params, lr=0.05, momentum=0.9, dampening=0.5, maximize=True, foreach=False),
+    "dampening": lambda params: SGD(
+        params, lr=0.05, momentum=0.9, dampening=0.5, maximize=True, foreach=False
+    ),
     "adam": lambda params: Adam(params, lr=0.01, eps=1e-3, weight_decay=1e-3, foreach=True),
     "adamw": lambda params: AdamW(params, lr=0.01, eps=1e-3, amsgrad=True),
     "fused": lambda params: SGD(params, lr=0.05, fused=True),
@@ -156,9 +158,13 @@ def test_bits_are_those_of_a_skip_on_the_host(arm: str, name: str) -> None:
         ],
     }
 )
-def test_bits_with_several_optimizers_micro_batches_and_clipping(arm: str, name: str, options: dict[str, Any]) -> None:
+def test_bits_with_several_optimizers_micro_batches_and_clipping(
+    arm: str, name: str, options: dict[str, Any]
+) -> None:
     """The same holds for two optimizers of one update, for accumulated gradients, and where gradients are clipped."""
-    assert equal(trajectory(arm, name, on_device=True, **options), trajectory(arm, name, on_device=False, **options))
+    assert equal(
+        trajectory(arm, name, on_device=True, **options), trajectory(arm, name, on_device=False, **options)
+    )
 
 
 @pytest.mark.requires(cuda=1)
@@ -191,7 +197,9 @@ def test_on_a_gpu(arm: str, name: str) -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         told = [(outcome.applied, outcome.loss_scales) for outcome in outcomes]
-        state = [value.cpu() for entry in optimizer.state_dict()["state"].values() for value in entry.values()]
+        state = [
+            value.cpu() for entry in optimizer.state_dict()["state"].values() for value in entry.values()
+        ]
         results.append([told, [param.detach().cpu() for param in model.parameters()], state])
     assert equal(*results)
 

@@ -28,7 +28,10 @@ SETTINGS: dict[str, Callable[[], None]] = {
     "the new switch of all": lambda: setattr(BACKENDS, "fp32_precision", "tf32"),
     "the new switch of products": lambda: setattr(BACKENDS.cuda.matmul, "fp32_precision", "tf32"),
     "the new switch of convolutions": lambda: setattr(BACKENDS.cudnn.conv, "fp32_precision", "ieee"),
-    "both kinds": lambda: (torch.set_float32_matmul_precision("high"), setattr(BACKENDS, "fp32_precision", "ieee"))[1],
+    "both kinds": lambda: (
+        torch.set_float32_matmul_precision("high"),
+        setattr(BACKENDS, "fp32_precision", "ieee"),
+    )[1],
 }
 
 
@@ -52,4 +55,8 @@ def test_both_kinds_can_be_read_after_a_change() -> None:
     for on in (True, False):
         set_tf32(on)
         assert (BACKENDS.cuda.matmul.allow_tf32, BACKENDS.cudnn.allow_tf32) == (on, on)
-        assert BACKENDS.cuda.matmul.fp32_precision == BACKENDS.cudnn.conv.fp32_precision == ("tf32" if on else "ieee")
+        assert (
+            BACKENDS.cuda.matmul.fp32_precision
+            == BACKENDS.cudnn.conv.fp32_precision
+            == ("tf32" if on else "ieee")
+        )

@@ -8,7 +8,13 @@ from torch import Tensor, nn
 
 STEPS = 12
 APEX = {"loss_scaler0": {"loss_scale": 16.0, "unskipped": 2}}
-SCALER = {"scale": 16.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 2}
+SCALER = {
+    "scale": 16.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 2,
+}
 WEIGHTS = {"w": torch.full((9,), 1 / 3)}
 OPTIMIZER: dict[str, Any] = {"state": {}, "param_groups": [{"params": [0], "lr": 0.1}]}
 
@@ -28,7 +34,12 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 class ApexScript:
     def __init__(
-        self, amp: Any, opt_level: str, kind: Any = torch.optim.AdamW, model: Any = None, optimizer: Any = None
+        self,
+        amp: Any,
+        opt_level: str,
+        kind: Any = torch.optim.AdamW,
+        model: Any = None,
+        optimizer: Any = None,
     ) -> None:
         if model is None:
             model, optimizer = build(kind)

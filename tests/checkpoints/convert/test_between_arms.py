@@ -9,7 +9,13 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
 
-SCALER = {"scale": 512.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
+SCALER = {
+    "scale": 512.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 7,
+}
 STATES: dict[str, dict[str, Any]] = {
     "fp32": {"precision": {}},
     "native:fp16": {"scaler": SCALER},
@@ -33,12 +39,19 @@ def mtime_and_size(arm: str) -> dict[str, Any]:
     """What a run of an arm saves, with masters under O2 and fp16 tensors under half."""
     exact = torch.full((9,), 1 / 3)
     weight = (
-        exact.half() if arm.startswith("half") else exact.half().float() if arm in ("apex:O2", "apex:O3") else exact
+        exact.half()
+        if arm.startswith("half")
+        else exact.half().float()
+        if arm in ("apex:O2", "apex:O3")
+        else exact
     )
     state = {
         "schema": 1,
         "model": {"weight": weight, "count": torch.tensor(3)},
-        "optimizer": {"state": {0: {"momentum_buffer": exact.to(weight.dtype)}}, "param_groups": [{"params": [0]}]},
+        "optimizer": {
+            "state": {0: {"momentum_buffer": exact.to(weight.dtype)}},
+            "param_groups": [{"params": [0]}],
+        },
         "masters": {"weight": exact} if arm in WITH_MASTERS else {},
         "zeroed": [[0]],
         "arm": arm,

@@ -29,7 +29,9 @@ def ours(arm: str, **more: Any) -> dict[str, Any]:
     model, optimizer = build()
     loss_of(model, 0).backward()
     optimizer.step()
-    weights = {name: value.half().float() for name, value in model.state_dict().items() if name.startswith("0.")}
+    weights = {
+        name: value.half().float() for name, value in model.state_dict().items() if name.startswith("0.")
+    }
     return {
         "model": {**model.state_dict(), **weights} if arm == "apex:O2" else model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -64,7 +66,12 @@ def test_ours_goes_to_native_with_its_masters_and_back(tmp_path: Path) -> None:
     [
         ("apex:O0", {"loss_scale": 1.0, "unskipped": 0}, "fp32", None),
         ("apex:O1", {"loss_scale": 512.0, "unskipped": 9}, "native:fp16", (512.0, 9, 2000)),
-        ("apex:O1", {"loss_scale": torch.tensor(512.0), "unskipped": torch.tensor(9)}, "native:fp16", (512.0, 9, 2000)),
+        (
+            "apex:O1",
+            {"loss_scale": torch.tensor(512.0), "unskipped": torch.tensor(9)},
+            "native:fp16",
+            (512.0, 9, 2000),
+        ),
         ("apex:O5", {"loss_scale": 1.0, "unskipped": 0}, "native:bf16", None),
         ("half:bf16", {"loss_scale": 1.0, "unskipped": 0}, "native:bf16", None),
         ("apex:O3", {"loss_scale": 1.0, "unskipped": 0}, "native:fp16", (65536.0, 0, 2000)),
@@ -92,7 +99,9 @@ def test_arms_become_their_native_twins(
 
 def test_the_legacy_layout_of_ours(tmp_path: Path) -> None:
     """`--save-apex-format` writes what an Apex script loads, from either kind, and lists what such a script has not."""
-    write_checkpoint(tmp_path / "a.pt", ours("apex:O2", amp={"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1}}))
+    write_checkpoint(
+        tmp_path / "a.pt", ours("apex:O2", amp={"loss_scaler0": {"loss_scale": 8.0, "unskipped": 1}})
+    )
     result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex", legacy_layout=True)
     assert list(torch.load(tmp_path / "b.pt")) == ["model", "optimizer", "amp", "epoch"]
     assert [line.partition(":")[0] for line in result.lost] == ["masters", "rng", "arm"]
@@ -203,5 +212,10 @@ def test_keys_need_not_be_text(key: Any) -> None:
 
 @pytest.mark.parametrize("key", ["native_amp_scaling_state", "NativeMixedPrecisionPlugin"])
 def test_lightning_before_2_had_other_names(key: str) -> None:
-    state = {"pytorch-lightning_version": "1.9.5", "state_dict": WEIGHTS, "optimizer_states": [OPTIMIZER], key: SCALER}
+    state = {
+        "pytorch-lightning_version": "1.9.5",
+        "state_dict": WEIGHTS,
+        "optimizer_states": [OPTIMIZER],
+        key: SCALER,
+    }
     assert list(convert_state(state, "apex").state) == [*list(state)[:-1], "amp_scaling_state"]

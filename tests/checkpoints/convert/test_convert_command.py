@@ -45,7 +45,9 @@ def test_the_command_converts_and_says_what_was_lost(
         (["none.pt", "--inspect"], "cannot read the checkpoint none.pt: No such file"),
     ],
 )
-def test_wrong_calls_of_the_command(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_calls_of_the_command(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Usage errors and missing files are one line and exit code 2."""
     assert main(["convert", *arguments]) == 2
     assert says in capsys.readouterr().err

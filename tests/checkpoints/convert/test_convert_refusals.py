@@ -63,7 +63,11 @@ def _fused_adam(**group: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("entries", "to", "message"),
     [
-        ({"amp": APEX, "optimizer": _fused_adam()}, "native", "entry optimizer.param_groups.0 .* it has no 'params'"),
+        (
+            {"amp": APEX, "optimizer": _fused_adam()},
+            "native",
+            "entry optimizer.param_groups.0 .* it has no 'params'",
+        ),
         (
             {"amp": APEX, "optimizer": _fused_adam(params=[0], step="three")},
             "native",

@@ -16,13 +16,18 @@ from ampcompare.checkpoints.inspect import inspect_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 HALF = 2.0**-9  # two units in the last place of fp16, on a mean of sixteen losses
-DYNAMIC: dict[str, Any] = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 1024.0, "scale_window": 50}}
+DYNAMIC: dict[str, Any] = {
+    "dynamic_loss_scale": True,
+    "dynamic_loss_args": {"init_scale": 1024.0, "scale_window": 50},
+}
 
 
 def net() -> nn.Module:
     """A network with a batch norm, and two biases of zeros that are alike in fp16 and in fp32."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 10))
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 10)
+    )
     for bias in (model[0].bias, model[3].bias):
         nn.init.zeros_(bias)  # type: ignore[arg-type]
     return model
@@ -86,7 +91,9 @@ def test_inspect_shows_masters_and_scale_and_no_trap(trained: tuple[Script, Path
     assert (found.traps, found.objects, found.calls, found.keys) == ([], [], [], ["epoch"])
 
 
-def test_native_training_goes_on_with_masters_state_and_scale(trained: tuple[Script, Path], tmp_path: Path) -> None:
+def test_native_training_goes_on_with_masters_state_and_scale(
+    trained: tuple[Script, Path], tmp_path: Path
+) -> None:
     script, path = trained
     result = convert_file(path, tmp_path / "b.pt", "native")
     saved = torch.load(tmp_path / "b.pt")
@@ -119,7 +126,11 @@ def test_bounds_flags_and_a_static_scale_are_listed(tmp_path: Path) -> None:
     overflow = "overflow=True: saved between backward and step, that step is no longer skipped; saved after it, nothing"
     native = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
     assert native.state["scaler"]["scale"] == 128.0
-    assert native.lost == [overflow, "min_loss_scale 2: GradScaler has none", "max_loss_scale 512: GradScaler has none"]
+    assert native.lost == [
+        overflow,
+        "min_loss_scale 2: GradScaler has none",
+        "max_loss_scale 512: GradScaler has none",
+    ]
     apex = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "apex", opt_level="O1")
     assert apex.lost == [
         overflow,

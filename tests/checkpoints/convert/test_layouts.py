@@ -13,7 +13,13 @@ from ampcompare.checkpoints.convert.convert import convert_file, convert_state
 from ampcompare.checkpoints.convert.detect import contents_by_kind
 from ampcompare.checkpoints.inspect import inspect_file
 
-GRADSCALER = {"scale": 8.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 5}
+GRADSCALER = {
+    "scale": 8.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 5,
+}
 FACTS = {"cur_iter": 120, "last_overflow_iter": 40, "scale_factor": 2.0, "scale_window": 1000}
 
 
@@ -40,13 +46,21 @@ class Case:
         optimizer.step()
         self.optimizer = optimizer.state_dict()
         entries = self.optimizer["state"].values()
-        moments = {key: torch.cat([entry[key].flatten() for entry in entries]) for key in ("exp_avg", "exp_avg_sq")}
+        moments = {
+            key: torch.cat([entry[key].flatten() for entry in entries]) for key in ("exp_avg", "exp_avg_sq")
+        }
         group = {**self.optimizer["param_groups"][0], "params": [0]}
         self.flat_optimizer = {"state": {0: {"step": 1, **moments}}, "param_groups": [group]}
 
     def contrib(self, **copies: Any) -> dict[str, Any]:
         inner = self.flat_optimizer if "fp32_groups_flat" in copies else self.optimizer
-        state = {"dynamic_loss_scale": True, "cur_scale": 4096.0, **FACTS, "optimizer_state_dict": inner, **copies}
+        state = {
+            "dynamic_loss_scale": True,
+            "cur_scale": 4096.0,
+            **FACTS,
+            "optimizer_state_dict": inner,
+            **copies,
+        }
         return {"model": self.half, "optimizer": state}
 
     def megatron(self) -> dict[str, Any]:
@@ -54,7 +68,11 @@ class Case:
         nested = {"language_model": {"embedding": {"words": {embedding: self.half[embedding]}}}}
         nested["language_model"]["encoder"] = {name: self.half[name] for name in rest}  # type: ignore[assignment]
         scaler = {"scale": torch.tensor([4096.0]), "growth_tracker": 79, "hysteresis_tracker": 2}
-        optimizer = {"optimizer": self.optimizer, "grad_scaler": scaler, "fp32_from_fp16_params": [self.masters]}
+        optimizer = {
+            "optimizer": self.optimizer,
+            "grad_scaler": scaler,
+            "fp32_from_fp16_params": [self.masters],
+        }
         return {"checkpoint_version": 3.0, "iteration": 9, "model": nested, "optimizer": optimizer}
 
 
@@ -63,15 +81,23 @@ LAYOUTS: dict[str, Callable[[Case], dict[str, Any]]] = {
     "flat": lambda case: case.contrib(fp32_groups_flat=[case.flat]),
     "flat, padded": lambda case: case.contrib(fp32_groups_flat=[torch.cat([case.flat, torch.zeros(6)])]),
     "Megatron": lambda case: case.megatron(),
-    "a list of its own": lambda case: {"net": case.half, "opt": case.optimizer, "master params": case.masters},
+    "a list of its own": lambda case: {
+        "net": case.half,
+        "opt": case.optimizer,
+        "master params": case.masters,
+    },
     "last group first": lambda case: {"net": case.half, "copies": [case.masters[4:], case.masters[:4]]},
-    "a dict of its own": lambda case: {"net": case.half, "full": {f"module.{k}": v for k, v in case.full.items()}},
+    "a dict of its own": lambda case: {
+        "net": case.half,
+        "full": {f"module.{k}": v for k, v in case.full.items()},
+    },
     "a flat tensor of its own": lambda case: {"net": case.half, "flat": case.flat, "ema": case.flat * 1.5},
     "in the state of the optimizer": lambda case: {
         "net": case.half,
         "opt": {
             "state": {
-                number: {**entry, "kept": case.masters[number]} for number, entry in case.optimizer["state"].items()
+                number: {**entry, "kept": case.masters[number]}
+                for number, entry in case.optimizer["state"].items()
             },
             "param_groups": case.optimizer["param_groups"],
         },
@@ -123,7 +149,9 @@ def test_scale_and_optimizer_of_a_wrapper_are_found(layout: str, tmp_path: Path)
 def test_copies_become_the_weights_under_a_grad_scaler_too() -> None:
     """16-bit weights next to a GradScaler's state are no checkpoint of torch.amp yet; the scaler stays as it is."""
     case = Case()
-    entries = {at: {**entry, "master_param": case.masters[at]} for at, entry in case.optimizer["state"].items()}
+    entries = {
+        at: {**entry, "master_param": case.masters[at]} for at, entry in case.optimizer["state"].items()
+    }
     optimizer = {**case.optimizer, "state": entries}
     result = convert_state({"model": case.half, "optimizer": optimizer, "scaler": GRADSCALER}, "native")
     assert result.source == "16-bit weights"
@@ -174,7 +202,9 @@ def test_weights_without_a_copy_are_counted() -> None:
     """Of a file that has copies of some weights, the others are named as rounded."""
     case = Case()
     parts = {"net": case.half, "copies": case.masters[:-2]}
-    assert any(line.startswith("the last bits of 2 of the weights") for line in convert_state(parts, "native").lost)
+    assert any(
+        line.startswith("the last bits of 2 of the weights") for line in convert_state(parts, "native").lost
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +218,9 @@ def test_weights_without_a_copy_are_counted() -> None:
     ],
     ids=["fairseq", "mmcv", "a scaler of its own"],
 )  # fmt: skip
-def test_scales_of_other_programs(state: dict[str, Any], place: str, scale: float, clean: int, tmp_path: Path) -> None:
+def test_scales_of_other_programs(
+    state: dict[str, Any], place: str, scale: float, clean: int, tmp_path: Path
+) -> None:
     case = Case()
     (key,) = state
     if "last_optimizer_state" in state:
@@ -219,14 +251,17 @@ def test_a_file_of_one_state_is_named(state: dict[str, Any], writer: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "scale"), [("amp", 0.0), ("scaler", 2.0**-140), ("scaler", float("inf")), ("contrib", float("nan"))]
+    ("kind", "scale"),
+    [("amp", 0.0), ("scaler", 2.0**-140), ("scaler", float("inf")), ("contrib", float("nan"))],
 )
 def test_a_scale_that_no_training_survives_is_remarked_on(scale: float, kind: str, tmp_path: Path) -> None:
     case = Case()
     states: dict[str, dict[str, Any]] = {
         "amp": {"amp": {"loss_scaler0": {"loss_scale": scale, "unskipped": 0}}},
         "scaler": {"scaler": {**GRADSCALER, "scale": scale}},
-        "contrib": {"optimizer": {**case.contrib(fp32_groups=[case.masters])["optimizer"], "cur_scale": scale}},
+        "contrib": {
+            "optimizer": {**case.contrib(fp32_groups=[case.masters])["optimizer"], "cur_scale": scale}
+        },
     }
     torch.save({"model": case.full, **states[kind]}, tmp_path / "a.pt")
     (trap,) = [trap for trap in inspect_file(tmp_path / "a.pt").traps if trap.startswith("the loss scale")]

@@ -38,13 +38,17 @@ class Script:
         self.optimizer.load_state_dict(saved["optimizer"])
 
 
-def convert_between(tmp_path: Path, first: Script, second: Script, to: Any) -> tuple[list[float], ConvertedCheckpoint]:
+def convert_between(
+    tmp_path: Path, first: Script, second: Script, to: Any
+) -> tuple[list[float], ConvertedCheckpoint]:
     """Train, convert, and continue in the second script; return its losses."""
     first.train(0, BEFORE)
     precision = {"amp": APEX} if to == "native" else {"scaler": SCALER}
     state = {"model": first.model.state_dict(), "optimizer": first.optimizer.state_dict(), **precision}
     torch.save(state, tmp_path / "a.pt")
-    result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", to, static_scale=True if to == "native" else None)
+    result = convert_file(
+        tmp_path / "a.pt", tmp_path / "b.pt", to, static_scale=True if to == "native" else None
+    )
     second.load(tmp_path / "b.pt")
     return second.train(BEFORE, AFTER), result
 
@@ -55,7 +59,9 @@ def convert_between(tmp_path: Path, first: Script, second: Script, to: Any) -> t
      (FusedAdam, {"bias_correction": False}), (FusedSGD, {"momentum": 0.9})],
     ids=["LAMB", "LAMB without correction", "NovoGrad", "Adam without correction", "SGD"],
 )  # fmt: skip
-def test_what_a_migrated_script_keeps_resumes_as_it_was(tmp_path: Path, kind: Any, options: dict[str, Any]) -> None:
+def test_what_a_migrated_script_keeps_resumes_as_it_was(
+    tmp_path: Path, kind: Any, options: dict[str, Any]
+) -> None:
     """`migrate` leaves these optimizers: they read `step` and `bias_correction` in their groups."""
     whole = Script(kind, **options)
     whole.train(0, BEFORE)

@@ -37,7 +37,11 @@ def scale_after(scaler: Any, steps: int) -> float:
 
 @pytest.mark.parametrize(
     ("head", "also"),
-    [({"meta": {"mmcv_version": "1.7"}}, "scaler"), ({"arch": "resnet", "version": 2}, "amp_scaler"), ({}, "scaler")],
+    [
+        ({"meta": {"mmcv_version": "1.7"}}, "scaler"),
+        ({"arch": "resnet", "version": 2}, "amp_scaler"),
+        ({}, "scaler"),
+    ],
     ids=["mmcv", "timm", "a script"],
 )
 def test_the_key_that_a_migrated_script_reads_stays(head: dict[str, Any], also: str) -> None:
@@ -57,7 +61,12 @@ def test_the_key_that_a_migrated_script_reads_stays(head: dict[str, Any], also: 
 def test_a_key_that_moves_is_named(head: dict[str, Any], place: tuple[str, ...], key: str) -> None:
     """Lightning and mmengine read their own entries, no script does."""
     optimizer = {**OPTIMIZER, "apex_amp": APEX} if len(place) > 1 else OPTIMIZER
-    state = {**head, "state_dict": WEIGHTS, "optimizer": optimizer, **({} if len(place) > 1 else {place[0]: APEX})}
+    state = {
+        **head,
+        "state_dict": WEIGHTS,
+        "optimizer": optimizer,
+        **({} if len(place) > 1 else {place[0]: APEX}),
+    }
     (line,) = [line for line in convert_state(state, "native").changed if line.startswith(".".join(place))]
     assert f"under {key}" in line
 
@@ -106,7 +115,9 @@ SECOND = {**SCALER, "scale": 2.0}
     ],
     ids=str,
 )
-def test_several_grad_scalers_become_one_state(held: dict[str, Any], keys: list[str], scales: list[float]) -> None:
+def test_several_grad_scalers_become_one_state(
+    held: dict[str, Any], keys: list[str], scales: list[float]
+) -> None:
     """A list, a dict, keys of their own: in their order, by name; nothing of GradScalers stays."""
     result = convert_state({"net": WEIGHTS, **held}, "apex")
     assert [key for key in result.state if key != "net"] == keys
@@ -206,4 +217,7 @@ def test_what_is_written_loads_by_default_and_names_its_changes(tmp_path: Path) 
     result = convert_file(tmp_path / "a.pt", tmp_path / "b.pt", "native")
     found = torch.load(tmp_path / "b.pt")
     assert (found["args"], found["a", 1]) == ({"lr": 0.1, "out": "runs/a"}, {1, 2})
-    assert result.changed[-2:] == ["args.out: pathlib.PosixPath as text", "args: argparse.Namespace as a dict"]
+    assert result.changed[-2:] == [
+        "args.out: pathlib.PosixPath as text",
+        "args: argparse.Namespace as a dict",
+    ]

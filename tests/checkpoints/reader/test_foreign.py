@@ -89,7 +89,11 @@ def test_what_scripts_save_is_read_without_running_anything(
     assert found["args"] == {"lr": 0.1, "out": "a/b", "nested": {"x": [1, (2, None)]}}
     assert torch.equal(found["table"], torch.arange(6.0, dtype=torch.float64).reshape(2, 3))
     assert (found["metric"], found["defaults"], found["names"]) == (0.5, {1: b"two"}, {"only"})
-    assert (found["device"], found["dtype"], found["size"]) == (torch.device("cpu"), torch.float16, torch.Size([1, 2]))
+    assert (found["device"], found["dtype"], found["size"]) == (
+        torch.device("cpu"),
+        torch.float16,
+        torch.Size([1, 2]),
+    )
     assert (found["big"], found["text"], found["complex"]) == (2**80, "ä\udc80", 1 + 2j)
     assert found["when"] == 86400.0
     named = {name.partition(".")[0] for line in changed for name in line.partition(":")[0].split(", ")}
@@ -140,7 +144,9 @@ def test_nothing_is_called(tmp_path: Path) -> None:
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as file:
             file.writestr("a/data.pkl", data)
-        head = b"".join(pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}))
+        head = b"".join(
+            pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})
+        )
         wrapped = [archive.getvalue(), head + data + pickle.dumps([], 2)]
         for content in [data, *wrapped] if data.startswith(b"\x80") else wrapped:
             path.write_bytes(content)

@@ -81,7 +81,9 @@ LEFT_OUT = {"range": range(3), "ellipsis": ..., "slice": slice(1), "function": l
 def same(one: Any, other: Any) -> bool:
     """Return whether values, classes and attributes are equal, of all parts."""
     if isinstance(one, torch.Tensor):
-        alike = type(one) is type(other) and one.dtype is other.dtype and one.requires_grad == other.requires_grad
+        alike = (
+            type(one) is type(other) and one.dtype is other.dtype and one.requires_grad == other.requires_grad
+        )
         return alike and torch.equal(one, other)
     if type(one) is not type(other):
         return False
@@ -107,7 +109,9 @@ def loaded(value: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str
+)
 def test_values_that_torch_loads_are_kept(tmp_path: Path, options: dict[str, Any]) -> None:
     """With class, order, attributes and gradient flags: nothing is named as changed, and `torch.load` gives it back."""
     value, left_out, changed = written(KEPT, tmp_path / "a.pt", **options)
@@ -156,7 +160,9 @@ def test_attributes_and_classes_of_tensors_are_named(tmp_path: Path) -> None:
     """A parameter's own attributes, and a subclass of tensors, are lost, and said to be."""
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
-    value, left_out, changed = written({"p": parameter, "t": torch.ones(1).as_subclass(OwnTensor)}, tmp_path / "a.pt")
+    value, left_out, changed = written(
+        {"p": parameter, "t": torch.ones(1).as_subclass(OwnTensor)}, tmp_path / "a.pt"
+    )
     assert left_out == []
     assert [line.partition(" as ")[2] for line in changed] == ["a plain parameter", "a plain tensor"]
     assert "with attributes" in changed[0]
@@ -176,7 +182,9 @@ def test_quantized_and_8_bit_tensors_are_read(tmp_path: Path, as_archive: bool) 
         pytest.skip("torch has no quantized types any more")
     held = {
         "tensor": torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 3, torch.qint8),
-        "channel": torch.quantize_per_channel(torch.randn(3, 4), torch.rand(3), torch.zeros(3), 0, torch.quint8),
+        "channel": torch.quantize_per_channel(
+            torch.randn(3, 4), torch.rand(3), torch.zeros(3), 0, torch.quint8
+        ),
         "wide": torch.quantize_per_tensor(torch.randn(3), 0.1, 3, torch.qint32)[1:],
     }
     float8 = {
@@ -202,7 +210,10 @@ def test_a_changed_bit_is_in_the_part_that_has_it(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.full((64,), 1.5)}}, path)
     with zipfile.ZipFile(path) as archive:
         places = {info.filename.partition("/")[2]: info.header_offset for info in archive.infolist()}
-    for name, says in (("data/0", "in the values of a tensor"), ("data.pkl", "in its description of what it holds")):
+    for name, says in (
+        ("data/0", "in the values of a tensor"),
+        ("data.pkl", "in its description of what it holds"),
+    ):
         content = bytearray(path.read_bytes())
         header = places[name]
         begin = header + 30 + int.from_bytes(content[header + 26 : header + 28], "little")

@@ -17,7 +17,12 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
-from ampcompare.checkpoints.store.file import read_checkpoint, verify_checksum_of_file, write_checkpoint, write_weights
+from ampcompare.checkpoints.store.file import (
+    read_checkpoint,
+    verify_checksum_of_file,
+    write_checkpoint,
+    write_weights,
+)
 from ampcompare.checkpoints.store.layout import SCHEMA, flat_weights_for_safetensors, state_in_apex_layout
 
 Make = Callable[..., dict[str, Any]]
@@ -58,7 +63,10 @@ def test_other_programs_open_the_file(tmp_path: Path, make_state: Make) -> None:
     [
         (b"", "is empty"),
         (b"epoch,loss\n1,0.5\n", "is cut off, or not written by ampcompare"),
-        (b"PK" + b"ampcompare checkpoint 1 xxh3-128 " + b"0" * 32, "is cut off, or not written by ampcompare"),
+        (
+            b"PK" + b"ampcompare checkpoint 1 xxh3-128 " + b"0" * 32,
+            "is cut off, or not written by ampcompare",
+        ),
         (b"PK" + bytes(30) + b"ampcompare checkpoint 2 blake3 " + b"0" * 34, "newer ampcompare"),
     ],
 )
@@ -86,7 +94,9 @@ def test_every_flipped_bit_and_every_cut_is_seen(tmp_path: Path, make_state: Mak
 
 def test_objects_are_refused_before_writing(tmp_path: Path, make_state: Make) -> None:
     """The place of an object that could not be read again is named, and no file appears."""
-    with pytest.raises(CheckpointError, match=r"the state\['rng'\]\[1\] is a pathlib\.\w+, and a checkpoint holds"):
+    with pytest.raises(
+        CheckpointError, match=r"the state\['rng'\]\[1\] is a pathlib\.\w+, and a checkpoint holds"
+    ):
         write_checkpoint(tmp_path / "a.pt", {**make_state(), "rng": [0, tmp_path]})
     assert not os.listdir(tmp_path)
 
@@ -133,7 +143,9 @@ def test_a_full_disk_leaves_the_old_file(
     assert os.listdir(tmp_path) == ["a.pt"]
 
 
-def test_a_disk_that_lies_is_found_out(tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_lies_is_found_out(
+    tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bytes that read back otherwise than written never take the place of the old file."""
     path = tmp_path / "a.pt"
     write_checkpoint(path, make_state(1.0))
@@ -176,6 +188,8 @@ def test_the_layout_of_a_legacy_script(make_state: Make) -> None:
 def test_a_tensor_of_a_class_of_its_own_is_refused(tmp_path: Path) -> None:
     """Reading it back would run the code of that class, so that it is refused when it is written."""
     two = TwoTensor(torch.zeros(2), torch.zeros(2))
-    with pytest.raises(CheckpointError, match=r"the state\['state'\] is a TwoTensor, .*those of optimizers alone"):
+    with pytest.raises(
+        CheckpointError, match=r"the state\['state'\] is a TwoTensor, .*those of optimizers alone"
+    ):
         write_checkpoint(tmp_path / "new.pt", {"state": two})
     assert not (tmp_path / "new.pt").exists()

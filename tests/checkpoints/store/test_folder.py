@@ -47,7 +47,11 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, make_state: Mak
     assert found is not None
     path, state, notes = found
     assert (path.name, value_of(state)) == ("step-00000001.pt", 1.0)
-    assert ["is empty" in notes[0], "is cut off" in notes[1], "falling back" in notes[1]] == [True, True, True]
+    assert ["is empty" in notes[0], "is cut off" in notes[1], "falling back" in notes[1]] == [
+        True,
+        True,
+        True,
+    ]
     folder.save(make_state(1.5), step=2)
     assert sorted(os.listdir(tmp_path)) == ["step-00000001.pt", "step-00000002.pt", "step-00000003.pt.aside"]
     found = folder.read_newest()
@@ -78,7 +82,9 @@ def test_the_best_is_copied_where_there_are_no_links(
     assert value_of(read_checkpoint(tmp_path / "best.pt")) == 3
 
 
-def test_a_failing_write_is_tried_once_more(tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_write_is_tried_once_more(
+    tmp_path: Path, make_state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One refusal is a note, two are an error, and the checkpoint before stays."""
     notes: list[str] = []
     folder = CheckpointFolder(tmp_path, keep_last=1, note=notes.append)

@@ -64,7 +64,11 @@ def _bytes_within_products(dtype: torch.dtype) -> int:
     for product in (F.linear, torch.mm, lambda a, b: a.t() @ b):
         with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:
             result = product(*sides)
-        sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        sizes = [
+            event.nbytes()
+            for event in profiler.profiler.kineto_results.events()
+            if event.name() == "[memory]"
+        ]
         most = max(most, max(itertools.accumulate(sizes), default=0) - result.untyped_storage().nbytes())
     return most
 
@@ -111,7 +115,9 @@ def test_flops_are_those_of_torch(profile_of: Callable[[str], ArmProfile]) -> No
 @pytest.mark.integration
 def test_a_read_of_the_loss_has_its_line(profile_of: Callable[[str], ArmProfile]) -> None:
     """One value is read in each step, on the line of `item`; the step counters of Adam are not on the device."""
-    (sync,) = _profile("fp32", lambda precision: loop(precision, after_backward=lambda loss, _: loss.item())).syncs
+    (sync,) = _profile(
+        "fp32", lambda precision: loop(precision, after_backward=lambda loss, _: loss.item())
+    ).syncs
     assert (sync.calls, sync.steps, sync.watched) == (1, 5, 5)
     assert "test_measure.py:" in sync.where
     assert profile_of("fp32").syncs == []
@@ -130,7 +136,8 @@ def test_a_read_in_some_steps_is_counted_by_step() -> None:
             loss.item(), loss.item()
 
     syncs = sorted(
-        _profile("fp32", lambda precision: loop(precision, after_backward=read)).syncs, key=lambda sync: sync.where
+        _profile("fp32", lambda precision: loop(precision, after_backward=read)).syncs,
+        key=lambda sync: sync.where,
     )
     assert [(sync.calls, sync.steps, sync.watched) for sync in syncs] == [(2, 3, 5), (2, 2, 5), (2, 1, 5)]
 
@@ -158,7 +165,9 @@ def test_what_is_brought_to_the_host_has_its_line() -> None:
 
 
 @pytest.mark.integration
-def test_the_overflow_check_of_an_arm_is_no_read_of_the_script(profile_of: Callable[[str], ArmProfile]) -> None:
+def test_the_overflow_check_of_an_arm_is_no_read_of_the_script(
+    profile_of: Callable[[str], ArmProfile],
+) -> None:
     """What the precision of an arm reads to know of an overflow is named as that, at no line."""
     for arm in ("half:masters=fp32,dynamic", "apex:O2", "native:fp16"):
         assert {(sync.where, sync.what) for sync in profile_of(arm).syncs} == {("", "overflow check")}, arm
@@ -208,7 +217,9 @@ def test_torch_is_left_as_it_was() -> None:
 @pytest.mark.integration
 def test_a_loop_that_ends_early_is_refused() -> None:
     """The error says how many steps were made, and how many a profile needs."""
-    with pytest.raises(ConfigError, match=r"made 2 steps, but a profile needs 12: 5 to warm up, 3 timed, 1 under"):
+    with pytest.raises(
+        ConfigError, match=r"made 2 steps, but a profile needs 12: 5 to warm up, 3 timed, 1 under"
+    ):
         ampcompare.profile(
             lambda precision: loop(precision, steps=2), arms=["fp32"], steps=3, profiled_steps=1, device="cpu"
         )
@@ -224,7 +235,9 @@ def test_a_loop_that_ends_early_is_refused() -> None:
         ("AMD Instinct MI250X", "bf16", 191.5, 1638),  # one die of two
     ],
 )
-def test_a_device_has_the_peak_of_its_data_sheet(device: str, dtype: str, tflops: float, gigabytes: float) -> None:
+def test_a_device_has_the_peak_of_its_data_sheet(
+    device: str, dtype: str, tflops: float, gigabytes: float
+) -> None:
     """The most exact name counts, and "L4" is not found in "L40S"."""
     peak = find_peak_in_table(device, dtype)
     assert (peak.flops, peak.bytes) == pytest.approx((1e12 * tflops, 1e9 * gigabytes))

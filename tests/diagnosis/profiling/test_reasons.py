@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.diagnosis.profiling.reasons import add_reasons_to_profiles, headline_of_profiles, reasons_of_profile
+from ampcompare.diagnosis.profiling.reasons import (
+    add_reasons_to_profiles,
+    headline_of_profiles,
+    reasons_of_profile,
+)
 from ampcompare.results.records.profile import (
     ArmProfile,
     HeldMemory,
@@ -33,7 +37,9 @@ def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
         optimizer="Adam (for-loop)",
         parts=[*given, StepPart(phase="forward", kind="product", seconds=left)],
         limits=Limits(flops=1e9, bytes=1e6),
-        memory=Memory(measured_bytes=1000, held=[HeldMemory(kind="weights", dtype="fp32", bytes=1000)], rest_bytes=0),
+        memory=Memory(
+            measured_bytes=1000, held=[HeldMemory(kind="weights", dtype="fp32", bytes=1000)], rest_bytes=0
+        ),
     )
 
 
@@ -61,8 +67,18 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("host", {"forward_host": 0.4}, {"device": "NVIDIA A100"}, "the device waits for the host"),
     ("small batch", {}, SMALL, "with --batch-size 8 a sample takes 60 % less time"),
     ("synchronization", {}, {"syncs": [_read(9, 2, 0.2)]}, "9 times in 2 of 5 steps, at a.py:3"),
-    ("synchronization", {}, {"syncs": [_read(1, 5)]}, "the host reads 1 value of tensors in each step, at a.py:3"),
-    ("synchronization", {}, {"syncs": [_read(8, 1, 0, "b.py:1"), _read(1, 5)]}, "1 value of tensors in each step"),
+    (
+        "synchronization",
+        {},
+        {"syncs": [_read(1, 5)]},
+        "the host reads 1 value of tensors in each step, at a.py:3",
+    ),
+    (
+        "synchronization",
+        {},
+        {"syncs": [_read(8, 1, 0, "b.py:1"), _read(1, 5)]},
+        "1 value of tensors in each step",
+    ),
     (
         "synchronization",
         {},
@@ -76,13 +92,20 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("optimizer", {"optimizer_pointwise": 0.3}, {}, "Adam (for-loop) takes 30 % of the step"),
     ("optimizer", {"optimizer_pointwise": 0.15}, FUSED, "takes 15 %"),
     ("kept twice", {}, {"memory": TWICE}, "20 % of the peak of memory, are kept in two types: mid"),
-    ("graph breaks", {}, {"graph_breaks": {"item": 2}}, "breaks the graph 2 times (0 in the reference): item"),
+    (
+        "graph breaks",
+        {},
+        {"graph_breaks": {"item": 2}},
+        "breaks the graph 2 times (0 in the reference): item",
+    ),
     ("emulation", {}, {"half": "bf16 emulated"}, "products of bf16 are computed in fp32 and rounded"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "parts", "facts", "words"), CASES)
-def test_a_cause_is_named_alone(kind: str, parts: dict[str, float], facts: dict[str, Any], words: str) -> None:
+def test_a_cause_is_named_alone(
+    kind: str, parts: dict[str, float], facts: dict[str, Any], words: str
+) -> None:
     (reason,) = reasons_of_profile(_arm(**parts).model_copy(update=facts), _arm("fp32"))
     assert reason.kind == kind
     assert words in reason.text

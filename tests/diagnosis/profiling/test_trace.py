@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from ampcompare.diagnosis.profiling.trace import MODULE, PHASE, STEP, TraceTotals, account_of_trace, merged_trace
+from ampcompare.diagnosis.profiling.trace import (
+    MODULE,
+    PHASE,
+    STEP,
+    TraceTotals,
+    account_of_trace,
+    merged_trace,
+)
 
 
 def _event(name: str, start: float, duration: float, category: str = "cpu_op", **args: Any) -> dict[str, Any]:
@@ -80,7 +87,11 @@ def test_a_product_that_is_emulated_is_told_from_its_emulation() -> None:
 
 def test_a_range_that_outlives_what_it_began_in_keeps_its_length() -> None:
     """A range opened inside the event of a dispatch mode is not cut off at the end of that event."""
-    events = [_event("PythonDispatchMode", 0, 10), _range(STEP, 5, 100), _event("aten::mm", 20, 50, **_typed("float"))]
+    events = [
+        _event("PythonDispatchMode", 0, 10),
+        _range(STEP, 5, 100),
+        _event("aten::mm", 20, 50, **_typed("float")),
+    ]
     account = account_of_trace(events)
     assert account.seconds * 1e6 == pytest.approx(100)
     assert _parts(account) == {("other", "host"): 50, ("other", "product"): 50}

@@ -46,7 +46,11 @@ def test_a_gain_is_one_in_each_round(steps: tuple[float, float], seconds: float)
     larger = iter(steps)
     variants = variants_worth_timing(CONFIG, _found("forward", "host"))
     (trial,) = time_variants(CONFIG, variants, lambda tried: 1.0 if tried == CONFIG else next(larger))
-    assert (trial.change, trial.before_seconds, trial.seconds) == ("--batch-size 256", 1.0, pytest.approx(seconds))
+    assert (trial.change, trial.before_seconds, trial.seconds) == (
+        "--batch-size 256",
+        1.0,
+        pytest.approx(seconds),
+    )
 
 
 def test_what_a_training_lacks_gives_no_trial() -> None:

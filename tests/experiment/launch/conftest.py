@@ -150,7 +150,9 @@ def shared_launcher(forking: types.SimpleNamespace) -> Iterator[ForkedLauncher]:
 
 
 @pytest.fixture
-def launcher(shared_launcher: ForkedLauncher, user_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ForkedLauncher:
+def launcher(
+    shared_launcher: ForkedLauncher, user_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> ForkedLauncher:
     """A launcher whose cells run in the user's folder: in that of this process."""
     monkeypatch.chdir(user_folder)
     return shared_launcher
@@ -175,7 +177,9 @@ def wait_until() -> Callable[[Callable[[], object], float], bool]:
 def make_config() -> Callable[..., RunConfig]:
     """Build the smallest cell: 4 steps of 16 tiny images."""
 
-    def make(arch: str = "mlp", *, args: dict[str, Any] | None = None, arm: str = "fp32", **options: Any) -> RunConfig:
+    def make(
+        arch: str = "mlp", *, args: dict[str, Any] | None = None, arm: str = "fp32", **options: Any
+    ) -> RunConfig:
         recipe = {
             "data": {"name": "synthetic", "train_size": 64, "val_size": 32, "image_size": 8},
             "model": {"arch": arch, "args": args or {}},
@@ -193,7 +197,9 @@ def _missing() -> str | None:
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "slurmd needs root"
     path = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
-    missing = [name for name in ("slurmctld", "slurmd", "munged", "srun") if shutil.which(name, path=path) is None]
+    missing = [
+        name for name in ("slurmctld", "slurmd", "munged", "srun") if shutil.which(name, path=path) is None
+    ]
     return f"{', '.join(missing)} missing (Debian: slurm-wlm, munge)" if missing else None
 
 

@@ -19,7 +19,9 @@ from ampcompare.script.legacy import cpu_device as cuda_stand_in
 from ampcompare.script.legacy.cpu_device import is_cuda, redirect_cuda_to_cpu
 
 # What a GPU of compute capability 8.0 says of itself.
-cuda_stand_in.FUNCTIONS.update({"is_bf16_supported": lambda *_, **__: True, "get_device_capability": lambda *_: (8, 0)})
+cuda_stand_in.FUNCTIONS.update(
+    {"is_bf16_supported": lambda *_, **__: True, "get_device_capability": lambda *_: (8, 0)}
+)
 redirect_cuda_to_cpu(quiet=True)
 
 
@@ -68,7 +70,9 @@ class Ledger(TorchDispatchMode):
             self.read()
         elif name.startswith(("_foreach_", "_amp_foreach_", "_fused_")):
             if len({tensor.dtype for tensor in args[0]}) > 1:
-                self.mixed.add(f"{self.phase}: {name} over {sorted({str(tensor.dtype) for tensor in args[0]})}")
+                self.mixed.add(
+                    f"{self.phase}: {name} over {sorted({str(tensor.dtype) for tensor in args[0]})}"
+                )
         return func(*args, **(kwargs or {}))
 
 
@@ -117,7 +121,9 @@ def set_device(device: Any) -> None:
     place = torch.device(device) if isinstance(device, str) else device
     if isinstance(place, torch.device):
         if not is_cuda(place) or place.index is None:
-            raise ValueError(f"Expected a torch.device with a specified index or an integer, but got: {place}")
+            raise ValueError(
+                f"Expected a torch.device with a specified index or an integer, but got: {place}"
+            )
         place = place.index
     ledger.devices_set.append(f"cuda:{place}")
 

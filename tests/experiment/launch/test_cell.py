@@ -55,7 +55,12 @@ def test_a_command_that_is_killed(
     """After SIGKILL in the middle of a cell of two ranks the same command ends as one that was not killed."""
     monkeypatch.chdir(user_folder)
     go = tmp_path / "go"
-    options = {"processes": 2, "drain_every": 1, "saving": {"every_steps": 1}, "allow_writes": [str(tmp_path)]}
+    options = {
+        "processes": 2,
+        "drain_every": 1,
+        "saving": {"every_steps": 1},
+        "allow_writes": [str(tmp_path)],
+    }
     config = make_config(
         "launched:waits_at_the_third_step", args={"file": str(go)}, recipe={"batch_size": 8}, **options
     )
@@ -68,7 +73,9 @@ def test_a_command_that_is_killed(
     killed, whole = run(tmp_path / "killed"), run(tmp_path / "whole")
     assert [each.step for each in killed.resumed] in ([2], [3])  # its ranks may save once more as they end
     assert killed.summary.weights_sha256 == whole.summary.weights_sha256
-    losses = [[step.loss for step in iter_steps(tmp_path / name / "steps.jsonl")] for name in ("killed", "whole")]
+    losses = [
+        [step.loss for step in iter_steps(tmp_path / name / "steps.jsonl")] for name in ("killed", "whole")
+    ]
     assert losses[0] == losses[1]
 
 

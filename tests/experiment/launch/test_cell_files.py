@@ -27,7 +27,15 @@ def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> 
 def test_files_of_an_earlier_attempt_that_are_read_are_named(tmp_path: Path) -> None:
     """Neither what is only written again, nor what lies there unread, nor ampcompare's own files."""
     (tmp_path / "out").mkdir()
-    for name in ("out/ck.pt", "out/log.txt", "idle.txt", "steps.jsonl", "script.rank0.jsonl", "config.json", "log.txt"):
+    for name in (
+        "out/ck.pt",
+        "out/log.txt",
+        "idle.txt",
+        "steps.jsonl",
+        "script.rank0.jsonl",
+        "config.json",
+        "log.txt",
+    ):
         (tmp_path / name).write_text("x")
     read = make_finder_of_earlier_files_read(tmp_path)
     assert read() == []

@@ -35,8 +35,12 @@ def _for_this_model(arm: str) -> str:
 # On a GPU the libraries run 16 bits too.
 FURTHER = {"fp32:tf32": False, "half:bf16,dynamic": True, "mmengine:fp16": True}
 # Contract arms, and whether the host must know at each update if gradients overflowed; others wait for nothing.
-DYNAMIC = {_for_this_model(arm.text): arm.skips_steps for spec in BUILT_IN.values() for arm in spec.contract} | FURTHER
-ARMS = [arm for arm in DYNAMIC if (library := Arm.parse(arm).spec.library) is None or not library.why_missing()]
+DYNAMIC = {
+    _for_this_model(arm.text): arm.skips_steps for spec in BUILT_IN.values() for arm in spec.contract
+} | FURTHER
+ARMS = [
+    arm for arm in DYNAMIC if (library := Arm.parse(arm).spec.library) is None or not library.why_missing()
+]
 ONE_READ = {arm for arm, dynamic in DYNAMIC.items() if dynamic}
 # Further settings of a cell: name, arm, changes of the recipe, other settings.
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -53,7 +53,11 @@ def test_each_cell_has_a_process(
     [
         ("launched:exits", {"code": 7}, "the process of the cell ended with exit code 7"),
         ("launched:exits", {"code": 0}, "the process of the cell ended with exit code 0 and left no record"),
-        ("launched:killed", {}, "was killed by SIGKILL (probably the out-of-memory killer): about to be killed"),
+        (
+            "launched:killed",
+            {},
+            "was killed by SIGKILL (probably the out-of-memory killer): about to be killed",
+        ),
         ("launched:crashes_in_forward", {}, "the process of the cell was killed by SIGSEGV"),
         ("launched:raises_in_forward", {}, "RuntimeError: the forward pass"),
         ("launched:out_of_memory", {}, "out of memory: CUDA out of memory. Tried to allocate 2 GiB"),
@@ -87,14 +91,18 @@ def test_an_old_record_is_not_taken_for_a_new_one(
     assert launcher.launch(config, tmp_path).status == "failed"
 
 
-def test_a_folder_that_cannot_be_made(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
     """A folder below a regular file is refused before anything runs."""
     (tmp_path / "FILE").write_text("")
     with pytest.raises(EnvironmentUnfit, match="choose another --output-dir"):
         launcher.launch(make_config(), tmp_path / "FILE" / "cell")
 
 
-def test_a_server_that_cannot_start(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_cannot_start(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that dies at once is told with its exit code and its last words."""
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
     monkeypatch.setattr(
@@ -134,7 +142,9 @@ with ForkedLauncher() as launcher:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, forked_python: Any, number: signal.Signals) -> None:
+def test_nothing_is_left_when_the_parent_ends(
+    tmp_path: Path, forked_python: Any, number: signal.Signals
+) -> None:
     """Server and cell end with the process that started them, also when that is killed without a chance to clean up."""
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
@@ -144,7 +154,8 @@ def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, forked_python: Any
     try:
         assert parent.stdout.readline() == "going\n"
         started = forked_python.descendants() - before - {psutil.Process(parent.pid)}
-        _, family = psutil.wait_procs(started, timeout=1)  # a library may just ask a program of the system something
+        # a library may just ask a program of the system something
+        _, family = psutil.wait_procs(started, timeout=1)
         assert len(family) == 2
         parent.send_signal(number)
         _, alive = psutil.wait_procs(family, timeout=20)

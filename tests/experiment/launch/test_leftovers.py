@@ -28,7 +28,9 @@ def dead() -> int:
     return process.pid
 
 
-@pytest.mark.parametrize("place", ["", "cells/0123456789ab", "cells/0123456789ab/checkpoints", "verify-resume/resumed"])
+@pytest.mark.parametrize(
+    "place", ["", "cells/0123456789ab", "cells/0123456789ab/checkpoints", "verify-resume/resumed"]
+)
 @pytest.mark.parametrize("name", [".env.json.{}.tmp", ".step-00000002.pt.{}.tmp", ".rendezvous.{}.x_9"])
 def test_leftovers_go(tmp_path: Path, dead: int, place: str, name: str) -> None:
     """The next command on a run directory removes what a killed process was writing or had met by, wherever it lies."""
@@ -48,7 +50,11 @@ def test_what_is_in_use_stays(tmp_path: Path, dead: int) -> None:
     job = tmp_path / "cells" / "0123456789ab"
     job.mkdir(parents=True)
     (job / "job.json").write_text("{}")
-    kept = [tmp_path / f".env.json.{os.getpid()}.tmp", job / f".progress.json.{dead}.tmp", tmp_path / "notes.tmp"]
+    kept = [
+        tmp_path / f".env.json.{os.getpid()}.tmp",
+        job / f".progress.json.{dead}.tmp",
+        tmp_path / "notes.tmp",
+    ]
     kept += [
         tmp_path / "cells" / "b" / "node1" / f".a.{dead}.tmp",
         tmp_path / ".draft.tmp",
@@ -74,7 +80,9 @@ def test_steps_that_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.Monke
     """A line that the system takes in parts is written whole."""
     with LineFile(tmp_path / "steps.jsonl") as steps:
         whole: Any = steps._file
-        monkeypatch.setattr(steps, "_file", type("Slow", (), {"write": lambda self, text: whole.write(text[:3])})())
+        monkeypatch.setattr(
+            steps, "_file", type("Slow", (), {"write": lambda self, text: whole.write(text[:3])})()
+        )
         steps.write([STEP, STEP])
         monkeypatch.setattr(steps, "_file", whole)
     lines = (tmp_path / "steps.jsonl").read_text().splitlines()
@@ -87,14 +95,20 @@ def test_a_full_disk_elsewhere(make_config: MakeConfig, number: int) -> None:
     """A write of a user's code, or of torch, that finds no room has the same exit code and remedy."""
     record = record_of_failure(make_config(), OSError(number, os.strerror(number), "/data/x"))
     assert record.environment["exit_code"] == 4
-    assert record.error == "no space is left on the disk for /data/x; free some or choose another --output-dir"
+    assert (
+        record.error == "no space is left on the disk for /data/x; free some or choose another --output-dir"
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-def test_a_full_disk_ends_a_cell(make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_a_cell(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cell whose steps cannot be written is a record with the exit code of an unfit environment."""
     monkeypatch.setattr(
-        cell, "_keep_files_up_to_resume_point", lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full")
+        cell,
+        "_keep_files_up_to_resume_point",
+        lambda folder, *_: (folder / "steps.jsonl").symlink_to("/dev/full"),
     )
     record = cell.run_cell(make_config(), tmp_path)
     assert record.environment["exit_code"] == 4, record.error

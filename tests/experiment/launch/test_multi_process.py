@@ -80,7 +80,8 @@ def test_torchrun(make_config: MakeConfig, tmp_path: Path) -> None:
     assert len(facts.step_seconds_by_rank) == 2
     assert facts.allreduce_share is not None
     assert 0 <= facts.allreduce_share < 1
-    assert (facts.start_seconds or 0) >= (record.summary.start_seconds or 0) > 0.5  # torch was imported three times
+    # torch was imported three times
+    assert (facts.start_seconds or 0) >= (record.summary.start_seconds or 0) > 0.5
     assert facts.step_seconds_slowest == max(facts.step_seconds_by_rank)
     assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == [0, 1, 2, 3]
     assert record.summary.epochs[0].samples == 32
@@ -95,7 +96,8 @@ def test_a_rank_that_was_killed(make_config: MakeConfig, tmp_path: Path, launche
     begin = time.monotonic()
     config = make_config("launched:kills_rank_1", args={"tries": 2}, processes=2)
     record = launched(config, tmp_path, launcher)
-    assert time.monotonic() - begin < SECONDS_TO_END + 30  # both ranks import torch first, on a machine that is busy
+    # both ranks import torch first, on a machine that is busy
+    assert time.monotonic() - begin < SECONDS_TO_END + 30
     assert record.status == "failed"
     assert (record.error or "").startswith("rank 1 was killed by SIGKILL")
     assert "rank 1 is about to train" in (record.error or "")
@@ -122,7 +124,9 @@ def test_an_agent_that_was_killed(make_config: MakeConfig, tmp_path: Path) -> No
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-def test_ranks_that_are_asked_to_stop_save_together(make_config: MakeConfig, tmp_path: Path, launcher: str) -> None:
+def test_ranks_that_are_asked_to_stop_save_together(
+    make_config: MakeConfig, tmp_path: Path, launcher: str
+) -> None:
     """SIGTERM to whoever started them ends both ranks after the same step, from which the same cell goes on."""
     recipe = {"batch_size": 8, "epochs": 5000}
     config = make_config(processes=2, recipe=recipe, drain_every=1)
@@ -233,7 +237,16 @@ def test_the_command_under_torchrun(by_torchrun: ByTorchrun, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_a_killed_rank_under_the_users_torchrun(by_torchrun: ByTorchrun, tmp_path: Path) -> None:
     """With `torchrun --max-restarts 1` by c10d, SIGKILL inside an epoch costs the steps since the last checkpoint."""
-    options = ["--max-restarts", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "again"]
+    options = [
+        "--max-restarts",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "--rdzv-id",
+        "again",
+    ]
     words = ["run", "--arch", "launched:rank_1_dies_at", "--model-arg", "forward=4", "--log-interval", "1"]
     done = by_torchrun(*words, "--save-every-steps", "2", "-o", str(tmp_path), *WORDS, options=options)
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,9 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pretend:
         mig: dict[int, int] | None = None,
     ) -> None:
         of = [names[n] if names else "NVIDIA H200" for n in range(count)]
-        query = [f"{n}, GPU-aa{n}, {of[n]}, 00000000:{n:02X}:00.0, {(used or {}).get(n, 4)}" for n in range(count)]
+        query = [
+            f"{n}, GPU-aa{n}, {of[n]}, 00000000:{n:02X}:00.0, {(used or {}).get(n, 4)}" for n in range(count)
+        ]
         apps = [f"GPU-aa{n}, {pid}" for n, pid in (processes or {}).items()]
         listed = []
         for n in range(count):
@@ -184,7 +186,9 @@ def test_a_process_is_pinned() -> None:
     core = min(before)
     with Place(cores=(core,)).processes_kept_on_cores():
         code = "import os; print(sorted(os.sched_getaffinity(0)))"
-        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        shown = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
     assert shown.strip() == str([core])
     assert os.sched_getaffinity(0) == before
     assert format_ranges([3, 0, 1, 8]) == "0-1,3,8"

@@ -51,7 +51,9 @@ class Listener(Observer):
             self.events.append(f"{number} made {progress.steps}")
 
     def end(self, record: RunRecord, *, reused: bool) -> None:
-        self.events.append(f"{record.arm} of {record.config.recipe.seed} {'was' if reused else 'is'} {record.status}")
+        self.events.append(
+            f"{record.arm} of {record.config.recipe.seed} {'was' if reused else 'is'} {record.status}"
+        )
 
 
 class Cells:
@@ -83,7 +85,8 @@ class Cells:
         self.listener.events.clear()
         records = run_plan(self.plan, self.folder, launcher, observer=self.listener).records
         found = {
-            record.cell: f"{record.status}{': ' if record.error else ''}{record.error or ''}" for record in records
+            record.cell: f"{record.status}{': ' if record.error else ''}{record.error or ''}"
+            for record in records
         }
         return {number: found[cell.digest()] for number, cell in enumerate(self.plan.cells, 1)}
 
@@ -118,7 +121,9 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     _turns(
         monkeypatch,
         [
-            lambda: [cells.reports(number, f"job 7_{number - 1} on n{number}", number) for number in (1, 2, 4)],
+            lambda: [
+                cells.reports(number, f"job 7_{number - 1} on n{number}", number) for number in (1, 2, 4)
+            ],
             lambda: (cells.ends(4), jobs.remove("7_0")),
             lambda: jobs.add("7_0"),  # it was queued again
             lambda: None,
@@ -173,7 +178,9 @@ def test_another_launcher_resumes(tmp_path: Path) -> None:
     trained = slurm_cells.plan.order[:2] + slurm_cells.plan.order[3:]
     launcher = Here(here)
     comparison = run_plan(here.plan, tmp_path, launcher, save=write_reports)
-    assert [f"{config.arm}@{config.recipe.seed}" for config in launcher.trained] == [slurm_cells.plan.order[2]]
+    assert [f"{config.arm}@{config.recipe.seed}" for config in launcher.trained] == [
+        slurm_cells.plan.order[2]
+    ]
     assert [record.status for record in comparison.records] == ["completed"] * 4
     assert sorted(f"{record.arm}@{record.config.recipe.seed}" for record in comparison.records) == sorted(
         [*trained, slurm_cells.plan.order[2]]
@@ -190,7 +197,11 @@ def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     assert slurm._job_place_text() == "job 71 on n[1-2]"
-    for name, value in (("SLURM_ARRAY_JOB_ID", "70"), ("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_JOB_GPUS", "2,3")):
+    for name, value in (
+        ("SLURM_ARRAY_JOB_ID", "70"),
+        ("SLURM_ARRAY_TASK_ID", "3"),
+        ("SLURM_JOB_GPUS", "2,3"),
+    ):
         monkeypatch.setenv(name, value)
     assert slurm._job_place_text() == "job 70_3 on n[1-2], GPU 2,3"
 
@@ -225,7 +236,9 @@ class Ray(types.ModuleType):
 
     def remote(self, **needs: Any) -> Any:
         def made(what: Any) -> Any:
-            return types.SimpleNamespace(remote=lambda _, folder, *rest: self.tasks.setdefault(folder, Remote()))
+            return types.SimpleNamespace(
+                remote=lambda _, folder, *rest: self.tasks.setdefault(folder, Remote())
+            )
 
         return made
 
@@ -264,7 +277,10 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path) -> None:
         return ray.tasks[str(cells.path(number))]
 
     def answers(number: int) -> None:
-        task(number).answer = {"record.json": json_with_checksum(cells.record(number)).encode(), "steps.jsonl": b""}
+        task(number).answer = {
+            "record.json": json_with_checksum(cells.record(number)).encode(),
+            "steps.jsonl": b"",
+        }
 
     ray.turns = [
         lambda: cells.reports(1, "node near", 1),
@@ -313,7 +329,9 @@ def test_ray_is_joined_or_started(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> 
     RayLauncher()
     assert asked == [None, "local"]
     monkeypatch.setenv("RAY_ADDRESS", "here:6379")
-    with pytest.raises(LaunchError, match="Ray cannot be reached or started: Failed to connect to Ray cluster at here"):
+    with pytest.raises(
+        LaunchError, match="Ray cannot be reached or started: Failed to connect to Ray cluster at here"
+    ):
         RayLauncher()
     assert asked == [None, "local", None]
 
@@ -333,7 +351,8 @@ def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Pa
     ray.tasks.clear()
     ray.turns = [
         lambda: [
-            (cells.ends(number), setattr(ray.tasks[str(cells.path(number))], "answer", {})) for number in (1, 2, 3)
+            (cells.ends(number), setattr(ray.tasks[str(cells.path(number))], "answer", {}))
+            for number in (1, 2, 3)
         ]
     ]
     assert set(cells.run(RayLauncher()).values()) == {"completed"}

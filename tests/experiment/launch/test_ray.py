@@ -26,7 +26,18 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
 PATIENCE = 600.0  # on a machine with other work
-WORDS = ("compare", "--seeds", "0", "--train-size", "128", "--val-size", "64", "--device", "cpu", "--no-progress")
+WORDS = (
+    "compare",
+    "--seeds",
+    "0",
+    "--train-size",
+    "128",
+    "--val-size",
+    "64",
+    "--device",
+    "cpu",
+    "--no-progress",
+)
 # On a busy machine Ray gives up what has not started after half a minute.
 BUSY = {"RAY_agent_register_timeout_ms": "240000", "RAY_worker_register_timeout_seconds": "240"}
 NODE = "RAY_OVERRIDE_NODE_ID_FOR_TESTING"
@@ -45,7 +56,9 @@ def _start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ampcompare", *WORDS, *words]
     node = secrets.token_hex(28)
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {**BUSY, NODE: node}
-    process = subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
     if "ray" in words:
         threading.Thread(target=_write_port, args=(node, process), daemon=True).start()
     return process
@@ -140,7 +153,18 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
 def _stops_at_step_3(go: Path, out: Path) -> list[str]:
     """Return words for a cell that saves each of its four steps, and waits in the third one for a file."""
     return [
-        *("--arm", "fp32", "--epochs", "1", "--batch-size", "32", "--save-every-steps", "1", "--drain-every", "1"),
+        *(
+            "--arm",
+            "fp32",
+            "--epochs",
+            "1",
+            "--batch-size",
+            "32",
+            "--save-every-steps",
+            "1",
+            "--drain-every",
+            "1",
+        ),
         *("--resume", "auto", "--arch", "launched:waits_at_the_third_step", "--model-arg", f"file={go}"),
         *("-o", str(out)),
     ]

@@ -53,7 +53,18 @@ def jobs_of(folder: Path) -> dict[str, str]:
 def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) -> None:
     """After SIGKILL the same command waits for the jobs that run, submits none anew, and ends with the table."""
     go, out = tmp_path / "go", tmp_path / "out"
-    words = ["compare", "--seeds", "0", "--launcher", "slurm", "--arm", "fp32", "--arm", "native:bf16", *SMALL]
+    words = [
+        "compare",
+        "--seeds",
+        "0",
+        "--launcher",
+        "slurm",
+        "--arm",
+        "fp32",
+        "--arm",
+        "native:bf16",
+        *SMALL,
+    ]
     words += ["--arch", "launched:waits_for", "--model-arg", f"file={go}", "-o", str(out)]
     command = [sys.executable, "-m", "ampcompare", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
@@ -78,7 +89,9 @@ def test_compare_killed_and_called_again(wait_until: WaitUntil, tmp_path: Path) 
 def test_a_cell_of_two_processes(make_config: MakeConfig, tmp_path: Path) -> None:
     """A job starts the two ranks of a cell; progress is told, and the record has what concerns both."""
     told: list[int] = []
-    config = make_config(processes=2, launcher="slurm", parallel={"kind": "apex-ddp"}, recipe={"batch_size": 8})
+    config = make_config(
+        processes=2, launcher="slurm", parallel={"kind": "apex-ddp"}, recipe={"batch_size": 8}
+    )
     with SlurmLauncher(OPTIONS) as launcher:
         record = launcher.launch(config, tmp_path, lambda progress: told.append(progress.steps))
         assert launcher.pending_message() == ""
@@ -95,9 +108,14 @@ def test_a_job_that_is_preempted_with_a_grace_time(
     """Cells save and are queued again, each once; they resume, and are those of an undisturbed run bit for bit."""
     go = tmp_path / "go"
     config = make_config(
-        "launched:waits_at_the_third_step", args={"file": str(go)}, drain_every=1, allow_writes=[str(tmp_path)]
+        "launched:waits_at_the_third_step",
+        args={"file": str(go)},
+        drain_every=1,
+        allow_writes=[str(tmp_path)],
     )
-    cells = [(config.model_copy(update={"launcher": "slurm"}), tmp_path / name) for name in ("first", "second")]
+    cells = [
+        (config.model_copy(update={"launcher": "slurm"}), tmp_path / name) for name in ("first", "second")
+    ]
     records: dict[int, RunRecord] = {}
     with SlurmLauncher(OPTIONS) as slurm:
         waiting = threading.Thread(target=lambda: records.update(slurm.collect_records(cells)))
@@ -106,14 +124,17 @@ def test_a_job_that_is_preempted_with_a_grace_time(
         urgent = ["sbatch", "--partition=urgent", "--nodes=2", "--ntasks=2", "--cpus-per-task=2", "--time=1"]
         subprocess.run([*urgent, "--output=/dev/null", "--wrap=true"], check=True, capture_output=True)
         numbers = sorted({_job(folder) for _, folder in cells})
-        assert wait_until(lambda: all(_fact(number, "PreemptTime") not in ("", "None") for number in numbers), 240)
+        assert wait_until(
+            lambda: all(_fact(number, "PreemptTime") not in ("", "None") for number in numbers), 240
+        )
         go.touch()
         assert wait_until(lambda: all(_fact(number, "Restarts") == "1" for number in numbers), 240)
         assert [read_record(folder / "record.json").status for _, folder in cells] == ["interrupted"] * 2
         assert records == {}, "a cell counted while its job is queued again"
         assert wait_until(lambda: all(_state(number) == "PENDING" for number in numbers), 240)
         for number in numbers:
-            subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)  # not in two minutes
+            # not in two minutes
+            subprocess.run(["scontrol", "update", f"JobId={number}", "StartTime=now"], check=True)
         waiting.join(480)
     undisturbed = launcher.launch(config, tmp_path / "undisturbed")
     assert sorted(records) == [0, 1]
@@ -130,7 +151,9 @@ def test_a_job_that_is_preempted_with_a_grace_time(
 def test_what_slurm_refuses(tmp_path: Path) -> None:
     """A partition that is not there is one line with Slurm's own words."""
     words = ["run", "--launcher", "slurm", *SMALL, "--slurm-option", "partition=nope", "-o", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-m", "ampcompare", *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "ampcompare", *words], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 3
     line = "ampcompare: Slurm rejects the job: Batch job submission failed: Invalid partition name specified"
     assert done.stderr.splitlines()[-1] == line
@@ -149,7 +172,9 @@ def _job(folder: Path) -> str:
 def _fact(number: str, name: str) -> str:
     """Return what Slurm says of a job that ended lately; "" if nothing."""
     command = ["scontrol", "show", "job", "--oneliner", number]
-    found = re.search(rf" {name}=(\S*)", subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    found = re.search(
+        rf" {name}=(\S*)", subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
     return found[1] if found else ""
 
 

@@ -46,7 +46,14 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 def test_options_of_sbatch() -> None:
     """Names are taken with or without dashes, flags have no value, and what is not known here is left to sbatch."""
-    texts = ["partition=gpu", "--account=lab", "gpus_per_node=2", "exclusive", "time=1-12:30:00", "gres=gpu:a100:2"]
+    texts = [
+        "partition=gpu",
+        "--account=lab",
+        "gpus_per_node=2",
+        "exclusive",
+        "time=1-12:30:00",
+        "gres=gpu:a100:2",
+    ]
     assert parse_slurm_options(texts) == {
         "partition": "gpu", "account": "lab", "gpus-per-node": "2", "exclusive": "", "time": "1-12:30:00",
         "gres": "gpu:a100:2",
@@ -88,7 +95,10 @@ def test_a_job_without_a_record(programs: Programs, tmp_path: Path, answer: str 
     """It becomes a record that has Slurm's word for its state, and the path of its output."""
     programs(sbatch="", srun="", squeue="", scontrol=answer)
     record = _ended(tmp_path)
-    assert (record.status, record.error) == ("failed", f"Slurm job 7 ended as {state}; its output is in /logs/7.out")
+    assert (record.status, record.error) == (
+        "failed",
+        f"Slurm job 7 ended as {state}; its output is in /logs/7.out",
+    )
     assert read_record(tmp_path / "cell" / "record.json") == record
 
 
@@ -116,7 +126,9 @@ def _ended(tmp_path: Path) -> Any:
     return launcher.launch(RunConfig(launcher="slurm"), folder)
 
 
-def test_a_queue_that_does_not_answer(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_does_not_answer(
+    programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While Slurm is silent for a while the launcher waits on; when it stays so, that is the error."""
     programs(sbatch="", srun="", squeue=None)
     monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.2)
@@ -182,7 +194,10 @@ def test_cells_of_an_array(programs: Programs, tmp_path: Path) -> None:
 
 
 RUNS = "JobId=7 JobState=RUNNING Reason=None Requeue=1 PreemptEligibleTime=2026-11-26T05:43:05 PreemptTime="
-ALONE, TASK = {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+ALONE, TASK = (
+    {"SLURM_JOB_ID": "7"},
+    {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"},
+)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +213,12 @@ ALONE, TASK = {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID":
     ids=["job", "task of an array", "asked to stop only", "cancelled", "no answer", "ended"],
 )
 def test_which_jobs_ask_to_be_queued_again(
-    code: int, answer: str | None, variables: dict[str, str], number: str | None, programs: Programs, tmp_path: Path
+    code: int,
+    answer: str | None,
+    variables: dict[str, str],
+    number: str | None,
+    programs: Programs,
+    tmp_path: Path,
 ) -> None:
     """Those that Slurm has preempted while they run, and whose tasks were stopped; their exit code stays."""
     programs(scontrol=answer)

@@ -26,13 +26,19 @@ def listening(process: psutil.Process) -> list[tuple[str, int]]:
 
 def log_of(process: psutil.Process) -> str:
     """Return the name of the file to which a process of a cell prints."""
-    return next(name for file in process.open_files() if (name := Path(file.path).name).endswith((".log", "log.txt")))
+    return next(
+        name for file in process.open_files() if (name := Path(file.path).name).endswith((".log", "log.txt"))
+    )
 
 
 @pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("launcher", ["spawn", pytest.param("torchrun", marks=pytest.mark.slow)])
 def test_a_run_listens_at_the_loopback_only(
-    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_python: Any, launcher: Any
+    make_config: MakeConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_python: Any,
+    launcher: Any,
 ) -> None:
     """On one machine no socket of a run can be reached from another one, and what starts the ranks has none at all.
 
@@ -79,6 +85,8 @@ def test_the_places_of_one_machine_are_private(tmp_path: Path) -> None:
         assert one != other
         assert one.stat().st_mode & 0o777 == 0o700
     assert not list(tmp_path.iterdir())
-    first, second = ([word for word in _torchrun_arguments(request, "file://x") if "rdzv" in word] for _ in range(2))
+    first, second = (
+        [word for word in _torchrun_arguments(request, "file://x") if "rdzv" in word] for _ in range(2)
+    )
     assert first != second  # the id is random
     assert not [word for word in first if "endpoint" in word or "cell" in word]

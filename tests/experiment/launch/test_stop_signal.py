@@ -8,7 +8,12 @@ import pytest
 from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.experiment import run_plan as run
-from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, StoppableProcess, record_of_failed_cell
+from ampcompare.experiment.launch.contract import (
+    Launcher,
+    LauncherClosed,
+    StoppableProcess,
+    record_of_failed_cell,
+)
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.launch.stop_signal import hold_stop_signals, request_stop_at_signals
 from ampcompare.results.records.comparison import Comparison
@@ -22,7 +27,9 @@ class Fails(Launcher):
     """A cell that was ended from outside, next to which nothing runs."""
 
     def launch(self, config: RunConfig, *rest: object) -> RunRecord:
-        return record_of_failed_cell(config, "the process of the cell ended with exit code 1: KeyboardInterrupt")
+        return record_of_failed_cell(
+            config, "the process of the cell ended with exit code 1: KeyboardInterrupt"
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -46,7 +53,9 @@ def test_a_signal_does_not_cut_off_what_is_saved(
     monkeypatch.setattr(run, "summarize", summarize)
     expected = KeyboardInterrupt if number == signal.SIGINT else Ended
     with pytest.raises(expected), launcher, save_at_signals(launcher):
-        run.run_plan(plan, tmp_path, launcher, jobs=1 + pool, save=lambda comparison, folder: saved.append(comparison))
+        run.run_plan(
+            plan, tmp_path, launcher, jobs=1 + pool, save=lambda comparison, folder: saved.append(comparison)
+        )
     assert saved == sums
     assert len(saved[0].records) == 1
 

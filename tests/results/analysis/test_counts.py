@@ -9,7 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
+from ampcompare.results.analysis.inference.effect import (
+    Effect,
+    min_resolvable_spread,
+    p_values,
+    paired_effect,
+)
 from ampcompare.results.analysis.inference.terms import standard_error_to_margin
 from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from tests.covering import covering
@@ -67,7 +72,9 @@ def test_an_open_interval_suggests_no_word() -> None:
     assert is_open > 400
 
 
-@pytest.mark.parametrize(("differences", "lost"), [([0, 0, 0], 0), ([0, -1, 0], 1), ([-1, -1, -1], 3), ([2, 1, 1], 0)])
+@pytest.mark.parametrize(
+    ("differences", "lost"), [([0, 0, 0], 0), ([0, -1, 0], 1), ([-1, -1, -1], 3), ([2, 1, 1], 0)]
+)
 def test_both_tests_must_agree(differences: list[int], lost: int) -> None:
     """The p value is the larger of Student's and of the Poisson probability of so few losses."""
     spread = np.std(differences, ddof=1)
@@ -78,8 +85,12 @@ def test_both_tests_must_agree(differences: list[int], lost: int) -> None:
 
 MODELS: dict[str, Draw] = {
     "only losses": lambda chance, count: -chance.poisson(LOST, count).astype(float),
-    "losses and few gains": lambda chance, count: 1.0 * chance.poisson(0.3, count) - chance.poisson(LOST + 0.3, count),
-    "losses and gains": lambda chance, count: 1.0 * chance.poisson(3, count) - chance.poisson(LOST + 3, count),
+    "losses and few gains": lambda chance, count: (
+        1.0 * chance.poisson(0.3, count) - chance.poisson(LOST + 0.3, count)
+    ),
+    "losses and gains": lambda chance, count: (
+        1.0 * chance.poisson(3, count) - chance.poisson(LOST + 3, count)
+    ),
     "few images that may be lost": lambda chance, count: -chance.binomial(3, LOST / 3, count).astype(float),
     "normal": lambda chance, count: np.round(-LOST + 2 * chance.standard_normal(count)),
 }
@@ -96,7 +107,9 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
     for _ in range(600):
         words = [
             str(verdict)
-            for verdict in decide_verdicts([_effect(MODELS[model](chance, pairs)) for _ in range(arms)], MARGIN)
+            for verdict in decide_verdicts(
+                [_effect(MODELS[model](chance, pairs)) for _ in range(arms)], MARGIN
+            )
         ]
         wrong += any(word.startswith(("equivalent", "non-inferior", "better")) for word in words)
     assert wrong / 600 <= 0.08  # the 99.9 % point of a rate of 5 %

@@ -51,7 +51,12 @@ def test_a_fault_is_found_at_its_first_step(first: int, envelope: Envelope) -> N
     for row in rows[first:]:
         row["loss"] = (row["loss"] or 0.0) * 1.001
     found = judge_step_rows(rows, envelope)
-    assert (found.answer, found.step, found.quantity, found.exit_code) == ("outside of the floor", first, "loss", 1)
+    assert (found.answer, found.step, found.quantity, found.exit_code) == (
+        "outside of the floor",
+        first,
+        "loss",
+        1,
+    )
 
 
 def test_a_gradient_alone_is_found(envelope: Envelope) -> None:

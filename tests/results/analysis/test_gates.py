@@ -87,10 +87,16 @@ def test_an_invalid_time_fails_no_gate() -> None:
 def test_junit_has_a_case_per_arm_and_gate() -> None:
     """The XML counts arms and gates, failures and what was left out, and hostile texts stay texts."""
     comparison = _comparison({"status": "failed", "error": "no\x00 <b>&"})
-    checks = [GateOutcome("half", "time>1x", failure="too slow \x1b"), GateOutcome("half", "memory>1x", skipped="why")]
+    checks = [
+        GateOutcome("half", "time>1x", failure="too slow \x1b"),
+        GateOutcome("half", "memory>1x", skipped="why"),
+    ]
     suite = ElementTree.fromstring(junit_xml(comparison, checks))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
-    cases = [(case.get("classname"), case.get("name"), [part.tag for part in case]) for case in suite.iter("testcase")]
+    cases = [
+        (case.get("classname"), case.get("name"), [part.tag for part in case])
+        for case in suite.iter("testcase")
+    ]
     assert cases == [
         ("ampcompare.fp32", "trains", []),
         ("ampcompare.half", "trains", ["failure"]),
@@ -160,7 +166,11 @@ def test_the_margin_of_a_baseline_is_that_of_its_reference() -> None:
     """The rule `auto` takes the errors of the reference: of an arm with more of them it would allow a larger loss."""
     sides = [
         summarize(
-            [make_record(arm, seed, top1=top1) for arm, top1 in (("fp32", 0.99), ("half", half)) for seed in range(3)],
+            [
+                make_record(arm, seed, top1=top1)
+                for arm, top1 in (("fp32", 0.99), ("half", half))
+                for seed in range(3)
+            ],
             arms=["fp32", "half"],
             reference="fp32",
         )

@@ -80,7 +80,9 @@ def test_forms_of_a_file(tmp_path: Path) -> None:
         assert read_logprobs(path) == [-1.0, -2.5]
 
 
-@pytest.mark.parametrize("text", ["", "0.5\n", "nan\n", '{"loss": 1}\n', '"a"\n', "true\n", json.dumps([-1, math.inf])])
+@pytest.mark.parametrize(
+    "text", ["", "0.5\n", "nan\n", '{"loss": 1}\n', '"a"\n', "true\n", json.dumps([-1, math.inf])]
+)
 def test_a_file_that_cannot_be_used(text: str, tmp_path: Path) -> None:
     path = tmp_path / "bad"
     path.write_text(text)

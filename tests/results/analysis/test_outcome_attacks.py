@@ -56,24 +56,39 @@ def test_pairs_in_which_nobody_learned_show_nothing() -> None:
 
 def test_a_seed_that_only_one_side_learned_counts() -> None:
     records = [
-        _with(record, weights_moved=record.arm == "fp32" or record.config.recipe.seed > 0) for record in _records()
+        _with(record, weights_moved=record.arm == "fp32" or record.config.recipe.seed > 0)
+        for record in _records()
     ]
     assert not str(_half(_compared(records)).quality).startswith("learned nothing")
 
 
-@pytest.mark.parametrize(("skipped", "verdict"), [(25, "better"), (26, "not comparable (26 of 100 steps skipped)")])
+@pytest.mark.parametrize(
+    ("skipped", "verdict"), [(25, "better"), (26, "not comparable (26 of 100 steps skipped)")]
+)
 def test_an_arm_that_skips_is_not_faster(skipped: int, verdict: str) -> None:
     """Skipped steps do less work; where they are more than a quarter the median may be one of them."""
     comparison = _compared(_records(arms=["half"], skipped_steps=skipped))
     assert str(_half(comparison).time) == verdict
-    assert comparison.headline[0].startswith("Use half: " if verdict == "better" else "half keeps fp32's accuracy")
+    assert comparison.headline[0].startswith(
+        "Use half: " if verdict == "better" else "half keeps fp32's accuracy"
+    )
 
 
 @pytest.mark.parametrize(
     ("gain", "skipped", "verdict", "headline"),
     [
-        (0.05, {"half": 13}, "non-inferior (margin 0.5; 87 updates, not 100)", "half after 87 updates, not 100)"),
-        (-0.05, {"half": 13}, "worse (87 updates, not 100)", "; 87 updates, not 100) is less accurate than fp32"),
+        (
+            0.05,
+            {"half": 13},
+            "non-inferior (margin 0.5; 87 updates, not 100)",
+            "half after 87 updates, not 100)",
+        ),
+        (
+            -0.05,
+            {"half": 13},
+            "worse (87 updates, not 100)",
+            "; 87 updates, not 100) is less accurate than fp32",
+        ),
         (0.05, {"fp32": 13}, "better (100 updates, not 87)", "; 100 updates, not 87)"),
         (-0.05, {"fp32": 13}, "not comparable (100 updates, not 87)", "fp32: half (100 updates, not 87)"),
         (0.05, {"half": 1}, "better", "better accuracy than fp32"),
@@ -111,7 +126,9 @@ def test_fewer_updates_are_no_merit_of_a_precision(
 def test_one_identical_seed_recommends_nothing() -> None:
     """That one of five seeds is identical is seen, and is too little to recommend half of the memory."""
     records = [
-        _with(make_record(arm, seed, top1=0.5, losses=f"{seed}", peak_bytes=PEAK[arm]), weights_sha256=f"{seed}")
+        _with(
+            make_record(arm, seed, top1=0.5, losses=f"{seed}", peak_bytes=PEAK[arm]), weights_sha256=f"{seed}"
+        )
         for seed in range(5)
         for arm in CORRECT
         if arm == "fp32" or seed == 0
@@ -211,7 +228,10 @@ def test_a_baseline_is_no_second_chance() -> None:
 
 
 def _rounds(record: RunRecord, count: int, seconds: float) -> RunRecord:
-    rounds = [TimingRound(number=1 + each, step_seconds_median=seconds * (1 + 0.001 * each)) for each in range(count)]
+    rounds = [
+        TimingRound(number=1 + each, step_seconds_median=seconds * (1 + 0.001 * each))
+        for each in range(count)
+    ]
     return record.model_copy(update={"timing_rounds": rounds})
 
 
@@ -230,6 +250,8 @@ def test_rounds_of_one_seed_stand_for_no_other(others: int, verdict: str) -> Non
 
 def test_nothing_tested_is_not_called_not_shown() -> None:
     """Where nothing was tested the headline says so, and no arm is said not to be shown as good."""
-    comparison = summarize(_records(), arms=["fp32", "half"], reference="fp32", design=SequentialDesign(error_rate=0.0))
+    comparison = summarize(
+        _records(), arms=["fp32", "half"], reference="fp32", design=SequentialDesign(error_rate=0.0)
+    )
     assert comparison.headline[0] == "No verdicts: nothing was tested; the details have the reason."
     assert not any("recommended" in line for line in comparison.reading)

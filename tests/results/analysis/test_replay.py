@@ -76,7 +76,11 @@ def test_what_has_no_answer() -> None:
     found = judge_replay("x", BASE, _side(_row("Net"), missing, _row("a.b")))
     assert (found.answer, dict(found.unjudged)) == ("noise", {"a": "RuntimeError: no fp64"})
     assert "a is not judged: RuntimeError: no fp64" in Terminal(100).document_text(replay_document([found]))
-    for base, changed in (({"fault": "it failed"}, BASE), (BASE, {"fault": "it failed"}), (BASE, _side(missing))):
+    for base, changed in (
+        ({"fault": "it failed"}, BASE),
+        (BASE, {"fault": "it failed"}),
+        (BASE, _side(missing)),
+    ):
         assert judge_replay("x", base, changed).exit_code == 3
 
 
@@ -96,15 +100,18 @@ def test_a_loss_is_not_named_for_its_module() -> None:
     loss = _row("(loss)", {"fwd": {"loss": {"error": 0.5, "moved": 0.0, "unit": UNIT}}}, top="")
     other = _side(_row("Net"), _row("Loss", _entry(same=0.5), top="Loss"), loss)
     assert judge_replay("x", base, other).module_names == ["Loss"]
-    assert judge_replay("x", base, _side(_row("Net"), _row("Loss", _entry(), top="Loss"), loss)).module_names == [
-        "(loss)"
-    ]
+    assert judge_replay(
+        "x", base, _side(_row("Net"), _row("Loss", _entry(), top="Loss"), loss)
+    ).module_names == ["(loss)"]
 
 
 def test_less_exact_modules_explain_loss_and_gradients_of_their_size() -> None:
     """16 bits in modules move the gradients of the step by as much; missing clipping moves them further."""
     rows = [_row("Net"), _row("a", _entry(error=3e-3)), _row("a.b")]
-    for apart, answer, names in ((9e-3, "less exact", ["a"]), (0.5, "another function", ["a", "(gradients)"])):
+    for apart, answer, names in (
+        (9e-3, "less exact", ["a"]),
+        (0.5, "another function", ["a", "(gradients)"]),
+    ):
         entry = {"error": apart, "moved": 0.0, "unit": UNIT}
         gradients = _row("(gradients)", {"wgrad": {"all": entry}}, top="")
         found = judge_replay("arm=native:bf16", BASE, _side(*rows, gradients))

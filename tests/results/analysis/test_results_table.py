@@ -75,14 +75,17 @@ def test_few_seeds_in_common_throw_no_runs_away() -> None:
     row = _row(judge_arms(read_table(text)), "amp")
     low, high = stats.ttest_ind(arm, reference, equal_var=False).confidence_interval(0.95)
     assert (str(row.quality), row.pairs) == ("worse", 10)
-    assert (100 * (row.quality.low or 0), 100 * (row.quality.high or 0)) == pytest.approx((low, high), rel=3e-3)
+    assert (100 * (row.quality.low or 0), 100 * (row.quality.high or 0)) == pytest.approx(
+        (low, high), rel=3e-3
+    )
 
 
 @pytest.mark.parametrize("count", [3, 10, 100])
 def test_whole_points_are_no_proof_of_equality(count: int) -> None:
     """Equal whole points leave a point of room, however many they are."""
     row = _row(
-        judge_arms(read_table("arm,accuracy\n" + _runs("fp32", [76] * count) + _runs("amp", [76] * count))), "amp"
+        judge_arms(read_table("arm,accuracy\n" + _runs("fp32", [76] * count) + _runs("amp", [76] * count))),
+        "amp",
     )
     assert str(row.quality) == "inconclusive (the figures are rounded)"
     assert (row.quality.high or 0) > 0.005
@@ -94,7 +97,9 @@ def test_a_published_spread_is_for_few_runs() -> None:
     assert example.judged is not None
     assert example.judged.sd == 0.18
     assert str(_row(example, "apex:O3").quality) == "diverged 1/1"
-    many = judge_arms(read_table("arm,accuracy\n" + _runs("fp32", [76.1] * 3) + _runs("amp", [76.2] * 3)), sd=0.1)
+    many = judge_arms(
+        read_table("arm,accuracy\n" + _runs("fp32", [76.1] * 3) + _runs("amp", [76.2] * 3)), sd=0.1
+    )
     assert any(line.startswith("--sd 0.1 is not used") for line in many.reading)
     for sd in (0.0, -1.0, float("nan")):
         with pytest.raises(ConfigError, match="spread over seeds"):
@@ -103,7 +108,9 @@ def test_a_published_spread_is_for_few_runs() -> None:
 
 def test_times_alone_have_verdicts() -> None:
     """A table without a metric says nothing of one."""
-    text = "arm,seed,seconds\n" + "".join(f"fp32,{n},{10 + n / 10}\nhalf,{n},{5 + n / 20}\n" for n in range(4))
+    text = "arm,seed,seconds\n" + "".join(
+        f"fp32,{n},{10 + n / 10}\nhalf,{n},{5 + n / 20}\n" for n in range(4)
+    )
     row = _row(judge_arms(read_table(text)), "half")
     assert (str(row.quality), str(row.time)) == ("", "better")
 
@@ -123,7 +130,9 @@ def test_why_there_is_no_verdict_without_a_metric(text: str, sentence: str) -> N
 
 def test_other_columns_are_named() -> None:
     text = "arm,accuracy,top5,note\nfp32,76.1,92.0,old\namp,76.0,92.1,new\n"
-    assert any(line.endswith("whatever they say: top5, note.") for line in judge_arms(read_table(text)).reading)
+    assert any(
+        line.endswith("whatever they say: top5, note.") for line in judge_arms(read_table(text)).reading
+    )
 
 
 @pytest.mark.parametrize(

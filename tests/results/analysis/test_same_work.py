@@ -82,7 +82,9 @@ def _labels(digest: str) -> Change:
 
 
 def _resumed(step: int, arm: str, *notes: str) -> Change:
-    return lambda record: record.model_copy(update={"resumed": [Resumption(step=step, arm=arm, notes=list(notes))]})
+    return lambda record: record.model_copy(
+        update={"resumed": [Resumption(step=step, arm=arm, notes=list(notes))]}
+    )
 
 
 def _only(seed: int, change: Change) -> Change:
@@ -136,7 +138,10 @@ def test_equal_global_batches_are_compared() -> None:
     named = _compared(lambda record: split(record).model_copy(update=label))
     row = _half(named)
     assert (str(row.quality), str(row.time)) == ("equivalent (±0.5)", "better")
-    assert "Cells ran with different numbers of processes: 1 (fp32); 2 (half kind=ddp processes=2)." in named.reading
+    assert (
+        "Cells ran with different numbers of processes: 1 (fp32); 2 (half kind=ddp processes=2)."
+        in named.reading
+    )
     assert any("samples that batch norm sees at once): 64 (fp32); 32 (half" in line for line in named.reading)
 
 
@@ -165,7 +170,9 @@ def test_another_machine_gets_no_verdict_on_time_and_memory(name: str) -> None:
 
 
 def _engine(name: str, version: str) -> Change:
-    return lambda record: record.model_copy(update={"engine": EngineInfo(name=name, version=version, reason="")})  # type: ignore[arg-type]
+    return lambda record: record.model_copy(
+        update={"engine": EngineInfo(name=name, version=version, reason="")}
+    )  # type: ignore[arg-type]
 
 
 def test_two_engines_in_one_row_are_no_arm() -> None:
@@ -212,7 +219,10 @@ def test_a_resumed_mixture_is_named_in_every_report() -> None:
     row = _half(comparison)
     assert row.status == "ok; trained by fp32 for 60 of 100 steps 1/5"
     assert str(row.quality) == "not comparable (trained by fp32 for 60 of 100 steps)"
-    assert any(line.startswith("half: 1 of 5 runs trained by fp32 for 60 of 100 steps") for line in comparison.reading)
+    assert any(
+        line.startswith("half: 1 of 5 runs trained by fp32 for 60 of 100 steps")
+        for line in comparison.reading
+    )
 
 
 def test_a_mixed_reference_blocks_all() -> None:

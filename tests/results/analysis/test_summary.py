@@ -33,7 +33,10 @@ def _reading(comparison: Comparison) -> str:
 def _matrix(seeds: int = 5) -> list[RunRecord]:
     return [
         *(make_record("fp32", seed, top1=FP32[seed], seconds=SECONDS[seed]) for seed in range(seeds)),
-        *(make_record("half", seed, top1=HALF[seed], seconds=SECONDS[-1 - seed] / 2) for seed in range(seeds)),
+        *(
+            make_record("half", seed, top1=HALF[seed], seconds=SECONDS[-1 - seed] / 2)
+            for seed in range(seeds)
+        ),
     ]
 
 
@@ -60,7 +63,11 @@ def test_rows_hold_mean_spread_and_pairs() -> None:
 
 def test_a_judged_table_of_the_figures_of_runs_says_the_same() -> None:
     """Verdicts, intervals and the rate of divergence of a table are those of the runs that its lines are of."""
-    values = {"fp32": [0.503, 0.521, 0.492, 0.514], "half": [0.402, 0.447, 0.413, 0.406], "bf16": [0.5, 0.5, 0.4, 0.4]}
+    values = {
+        "fp32": [0.503, 0.521, 0.492, 0.514],
+        "half": [0.402, 0.447, 0.413, 0.406],
+        "bf16": [0.5, 0.5, 0.4, 0.4],
+    }
     records, lines = [], ["arm,seed,accuracy,seconds"]
     for arm, its in values.items():
         for seed, value in enumerate(its):
@@ -94,7 +101,8 @@ def test_arms_without_a_test_widen_no_interval() -> None:
     """Arms that diverged or did other work have no interval, and leave that of the others as it were alone."""
     alone = _matrix()
     diverged = [
-        make_record("native:fp16", seed, top1=0.5, status="diverged" if seed == 4 else "completed") for seed in range(5)
+        make_record("native:fp16", seed, top1=0.5, status="diverged" if seed == 4 else "completed")
+        for seed in range(5)
     ]
     other = [_with_lr(make_record("native:bf16", seed, top1=0.5), 0.7) for seed in range(5)]
     arms = ["fp32", "half", "native:fp16", "native:bf16"]

@@ -29,7 +29,9 @@ def test_counts_become_values() -> None:
 
 def test_a_summary_of_top1_is_one_of_the_metric() -> None:
     """The first metric is top-1, and top-5 is another one."""
-    summary = RunSummary.model_validate({"top1_final": 0.5, "top1_best": 0.6, "top5_final": 0.9, "ema_top1_final": 0.4})
+    summary = RunSummary.model_validate(
+        {"top1_final": 0.5, "top1_best": 0.6, "top5_final": 0.9, "ema_top1_final": 0.4}
+    )
     assert (summary.metric_final, summary.metric_best, summary.ema_metric_final) == (0.5, 0.6, 0.4)
     assert summary.others_final == {"top-5": 0.9}
 
@@ -47,7 +49,14 @@ def test_rows_of_older_reports() -> None:
 
 def test_a_judged_table_of_an_older_report() -> None:
     """What said of itself how its figures are shown is a metric of the comparison."""
-    table = {"metric": "WER", "better": "lower", "unit": "points", "factor": 100.0, "decimals": 1, "references": ["a"]}
+    table = {
+        "metric": "WER",
+        "better": "lower",
+        "unit": "points",
+        "factor": 100.0,
+        "decimals": 1,
+        "references": ["a"],
+    }
     base = {"command": "", "reference": "a", "seeds": [], "arms": [], "reading": [], "records": []}
     metric = Comparison.model_validate({**base, "judged": table}).metric
     assert (metric.name, metric.better, metric.head, metric.difference_unit) == ("WER", "lower", "WER", "pp")

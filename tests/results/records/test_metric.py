@@ -27,17 +27,33 @@ def test_scores_differ_as_values_are_compared(
     """A difference of scores is positive where the value is better, and gives back the difference of the values."""
     metric = Metric(name="m", better=better, difference=difference)
     scores = metric.score(value) - metric.score(reference)
-    assert metric.difference_of_scores(scores) == pytest.approx(metric.differ(value, reference), rel=1e-6, abs=1e-9)
-    assert metric.score_difference(metric.differ(value, reference)) == pytest.approx(scores, rel=1e-6, abs=1e-9)
+    assert metric.difference_of_scores(scores) == pytest.approx(
+        metric.differ(value, reference), rel=1e-6, abs=1e-9
+    )
+    assert metric.score_difference(metric.differ(value, reference)) == pytest.approx(
+        scores, rel=1e-6, abs=1e-9
+    )
     if abs(scores) > 1e-9:
         assert (scores > 0) == metric.is_better(value, reference)
 
 
 def test_how_differences_are_written() -> None:
     """Shares in points, ratios in percent, other numbers in their own unit."""
-    assert (TOP1.difference_text(0.0125), TOP1.difference_unit, TOP1.margin_text(0.5)) == ("+1.25", "pp", "0.5")
-    assert (BITS.difference_text(math.log(1.02)), BITS.difference_unit, BITS.margin_text(1)) == ("+2.00", "%", "1 %")
-    assert (ERROR.difference_text(-0.5), ERROR.difference_unit, ERROR.margin_text(0.2)) == ("-0.50", "kg", "0.2 kg")
+    assert (TOP1.difference_text(0.0125), TOP1.difference_unit, TOP1.margin_text(0.5)) == (
+        "+1.25",
+        "pp",
+        "0.5",
+    )
+    assert (BITS.difference_text(math.log(1.02)), BITS.difference_unit, BITS.margin_text(1)) == (
+        "+2.00",
+        "%",
+        "1 %",
+    )
+    assert (ERROR.difference_text(-0.5), ERROR.difference_unit, ERROR.margin_text(0.2)) == (
+        "-0.50",
+        "kg",
+        "0.2 kg",
+    )
     assert (TOP1.difference_text(-0.00001), TOP1.number(-0.0), BITS.difference_text(-1e-6)) == (
         "+0.00",
         "0.00",
@@ -62,7 +78,11 @@ def test_heads_and_tags() -> None:
 
 def test_the_best_is_in_the_right_direction() -> None:
     """The lowest where lower is better; NaN is never the best."""
-    assert (TOP1.best([0.1, math.nan, 0.3]), BITS.best([2.0, math.nan, 1.0]), BITS.best([math.nan])) == (0.3, 1.0, None)
+    assert (TOP1.best([0.1, math.nan, 0.3]), BITS.best([2.0, math.nan, 1.0]), BITS.best([math.nan])) == (
+        0.3,
+        1.0,
+        None,
+    )
     assert BITS.is_better(1.0, None)
     assert not BITS.is_better(math.nan, None)
     assert not BITS.is_better(2.0, 1.0)

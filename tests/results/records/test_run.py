@@ -41,7 +41,9 @@ ODD = "\x1b[2J\u202e é"
 
 def test_a_record_and_its_steps_come_back(tmp_path: Path) -> None:
     """With nan, inf and odd texts; files are strict JSON, in which these are words."""
-    epoch = EpochResult(epoch=0, samples=2, values={"top-1": 0.5}, loss=math.inf, train_seconds=1.0, eval_seconds=0.0)
+    epoch = EpochResult(
+        epoch=0, samples=2, values={"top-1": 0.5}, loss=math.inf, train_seconds=1.0, eval_seconds=0.0
+    )
     summary = RunSummary(epochs=[epoch], loss_final=math.inf, final_loss_scale=-math.inf, divergence=ODD)
     engine = EngineInfo(name="compat", version=ODD, reason="")
     record = RunRecord(cell="c", arm=ODD, status="diverged", config=RunConfig(), engine=engine, summary=summary,
@@ -49,11 +51,14 @@ def test_a_record_and_its_steps_come_back(tmp_path: Path) -> None:
     path = _write(tmp_path / "record.json", dump_json(record))
     assert strict(path.read_text())["schema"] == SCHEMA
     assert read_record(path) == record
-    steps = [StepRecord(0, 0, math.inf, (-math.inf,), (), (True, False), None, 0.1, 0.0, (math.inf, 1.0), 0.1)] * 2
+    steps = [
+        StepRecord(0, 0, math.inf, (-math.inf,), (), (True, False), None, 0.1, 0.0, (math.inf, 1.0), 0.1)
+    ] * 2
     lines = _write(tmp_path / "steps.jsonl", "".join(f"{dump_json(step, indent=None)}\n" for step in steps))
     assert list(iter_steps(lines)) == steps
     assert (
-        dump_json({"a": math.nan, "b": [math.inf, (-math.inf,)]}, indent=None) == '{"a": "nan", "b": ["inf", ["-inf"]]}'
+        dump_json({"a": math.nan, "b": [math.inf, (-math.inf,)]}, indent=None)
+        == '{"a": "nan", "b": ["inf", ["-inf"]]}'
     )
 
 
@@ -75,10 +80,16 @@ GOOD = json.loads(dump_json(RunRecord(cell="c", arm="fp32", status="completed", 
         ("[1, 2]", "it has no schema number"),
         ("{}", "it has no schema number"),
         (json.dumps({**GOOD, "schema": "1"}), "it has no schema number"),
-        (json.dumps({**GOOD, "schema": SCHEMA + 1}), f"has schema {SCHEMA + 1}, .* reads up to {SCHEMA}; upgrade"),
+        (
+            json.dumps({**GOOD, "schema": SCHEMA + 1}),
+            f"has schema {SCHEMA + 1}, .* reads up to {SCHEMA}; upgrade",
+        ),
         (json.dumps({**GOOD, "status": "fine"}), "status: Input should be 'completed'"),
         (json.dumps({name: value for name, value in GOOD.items() if name != "cell"}), "cell: Field required"),
-        (json.dumps({**GOOD, "config": {"arm": "apex:02"}}), "this version refuses its config.arm: .*write O2"),
+        (
+            json.dumps({**GOOD, "config": {"arm": "apex:02"}}),
+            "this version refuses its config.arm: .*write O2",
+        ),
         (
             json.dumps({**GOOD, "arm": "half:shadow", "config": {"arm": "half:shadow"}}),
             "this version refuses its config.arm: backend 'half' has no option 'shadow'",
@@ -153,13 +164,24 @@ def test_written_files_have_the_permissions_of_any_new_file(tmp_path: Path) -> N
 
 def test_older_resumptions_name_the_machine_in_notes() -> None:
     """What a step takes depends on torch and the machine, and on no other version or number of processes."""
-    notes = ["torch 1.13.1 then, 2.13.0 now", "host a then, b now", "numpy 1 then, 2 now", "2 processes then, 1 now: x"]
+    notes = [
+        "torch 1.13.1 then, 2.13.0 now",
+        "host a then, b now",
+        "numpy 1 then, 2 now",
+        "2 processes then, 1 now: x",
+    ]
     assert Resumption(step=3, notes=notes).machine == notes[:2]
     assert Resumption(step=3, notes=notes, machine=[]).machine == []
 
 
 def test_a_record_that_named_its_library_apart_is_read() -> None:
-    ran = {"arm": "fp32", "library": "accelerate", "version": "1.15.0", "as_asked": False, "reason": "no fp16 here"}
+    ran = {
+        "arm": "fp32",
+        "library": "accelerate",
+        "version": "1.15.0",
+        "as_asked": False,
+        "reason": "no fp16 here",
+    }
     record = RunRecord.model_validate(
         {**GOOD, "arm": "accelerate:fp16", "config": {"arm": "accelerate:fp16"}, "effective": ran}
     )
@@ -185,5 +207,7 @@ def test_the_tail_is_the_last_fifth() -> None:
 )
 def test_older_records_have_the_lists_that_autocast_used(arm: str, device: str, lists: str) -> None:
     """The CPU's where autocast cast on a CPU; elsewhere the setting changes nothing."""
-    record = RunRecord.model_validate({**GOOD, "arm": arm, "config": {"arm": arm}, "environment": {"device": device}})
+    record = RunRecord.model_validate(
+        {**GOOD, "arm": arm, "config": {"arm": arm}, "environment": {"device": device}}
+    )
     assert record.config.autocast_lists == lists

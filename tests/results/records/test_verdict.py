@@ -61,7 +61,11 @@ def test_what_rests_on_no_seed_is_not_conditional() -> None:
     assert Verdict(kind="better").among_survivors((3, 8)) == Verdict(
         kind="conditional", among="better", survivors=(3, 8)
     )
-    for verdict in (Verdict(), Verdict(kind="diverged", share=(1, 8)), Verdict(kind="not comparable", why="lr")):
+    for verdict in (
+        Verdict(),
+        Verdict(kind="diverged", share=(1, 8)),
+        Verdict(kind="not comparable", why="lr"),
+    ):
         assert verdict.among_survivors((3, 8)) is verdict
     assert Verdict(kind="better").among_survivors(None) == Verdict(kind="better")
     assert Verdict(kind="learned nothing").among_survivors((0, 1)) == Verdict(kind="learned nothing")
@@ -69,7 +73,20 @@ def test_what_rests_on_no_seed_is_not_conditional() -> None:
 
 def test_the_fields_of_older_rows_are_read() -> None:
     row = ArmSummary(
-        **{"arm": "half", "engine": None, "half": None, "lr": 0.1, "seeds": [0], "completed": 1, "diverged": 0},
-        **{"failed": 0, "accuracy_verdict": "worse", "metric_difference": -0.1, "metric_difference_low": -0.2},
+        **{
+            "arm": "half",
+            "engine": None,
+            "half": None,
+            "lr": 0.1,
+            "seeds": [0],
+            "completed": 1,
+            "diverged": 0,
+        },
+        **{
+            "failed": 0,
+            "accuracy_verdict": "worse",
+            "metric_difference": -0.1,
+            "metric_difference_low": -0.2,
+        },
     )
     assert row.quality == Verdict(kind="worse", effect=-0.1, low=-0.2)

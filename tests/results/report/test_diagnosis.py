@@ -22,7 +22,10 @@ from ampcompare.results.report.terminal import Terminal
 def _report(module: str, error: float, **counts: int) -> PlaceReport:
     values = MagnitudeRange(elements=8, smallest=0.5, largest=3.0, exponents={-1: 4, 1: 4}, **counts)
     return PlaceReport(
-        place=OperationPlace(module=module, operation="addmm", where="net.py:3"), range=values, error=error, made=0.0
+        place=OperationPlace(module=module, operation="addmm", where="net.py:3"),
+        range=values,
+        error=error,
+        made=0.0,
     )
 
 
@@ -42,7 +45,13 @@ def diagnosis() -> Diagnosis:
         headroom=Headroom(exponents={-20: 3}, largest_scale=512.0, own_scale=128.0, lost={"1": 0.25}),
         updates=[LostUpdates(parameter="head.weight", dtype="fp16", moved=4, lost=1)],
         faults=[
-            Fault(kind="overflow", place=places[-1].place, step=0, text="head addmm is the first", chain=["a", "b"])
+            Fault(
+                kind="overflow",
+                place=places[-1].place,
+                step=0,
+                text="head addmm is the first",
+                chain=["a", "b"],
+            )
         ],
         trials=[CandidateTrial(name="head", cures=True)],
         cure=Cure(keeps=["head"], arm="apex:O2,keep_fp32=head", code="model.head.float()"),

@@ -35,16 +35,24 @@ DOCUMENT = Document(
         Section("said", [Text(["One sentence.", "Another."])]),
         Section("listed", [Items([("first", ["because"]), "second"], "A list")], "Points"),
         Section(
-            "shown", [Table([Column("arm"), Column("n", numeric=True)], [[Cell("fp32"), Cell("7", value=7.5)]], "T")]
+            "shown",
+            [Table([Column("arm"), Column("n", numeric=True)], [[Cell("fp32"), Cell("7", value=7.5)]], "T")],
         ),
         Section("code", [Code("a = 1\n    b = 2", "Lines")]),
         Section("next", [Step("do this", "ampcompare list")]),
-        Section("facts", [Facts([("", [("torch", "2.4"), ("lr", [("0.1", "fp32"), ("0.2", "half")])])], "Known")]),
+        Section(
+            "facts", [Facts([("", [("torch", "2.4"), ("lr", [("0.1", "fp32"), ("0.2", "half")])])], "Known")]
+        ),
         Section(
             "drawn",
             lambda: [
                 Figure(
-                    "bars", lambda: {"title": "", "bars": [{"name": "fp32@0", "text": "", "segments": []}], "key": []}
+                    "bars",
+                    lambda: {
+                        "title": "",
+                        "bars": [{"name": "fp32@0", "text": "", "segments": []}],
+                        "key": [],
+                    },
                 )
             ],
         ),
@@ -66,8 +74,21 @@ def test_every_format_renders_every_block(form: str) -> None:
         "latex": ["% One sentence.", "fp32 & 7"],
         "csv": ["arm,n\nfp32,7.5\n"],
         "json": ['"key": 7'],
-        "html": ["<h1>A title</h1>", "<li>first<ul>", "<dt>torch</dt>", "fp32@0", "do this", "<h3>Lines</h3>"],
-        "md": ["# All blocks", "## Points", "- first\n  - because", "    b = 2", "- lr: 0.1 (fp32); 0.2 (half)"],
+        "html": [
+            "<h1>A title</h1>",
+            "<li>first<ul>",
+            "<dt>torch</dt>",
+            "fp32@0",
+            "do this",
+            "<h3>Lines</h3>",
+        ],
+        "md": [
+            "# All blocks",
+            "## Points",
+            "- first\n  - because",
+            "    b = 2",
+            "- lr: 0.1 (fp32); 0.2 (half)",
+        ],
         "table": ["One sentence.\nAnother.", "  - first\n      because", "  lr     0.1 (fp32); 0.2 (half)"],
     }
     assert all(part in text for part in wanted[form]), text
@@ -75,7 +96,9 @@ def test_every_format_renders_every_block(form: str) -> None:
 
 def test_an_outline_chooses_sections() -> None:
     """The first of two names that has blocks is taken, so many of its blocks, once, and folded where it says."""
-    chosen = DOCUMENT.sections_of(["empty|listed", "listed", "no such", "said:1", "shown+", "code!", "next*", "drawn"])
+    chosen = DOCUMENT.sections_of(
+        ["empty|listed", "listed", "no such", "said:1", "shown+", "code!", "next*", "drawn"]
+    )
     assert [section.name for section in chosen] == ["listed", "said", "shown", "code", "next", "drawn"]
     assert [section.fold for section in chosen] == ["", "", "closed", "open", "open", ""]
     assert (chosen[2].title, chosen[5].is_bare) == ("T", False)  # a folded table gives its title to the fold
@@ -84,7 +107,9 @@ def test_an_outline_chooses_sections() -> None:
 def test_what_no_format_shows_is_not_made() -> None:
     """A section that takes time, such as a figure, is made once, and only for formats that show it."""
     made = []
-    document = Document("exec", [Section("records", [Text(["said"])]), Section("other", lambda: made.append(1) or [])])
+    document = Document(
+        "exec", [Section("records", [Text(["said"])]), Section("other", lambda: made.append(1) or [])]
+    )
     assert "said" in Terminal().document_text(document)
     assert made == []
 
@@ -147,7 +172,9 @@ def _outlook(*, rates_known: bool = True) -> Outlook:
         shares={"bf16": share},
     )
     arm = ArmOutlook(arm="half:bf16", word="will not hold", part="weights", why="60 % are lost", cure="kahan")
-    return Outlook(subject="train.py", prefix=prefix, twin=0.002, arms=[arm, ArmOutlook(arm="O2", word="cannot know")])
+    return Outlook(
+        subject="train.py", prefix=prefix, twin=0.002, arms=[arm, ArmOutlook(arm="O2", word="cannot know")]
+    )
 
 
 def test_a_line_for_each_arm() -> None:
@@ -159,7 +186,9 @@ def test_a_line_for_each_arm() -> None:
 
 def test_a_page_draws_the_share_lost(tmp_path: Path) -> None:
     """Measured at the probes of the prefix, and from the last one computed to the end of the schedule."""
-    figure = next(section for section in outlook_document(_outlook()).sections if section.name == "curve").blocks[0]
+    figure = next(
+        section for section in outlook_document(_outlook()).sections if section.name == "curve"
+    ).blocks[0]
     computed = "4.95,78.00 52.48,40.00 100.00,0.00"
     assert figure.data["lines"] == [(1, "2.50,82.00 4.95,78.00", False), (1, computed, True)]  # type: ignore[union-attr]
     paths = write_result(_outlook(), tmp_path, ("json", "html"))

@@ -25,7 +25,15 @@ from ampcompare.results.report.tensorboard import EventFiles, run_name
 from ampcompare.results.report.wandb_runs import WandbRuns
 from ampcompare.testing import make_comparison, make_record
 
-TAGS = {"train/loss", "train/loss_scale", "train/skipped", "eval/top1", "eval/top5", "eval/loss", "time/step_seconds"}
+TAGS = {
+    "train/loss",
+    "train/loss_scale",
+    "train/skipped",
+    "eval/top1",
+    "eval/top5",
+    "eval/loss",
+    "time/step_seconds",
+}
 
 
 def _step(number: int, *, scale: float | None, applied: bool = True, loss: float = 2.0) -> StepRecord:
@@ -33,7 +41,9 @@ def _step(number: int, *, scale: float | None, applied: bool = True, loss: float
     return StepRecord(number, 0, loss - number, scales, scales, (applied,), None, 0.25, 0.05)
 
 
-def _lay(folder: Path, record: RunRecord, steps: Sequence[StepRecord], ended: float = 1_700_000_000.0) -> Path:
+def _lay(
+    folder: Path, record: RunRecord, steps: Sequence[StepRecord], ended: float = 1_700_000_000.0
+) -> Path:
     path = folder / "cells" / record.cell / "steps.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(dump_json(step._asdict(), indent=None) + "\n" for step in steps))
@@ -47,7 +57,9 @@ def _compared(records: Sequence[RunRecord]) -> Comparison:
 
 
 def _read(run: Path) -> Any:
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard")
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs tensorboard"
+    )
     return reader.EventAccumulator(str(run)).Reload()
 
 
@@ -62,7 +74,9 @@ def test_arms_have_the_same_tags(tmp_path: Path) -> None:
     _lay(tmp_path / "run", plain, [_step(number, scale=None) for number in range(4)])
     _lay(tmp_path / "run", scaled, [_step(n, scale=2.0 ** (16 - n), applied=n != 1) for n in range(4)])
     EventFiles(tmp_path / "tb", pytest.fail).export_records(_compared([plain, scaled]), tmp_path / "run")
-    runs = {path.parent.relative_to(tmp_path / "tb").as_posix() for path in (tmp_path / "tb").rglob("*tfevents*")}
+    runs = {
+        path.parent.relative_to(tmp_path / "tb").as_posix() for path in (tmp_path / "tb").rglob("*tfevents*")
+    }
     assert runs == {"fp32/seed=3", "apex-O2/seed=3"}
     for run in runs:
         assert set(_read(tmp_path / "tb" / run).Tags()["scalars"]) == TAGS
@@ -101,7 +115,10 @@ def test_a_cell_that_ran_again_replaces_its_file(tmp_path: Path) -> None:
 def test_a_run_that_failed_or_diverged_has_its_steps(tmp_path: Path) -> None:
     """Steps before a failure are drawn, non-finite losses as such; a cell without steps has no file."""
     pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    failed, never = make_record("half", status="failed", error="x"), make_record("fp32", status="failed", error="x")
+    failed, never = (
+        make_record("half", status="failed", error="x"),
+        make_record("fp32", status="failed", error="x"),
+    )
     path = _lay(tmp_path / "run", failed, [_step(0, scale=None), _step(1, scale=None, loss=math.nan)])
     path.write_text(path.read_text() + '{"step": 2, "ep')
     EventFiles(tmp_path / "tb", pytest.fail).export_records(_compared([never, failed]), tmp_path / "run")
@@ -138,11 +155,15 @@ def test_run_names_are_safe_and_never_shared() -> None:
 @pytest.fixture
 def compared(tmp_path: Path) -> Comparison:
     """Two arms, of which one was scaled and has three steps, and the other failed before its first."""
-    scaled = make_record("apex:O2", 3, top1=0.5).model_copy(update={"started": "2026-01-02T03:04:05.000+00:00"})
+    scaled = make_record("apex:O2", 3, top1=0.5).model_copy(
+        update={"started": "2026-01-02T03:04:05.000+00:00"}
+    )
     failed = make_record("fp32", 3, status="failed", error="no memory")
     folder = tmp_path / "run" / "cells" / scaled.cell
     folder.mkdir(parents=True)
-    steps = [StepRecord(at, 0, 2.0 - at, (4.0,), (2.0,), (at != 1,), 0.5, 0.25, 0.25, (), 0.1) for at in range(3)]
+    steps = [
+        StepRecord(at, 0, 2.0 - at, (4.0,), (2.0,), (at != 1,), 0.5, 0.25, 0.25, (), 0.1) for at in range(3)
+    ]
     (folder / "steps.jsonl").write_text("".join(dump_json(step, indent=None) + "\n" for step in steps))
     return summarize([scaled, failed], arms=["apex:O2", "fp32"], reference="apex:O2")
 
@@ -184,7 +205,11 @@ def test_wandb_gets_settings_curves_and_summary(
     exporter = WandbRuns(tmp_path / "out", notes.append, "mine")
     exporter.export_records(compared, tmp_path / "run")
     first, second = runs
-    assert (first.given["name"], first.given["group"], first.given["mode"]) == ("apex:O2, seed 3", "run", "offline")
+    assert (first.given["name"], first.given["group"], first.given["mode"]) == (
+        "apex:O2, seed 3",
+        "run",
+        "offline",
+    )
     assert first.given["config"]["recipe"]["seed"] == 3
     assert [step for step, _ in first.points] == [0, 1, 2, 2]
     assert first.points[2][1] == LAST
@@ -232,7 +257,11 @@ class Client:
         return "7"
 
     def search_runs(self, experiments: Sequence[str], same: str) -> list[str]:
-        return [each["tags"]["ampcompare.cell"] for each in self.created if each["tags"]["ampcompare.cell"] in same]
+        return [
+            each["tags"]["ampcompare.cell"]
+            for each in self.created
+            if each["tags"]["ampcompare.cell"] in same
+        ]
 
     def create_run(self, experiment: str, **given: Any) -> Any:
         self.created.append(given)

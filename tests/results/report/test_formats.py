@@ -53,7 +53,15 @@ def test_a_loss_scale_is_said_of_arms_that_have_one(scale: float | None) -> None
 
 
 def _row(**values: Any) -> ArmSummary:
-    base = {"arm": "half", "engine": None, "half": None, "lr": 0.1, "seeds": [0], "completed": 1, "diverged": 0}
+    base = {
+        "arm": "half",
+        "engine": None,
+        "half": None,
+        "lr": 0.1,
+        "seeds": [0],
+        "completed": 1,
+        "diverged": 0,
+    }
     return ArmSummary(**{**base, "failed": 0, **values})
 
 
@@ -83,11 +91,15 @@ def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> Non
 
 
 @pytest.mark.parametrize("name", ["table", "md", "latex"])
-def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, make_comparison: MakeComparison) -> None:
+def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(
+    name: str, make_comparison: MakeComparison
+) -> None:
     """An error rate of 0 is not that of a test: without a look there is none, and the legend says so."""
     comparison = make_comparison(["fp32", "half"])
     shown = [
-        " ".join(FORMATS[name].make_reporter().render(comparison.model_copy(update={"error_rate": rate})).split())
+        " ".join(
+            FORMATS[name].make_reporter().render(comparison.model_copy(update={"error_rate": rate})).split()
+        )
         for rate in (0.04, 0.0)
     ]
     assert re.search(r"error rate 4 \\?% over all arms", shown[0])
@@ -111,7 +123,10 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
         == list(columns_with_values(with_energy)).index("samples/s") + 1
     )
     place = list(columns_with_values(with_energy)).index("J/1000 samples")
-    assert [row[place] for row in table_of_columns(columns_with_values(with_energy), with_energy).texts] == ["2.5", "-"]
+    assert [row[place] for row in table_of_columns(columns_with_values(with_energy), with_energy).texts] == [
+        "2.5",
+        "-",
+    ]
     waits = first.summary.model_copy(update={"step_seconds_median": 0.1, "data_seconds_median": 0.006})
     used = SystemReadings(timed_steps=30, device_bytes=3 * 2**20)
     waiting = first.model_copy(update={"summary": waits, "readings": used})
@@ -120,13 +135,17 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     values = dict(zip(heads, table_of_columns(columns_with_values(shown), shown).texts[0], strict=True))
     assert heads.index("data (ms)") == heads.index("step (ms)") + 1
     assert values["data (ms)"] == "6.00"
-    (line,) = _csv(FORMATS["csv"].make_reporter().render(comparison.model_copy(update={"records": [waiting]})))
+    (line,) = _csv(
+        FORMATS["csv"].make_reporter().render(comparison.model_copy(update={"records": [waiting]}))
+    )
     assert (line["data_seconds_median"], line["device_bytes"]) == ("0.006", str(3 * 2**20))
     quick = waiting.model_copy(update={"summary": waits.model_copy(update={"data_seconds_median": 0.004})})
     assert "data (ms)" not in columns_with_values(comparison.model_copy(update={"records": [quick]}))
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
-    started = comparison.model_copy(update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]})
+    started = comparison.model_copy(
+        update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]}
+    )
     assert table_of_columns(columns_with_values(started), started).texts[0][-2:] == ["1.25", "0.5"]
     assert table_of_columns(columns_with_values(started), started).texts[1][-2:] == ["-", "-"]
     facts = ProcessFacts(
@@ -134,7 +153,9 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
         allreduce_share=0.25,
     )  # fmt: skip
     (line,) = _csv(
-        FORMATS["csv"].make_reporter().render(comparison.model_copy(update={"records": [_with(first, facts)]}))
+        FORMATS["csv"]
+        .make_reporter()
+        .render(comparison.model_copy(update={"records": [_with(first, facts)]}))
     )
     assert (line["world_size"], line["allreduce_share"], line["step_seconds_slowest"]) == ("2", "0.25", "")
     row = row.model_copy(update={"allreduce_share": 0.125})
@@ -184,7 +205,9 @@ def test_non_finite_numbers_are_shown(make_comparison: MakeComparison, form: str
     record = base.records[0]
     summary = record.summary.model_copy(update={"final_loss_scale": math.inf, "loss_final": math.nan})
     rows = [row.model_copy(update={"final_loss_scale": math.inf}) for row in base.arms]
-    changed = base.model_copy(update={"records": [record.model_copy(update={"summary": summary})], "arms": rows})
+    changed = base.model_copy(
+        update={"records": [record.model_copy(update={"summary": summary})], "arms": rows}
+    )
     text = FORMATS[form].make_reporter().render(changed)
     assert "inf" in text
     assert form not in ("csv", "json") or "nan" in text
@@ -204,7 +227,9 @@ def test_json_reads_back_the_same(make_comparison: MakeComparison, tmp_path: Pat
     for form in LINES:
         assert FORMATS[form].make_reporter().render(again) == FORMATS[form].make_reporter().render(comparison)
     assert {"report.csv", "report.json", "report.md"} <= {path.name for path in tmp_path.iterdir()}
-    assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"].make_reporter().render(comparison)
+    assert (tmp_path / "report.md").read_text(encoding="utf-8") == FORMATS["md"].make_reporter().render(
+        comparison
+    )
 
 
 HOSTILE = {
@@ -230,7 +255,10 @@ def hostile(make_comparison: MakeComparison, request: pytest.FixtureRequest) -> 
     text: str = request.param
     base = make_comparison(["fp32", text], 1, command=f"ampcompare {text}")
     records = [_hostile_record(record, text) for record in base.records]
-    rows = [row.model_copy(update={"engine": text, "status": f"failed: {text}", "half": text}) for row in base.arms]
+    rows = [
+        row.model_copy(update={"engine": text, "status": f"failed: {text}", "half": text})
+        for row in base.arms
+    ]
     return base.model_copy(
         update={
             "arms": rows,
@@ -285,7 +313,8 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
         assert text.count("```") == 4
     elif form == "latex":
         code = re.sub(r"^%.*", "", text, flags=re.MULTILINE)  # comments end with their lines
-        body = re.sub(r"\\\w+\{\}|\\[&%$#_{}]|\$\\(pm|Delta|leq)\$", "", code)  # what is escaped stands for itself
+        # what is escaped stands for itself
+        body = re.sub(r"\\\w+\{\}|\\[&%$#_{}]|\$\\(pm|Delta|leq)\$", "", code)
         assert not re.search(r"[%$#_~^<>|\"]", body)
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r" \\")} <= {
             len(make_overview(hostile).columns) - 1,
@@ -334,7 +363,14 @@ def test_only_what_was_published_has_columns(make_comparison: MakeComparison) ->
     assert table is not None
     headers, lines = table.heads, table.texts
     assert headers == [
-        *("as published", "top-1 %, published", "top-1 %, measured", "time, published", "time, measured", "remark")
+        *(
+            "as published",
+            "top-1 %, published",
+            "top-1 %, measured",
+            "time, published",
+            "time, measured",
+            "remark",
+        )
     ]
     assert lines == [
         ["fp32", "75.79", "50.00", "8h42m32s", "-", "-"],

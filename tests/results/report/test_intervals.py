@@ -86,7 +86,10 @@ def _row(arm: str, accuracy: Verdict, mean: float, time: Verdict, time_mean: flo
 
 def _random_comparison(seed: int, points: float = 0.28, families: int = 1) -> Comparison:
     draw = random.Random(seed)
-    margin, time_margin = Margin(points / 100, f"{points:g}"), Margin(math.log1p(TIME_MARGIN), "2 %", practical=True)
+    margin, time_margin = (
+        Margin(points / 100, f"{points:g}"),
+        Margin(math.log1p(TIME_MARGIN), "2 %", practical=True),
+    )
     verdicts: list[tuple[Effect, Verdict, Effect, Verdict]] = []
     for _ in range(families):
         effects = _random_effects(draw, margin.size)
@@ -95,7 +98,9 @@ def _random_comparison(seed: int, points: float = 0.28, families: int = 1) -> Co
         verdicts += zip(
             effects, decide_verdicts(effects, margin), times, decide_verdicts(times, time_margin), strict=True
         )
-    rows = [_row(f"arm{n}", verdict, e.mean, speed, t.mean) for n, (e, verdict, t, speed) in enumerate(verdicts)]
+    rows = [
+        _row(f"arm{n}", verdict, e.mean, speed, t.mean) for n, (e, verdict, t, speed) in enumerate(verdicts)
+    ]
     reference = _row("fp32", Verdict(), 0.0, Verdict(), 0.0)
     return Comparison(
         command="", reference="fp32", seeds=[0, 1, 2], margin=points, time_margin=TIME_MARGIN,
@@ -132,7 +137,8 @@ def _check(word: str, low: float, high: float, margin: tuple[float, float], less
         assert word == "inconclusive"
         assert not inside
         assert not keeps
-        assert not less_is_better or not better or margin[0] < high  # a practical difference is one beyond the margin
+        # a practical difference is one beyond the margin
+        assert not less_is_better or not better or margin[0] < high
 
 
 @pytest.mark.parametrize("points", [0.1, 0.28, 0.5, 1.0, 2.5])

@@ -88,7 +88,9 @@ def _bits() -> Comparison:
         for row, (arm, mean) in enumerate(means.items())
         for seed in SEEDS
     ]  # fmt: skip
-    return summarize(records, arms=list(means), reference="fp32", command="ampcompare compare --task lm --seeds 0-4")
+    return summarize(
+        records, arms=list(means), reference="fp32", command="ampcompare compare --task lm --seeds 0-4"
+    )
 
 
 def _iou() -> Comparison:
@@ -130,4 +132,7 @@ def test_no_report_speaks_of_images_classified() -> None:
         assert name == "json" or "top-1" not in text.lower()
     assert "bits per byte equivalent" in str(comparison)
     assert str(comparison.records[0]).endswith("completed, bits per byte 2.1000")
-    assert Comparison.model_validate_json(FORMATS["json"].make_reporter().render(comparison)).arms == comparison.arms
+    assert (
+        Comparison.model_validate_json(FORMATS["json"].make_reporter().render(comparison)).arms
+        == comparison.arms
+    )

@@ -76,8 +76,20 @@ def test_older_schemas_are_rendered(form: str, tmp_path: Path) -> None:
 
 def test_copies_are_said_in_words_by_older_reports() -> None:
     """A report without the field has it by the words of all that is not used; one without copies stays."""
-    base = {"command": "", "reference": "a", "seeds": [], "arms": [], "reading": [], "records": [], "schema": 3}
-    for excluded, expected in (([f"a; {SEEDS_ITSELF}"], True), ([f"a; {SEEDS_ITSELF}", "b"], False), ([], False)):
+    base = {
+        "command": "",
+        "reference": "a",
+        "seeds": [],
+        "arms": [],
+        "reading": [],
+        "records": [],
+        "schema": 3,
+    }
+    for excluded, expected in (
+        ([f"a; {SEEDS_ITSELF}"], True),
+        ([f"a; {SEEDS_ITSELF}", "b"], False),
+        ([], False),
+    ):
         comparison = Comparison.model_validate({**base, "excluded": excluded})
         assert comparison.only_copies == expected
         written = json.loads(dump_json(comparison))

@@ -27,7 +27,9 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
             StepPart(phase="forward", kind="product", seconds=0.6 * seconds),
             StepPart(phase="backward", kind="cast", seconds=0.4 * seconds),
         ],
-        operations=[Operation(name="aten::addmm", phase="forward", kind="product", dtype=dtype, seconds=0.001)],
+        operations=[
+            Operation(name="aten::addmm", phase="forward", kind="product", dtype=dtype, seconds=0.001)
+        ],
         layers=[ModuleTime(module="head", seconds=0.001)],
         memory=Memory(
             measured_bytes=3 * 2**20,
@@ -35,7 +37,9 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
             rest_bytes=2**20,
             layers=[HeldMemory(kind="head", dtype=dtype, bytes=2**20)],
         ),
-        limits=Limits(flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"),
+        limits=Limits(
+            flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"
+        ),
         trials=[TimedChange(change="--channels-last", before_seconds=1, seconds=0.75)],
     )
 
@@ -46,7 +50,9 @@ def profile() -> Profile:
     reason = Reason(
         kind="casts", text="casts take 40 % of the step", share=0.4, gain="cast once", evidence=["at a.py:3"]
     )
-    slow = _arm("native:bf16", 0.02, "bf16").model_copy(update={"reasons": [reason], "rank_seconds": [0.02, 0.0305]})
+    slow = _arm("native:bf16", 0.02, "bf16").model_copy(
+        update={"reasons": [reason], "rank_seconds": [0.02, 0.0305]}
+    )
     return Profile(
         reference="fp32", headline=["fp32 takes 10.00 ms a step",
          "native:bf16 is not faster than fp32 (0.50x): casts take 40 % of the step"],

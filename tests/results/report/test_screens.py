@@ -15,7 +15,17 @@ from ampcompare.results.report.base import document_of
 from ampcompare.results.report.terminal import Terminal
 
 SCREENS = Path(__file__).parent / "screens"
-ARMS = ("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half:bn_fp32", "half")
+ARMS = (
+    "fp32",
+    "apex:O0",
+    "apex:O1",
+    "apex:O2",
+    "apex:O3",
+    "native:fp16",
+    "native:bf16",
+    "half:bn_fp32",
+    "half",
+)
 UNTESTED: dict[str, Any] = {
     "metric_difference": None, "metric_difference_low": None, "metric_difference_high": None, "time_ratio": None,
     "time_ratio_low": None, "time_ratio_high": None, "time_verdict": "",
@@ -57,7 +67,9 @@ def _row(arm: str, **values: Any) -> ArmSummary:
     return ArmSummary(**{**base, **values})
 
 
-def _comparison(changed: dict[str, dict[str, Any]], arms: tuple[str, ...] = ARMS, **values: Any) -> Comparison:
+def _comparison(
+    changed: dict[str, dict[str, Any]], arms: tuple[str, ...] = ARMS, **values: Any
+) -> Comparison:
     base: dict[str, Any] = {
         "command": "", "reference": arms[0], "seeds": [0, 1, 2], "records": [], "next_steps": [STEP],
         "arms": [_row(arm, **changed.get(arm, {})) for arm in arms],
@@ -91,7 +103,13 @@ def _mixed_engines() -> Comparison:
 
 
 def _judged() -> Comparison:
-    published = {**UNTESTED, "step_seconds_median": None, "peak_bytes": None, "num_steps": None, "engine": None}
+    published = {
+        **UNTESTED,
+        "step_seconds_median": None,
+        "peak_bytes": None,
+        "num_steps": None,
+        "engine": None,
+    }
     one = {**published, "completed": 1, "metric_sd": None, "skipped_steps": None}
     low, high = -0.0070, 0.0044
     return _comparison(
@@ -116,11 +134,16 @@ SCENES: dict[str, Callable[[], Comparison]] = {
     "diverged": lambda: _comparison({"half": DIVERGED, "apex:O3": DIVERGED}),
     "invalid": lambda: _comparison(
         {
-            arm: {"invalid_time": "load 9.0 on 2 cores", "time_verdict": "invalid measurement (load 9.0 on 2 cores)"}
+            arm: {
+                "invalid_time": "load 9.0 on 2 cores",
+                "time_verdict": "invalid measurement (load 9.0 on 2 cores)",
+            }
             for arm in ("apex:O1", "native:fp16")
         }
     ),
-    "emulated": lambda: _comparison({arm: EMULATED for arm in ARMS if arm not in ("fp32", "apex:O0", "native:bf16")}),
+    "emulated": lambda: _comparison(
+        {arm: EMULATED for arm in ARMS if arm not in ("fp32", "apex:O0", "native:bf16")}
+    ),
     "failed": lambda: _comparison({"apex:O2": FAILED}),
     "one-seed": _one_seed,
     "engines": _mixed_engines,
@@ -150,7 +173,11 @@ def test_every_width_fits(scene: str) -> None:
         assert max(map(len, text.splitlines())) <= width or width < 66
         heads = " ".join(text.split("\n\n")[1].partition("---")[0].split())
         hidden = " ".join(text.split()).partition("Not shown at this width:")[2]
-        for head, lacking in (("step", "step times"), ("peak", "peak memory"), ("time", "relative step times")):
+        for head, lacking in (
+            ("step", "step times"),
+            ("peak", "peak memory"),
+            ("time", "relative step times"),
+        ):
             assert head in heads or lacking in hidden or comparison.judged is not None, (width, head)
         for row in comparison.arms:
             assert str(row.quality).partition(" (")[0] in text, width

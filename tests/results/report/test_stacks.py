@@ -40,7 +40,10 @@ def test_what_differs_is_a_row_for_each_fact() -> None:
 
 def test_another_torch_of_a_stack_is_what_is_compared() -> None:
     here = [make_record("fp32", seed, losses=str(seed)) for seed in range(3)]
-    torches = [record.model_copy(update={"environment": {**record.environment, "torch": "1.13.1"}}) for record in here]
+    torches = [
+        record.model_copy(update={"environment": {**record.environment, "torch": "1.13.1"}})
+        for record in here
+    ]
     other = [record.model_copy(update={"arm": "native:bf16"}) for record in torches]
     refused = make_comparison([*here, *other])
     assert [row.quality.kind for row in refused.arms][1] == "not comparable"

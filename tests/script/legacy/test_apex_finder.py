@@ -40,7 +40,9 @@ def test_every_spelling_gives_the_same_modules(write, legacy) -> None:
 def test_two_lines_at_the_top(write, forked) -> None:
     """Without exec, `ampcompare.apex.install()` does the same, over another apex that was imported before."""
     write("apex/__init__.py", "amp = None")
-    write("train.py", "    import apex\n    import ampcompare.apex\n    ampcompare.apex.install()\n" + IMPORTS)
+    write(
+        "train.py", "    import apex\n    import ampcompare.apex\n    ampcompare.apex.install()\n" + IMPORTS
+    )
     done = forked("train.py")
     assert (done.returncode, done.stdout, done.stderr) == (0, "guarded\n", "")
 
@@ -64,7 +66,9 @@ def test_what_is_lacking_is_named(write, legacy) -> None:
     lines = done.stderr.splitlines()
     assert lines[-2] == "ImportError: Please install apex"
     names = ", ".join(LACKING.values())
-    assert lines[-1].startswith(f"ampcompare: the script asked for {names}, which the compat engine does not have")
+    assert lines[-1].startswith(
+        f"ampcompare: the script asked for {names}, which the compat engine does not have"
+    )
 
 
 MAGIC = ("Magic", "magic")
@@ -93,9 +97,15 @@ def test_names_that_were_caught_are_named(write, legacy) -> None:
     write("train.py", CAUGHT)
     done = legacy("train.py")
     assert done.returncode == 0, done.stderr
-    asked = [f"{module}.{name}" for module in ("apex", "apex.amp", "apex.parallel", "amp_C") for name in MAGIC]
-    names = ", ".join(["apex.normalization.fused_layer_norm.FusedMagic", *asked, "apex.optimizers.FusedWonder"])
-    assert done.stderr.startswith(f"ampcompare: the script asked for {names}, which the compat engine does not have")
+    asked = [
+        f"{module}.{name}" for module in ("apex", "apex.amp", "apex.parallel", "amp_C") for name in MAGIC
+    ]
+    names = ", ".join(
+        ["apex.normalization.fused_layer_norm.FusedMagic", *asked, "apex.optimizers.FusedWonder"]
+    )
+    assert done.stderr.startswith(
+        f"ampcompare: the script asked for {names}, which the compat engine does not have"
+    )
     assert done.stderr.count("\n") == 2
 
 
@@ -106,7 +116,10 @@ def test_installed_apex_is_left_alone_on_request(write, legacy) -> None:
         "apex/amp/__init__.py",
         "from .frontend import initialize\nfrom .handle import scale_loss\nfrom . import scaler",
     )
-    write("apex/amp/frontend.py", "def _initialize(): ...\ndef initialize(model, opt_level='O1'): return opt_level")
+    write(
+        "apex/amp/frontend.py",
+        "def _initialize(): ...\ndef initialize(model, opt_level='O1'): return opt_level",
+    )
     write("apex/amp/handle.py", "def scale_loss(loss, optimizers, loss_id=0): ...")
     write("apex/amp/scaler.py", "class LossScaler:\n    def update_scale(self): ...")
     write("train.py", "from apex import amp; print(amp.__file__, amp.initialize(None))")

@@ -70,8 +70,16 @@ FP32_ALONE = """
 @pytest.mark.parametrize(
     ("arm", "line", "said"),
     [
-        ("native:bf16", "return Overlap.apply(self.one(x), self.two(x))", "takes fp32 alone, and gets 16-bit tensors"),
-        ("half:bf16", "return Overlap.apply(self.one(x), self.two(x))", "cast its inputs to fp32 and its result back"),
+        (
+            "native:bf16",
+            "return Overlap.apply(self.one(x), self.two(x))",
+            "takes fp32 alone, and gets 16-bit tensors",
+        ),
+        (
+            "half:bf16",
+            "return Overlap.apply(self.one(x), self.two(x))",
+            "cast its inputs to fp32 and its result back",
+        ),
         (
             "native:bf16",
             "return torch.scatter(self.table, 0, torch.zeros(2, 2).long(), self.one(x)[:2])",

@@ -207,7 +207,8 @@ def test_errors_for_want_of_a_gpu(call: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [AttributeError("no attribute 'x'"), AssertionError(), RuntimeError("size mismatch"), KeyError("cuda")]
+    "error",
+    [AttributeError("no attribute 'x'"), AssertionError(), RuntimeError("size mismatch"), KeyError("cuda")],
 )
 def test_other_errors_are_no_want_of_a_gpu(error: Exception) -> None:
     """Errors of a script's own are not taken for the lack of a GPU."""

@@ -20,7 +20,11 @@ MISTAKES = """
 
 
 def _lines(stderr: str) -> list[str]:
-    return [line.partition(": ")[0] + ": " + line.split(": ")[1] for line in stderr.splitlines() if "guard" in line]
+    return [
+        line.partition(": ")[0] + ": " + line.split(": ")[1]
+        for line in stderr.splitlines()
+        if "guard" in line
+    ]
 
 
 def test_one_line_for_each_mistake(write, legacy) -> None:

@@ -11,7 +11,9 @@ from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process import child_processes
 
 PYTHON = sys.executable
-SETTINGS = ExecSettings(arm="native:bf16", seed=3, max_steps=5, watch=True, record="/cell/script.jsonl", device="cpu")
+SETTINGS = ExecSettings(
+    arm="native:bf16", seed=3, max_steps=5, watch=True, record="/cell/script.jsonl", device="cpu"
+)
 EXEC = ["-m", "ampcompare", "exec", "--engine", "compat"]
 OPTIONS = ["--arm", "native:bf16", "--seed", "3", "--max-steps", "5", "--device", "cpu", "--record"]
 
@@ -60,7 +62,10 @@ def test_a_rank_runs_under_the_arm(
     ],
 )
 def test_other_commands_stay_as_they_are(
-    started: list[list[str]], monkeypatch: pytest.MonkeyPatch, command: list[str], environment: dict[str, str] | None
+    started: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    environment: dict[str, str] | None,
 ) -> None:
     """A program that is no rank, or no script of Python, is the script's own business."""
     monkeypatch.setenv("LOCAL_RANK", "0")
@@ -76,4 +81,6 @@ def test_ranks_of_a_legacy_script_have_its_options(started: list[list[str]]) -> 
         ExecSettings(opt_level="O2", twin=True, compat_torch=True, guards="strict")
     )
     subprocess.Popen([PYTHON, Path("train.py")], env={"LOCAL_RANK": "0"})
-    assert started == [[PYTHON, *EXEC, "--opt-level", "O2", "--twin", "--compat-torch", "--strict-guards", "train.py"]]
+    assert started == [
+        [PYTHON, *EXEC, "--opt-level", "O2", "--twin", "--compat-torch", "--strict-guards", "train.py"]
+    ]

@@ -149,7 +149,9 @@ def test_a_script_with_the_name_of_a_module(name: str, write, python) -> None:
     assert plain.returncode == done.returncode == 1
     *_, message, said = done.stderr.splitlines()
     assert message == plain.stderr.splitlines()[-1]
-    assert re.fullmatch(f"ampcompare: {name} was imported by (torch|cProfile) in place of .*try --compat-torch.*", said)
+    assert re.fullmatch(
+        f"ampcompare: {name} was imported by (torch|cProfile) in place of .*try --compat-torch.*", said
+    )
     for options in (["--device", "cpu"], ["--record", "steps.jsonl"]):
         done = python("-m", "ampcompare", "exec", *options, name)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

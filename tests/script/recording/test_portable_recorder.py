@@ -183,7 +183,9 @@ def recorded(tmp_path: Path, forked_python: Any) -> Any:
         recorder.write_text(prelude + TEMPLATE.read_text())
         words = [str(recorder), "--record", str(tmp_path / "script.jsonl"), *options, str(script)]
         if OTHER:
-            done: Any = subprocess.run([OTHER, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+            done: Any = subprocess.run(
+                [OTHER, *words], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
         else:
             done = forked_python.run(words, tmp_path, dict(os.environ))
         return done, read_rows(tmp_path / "script.jsonl")
@@ -269,7 +271,9 @@ def test_shifted_seeds_are_those_of_an_arm(recorded: Any) -> None:
 @pytest.mark.parametrize("clock", ["perf_counter", "time"])
 def test_a_clock_that_jumps_leaves_every_step(clock: str, recorded: Any) -> None:
     """A clock of it goes back by 1000 seconds at some point: that step has no time, and a note says so."""
-    done, rows = recorded(EVERY["plain"].replace("range(5)", "range(40)"), prelude=JUMP.replace("CLOCK", clock))
+    done, rows = recorded(
+        EVERY["plain"].replace("range(5)", "range(40)"), prelude=JUMP.replace("CLOCK", clock)
+    )
     assert len(rows.steps) == 40, done.stderr
     assert len([step.step for step in rows.steps if step.seconds <= 0]) == 2  # the first step has none either
     assert all(0 <= step.seconds < 500 for step in rows.steps)
@@ -281,12 +285,16 @@ def test_first_weights_begin_from_stored_ones(recorded: Any, tmp_path: Path) -> 
     weights = str(tmp_path / "weights.pt")
     _, first = recorded(EVERY["plain"], "--save-weights", weights)
     _, other = recorded(EVERY["plain"].replace("manual_seed(1)", "manual_seed(9)"))
-    _, begun = recorded(EVERY["plain"].replace("manual_seed(1)", "manual_seed(9)"), "--first-weights", weights)
+    _, begun = recorded(
+        EVERY["plain"].replace("manual_seed(1)", "manual_seed(9)"), "--first-weights", weights
+    )
     assert first.weights == begun.weights != other.weights
 
 
 def test_parts_of_weights_are_no_first_weights(recorded: Any, tmp_path: Path) -> None:
-    script = EVERY["plain"].replace("for _ in range(5)", "model[0].weight._fsdp_flattened = True\nfor _ in range(5)")
+    script = EVERY["plain"].replace(
+        "for _ in range(5)", "model[0].weight._fsdp_flattened = True\nfor _ in range(5)"
+    )
     done, _ = recorded(script, "--save-weights", str(tmp_path / "weights.pt"))
     assert (done.returncode, (tmp_path / "weights.pt").exists()) == (1, False)
     assert "each rank holds a part of the weights, so one rank has no first weights for all" in done.stderr

@@ -100,7 +100,10 @@ def test_two_optimizers_and_three_losses(level: str, write, legacy, forked, tmp_
         assert row["overflow"] is (after < before)
         assert row["optimizers"] == [number // 2]
         assert row["skips"] == ([number // 2] if row["overflow"] else [])
-    skipped = [[row["applied"] for row in rows if row.get("optimizer") == number].count(False) for number in (0, 1, 2)]
+    skipped = [
+        [row["applied"] for row in rows if row.get("optimizer") == number].count(False)
+        for number in (0, 1, 2)
+    ]
     assert skipped == [seen.count(["step", number, False]) for number in (0, 1, 2)]
     assert 2 <= skipped[0] < 6
     assert 1 <= skipped[1] < 6
@@ -313,7 +316,9 @@ def test_grad_scaler_and_fp16_optimizer(write, legacy, forked, tmp_path: Path) -
     assert last["kind"] == "end"
 
     steps = sum(one[0] == "step" for one in seen) + 1
-    finals = [next(one[4] for one in reversed(seen) if one[:2] == ["backward", number]) for number in (0, 1, 2)]
+    finals = [
+        next(one[4] for one in reversed(seen) if one[:2] == ["backward", number]) for number in (0, 1, 2)
+    ]
     assert done.stderr.count("ampcompare migrate --verify train.py") == 1
     assert done.stderr.splitlines()[-2] == (
         f"ampcompare: {steps} steps, {skipped} skipped, loss scales {', '.join(f'{scale:g}' for scale in finals)}; "

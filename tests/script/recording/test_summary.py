@@ -15,15 +15,48 @@ from ampcompare.script.recording.recorder import Recorder, Rows
 from ampcompare.script.recording.scaled_steps import record_grad_scalers
 from ampcompare.script.recording.summary import is_exec_record, read_exec_record, record_document
 
-HEADER = {"format": "ampcompare-exec", "schema": 1, "script": "gan.py", "engine": "compat", "engine_version": "25.05"}
+HEADER = {
+    "format": "ampcompare-exec",
+    "schema": 1,
+    "script": "gan.py",
+    "engine": "compat",
+    "engine_version": "25.05",
+}
 ROWS = [
     HEADER,
-    {"kind": "initialize", "opt_level": "O2", "optimizers": {"0": "SGD"}, "loss_scales": [4.0], "dynamic": [True]},
-    {"kind": "backward", "loss": 2.5, "loss_id": 0, "scale_before": 4.0, "scale_after": 8.0, "overflow": False},
+    {
+        "kind": "initialize",
+        "opt_level": "O2",
+        "optimizers": {"0": "SGD"},
+        "loss_scales": [4.0],
+        "dynamic": [True],
+    },
+    {
+        "kind": "backward",
+        "loss": 2.5,
+        "loss_id": 0,
+        "scale_before": 4.0,
+        "scale_after": 8.0,
+        "overflow": False,
+    },
     {"kind": "step", "optimizer": 0, "applied": True, "seconds": None},
-    {"kind": "backward", "loss": "nan", "loss_id": 0, "scale_before": 8.0, "scale_after": 2.0, "overflow": True},
+    {
+        "kind": "backward",
+        "loss": "nan",
+        "loss_id": 0,
+        "scale_before": 8.0,
+        "scale_after": 2.0,
+        "overflow": True,
+    },
     {"kind": "step", "optimizer": 0, "applied": False, "seconds": 0.5},
-    {"kind": "backward", "loss": 1.5, "loss_id": 1, "scale_before": None, "scale_after": None, "overflow": None},
+    {
+        "kind": "backward",
+        "loss": 1.5,
+        "loss_id": 1,
+        "scale_before": None,
+        "scale_after": None,
+        "overflow": None,
+    },
     {"kind": "step", "optimizer": 0, "applied": True, "seconds": 0.25},
     {"kind": "end", "exit_code": 3, "error": None},
 ]
@@ -44,8 +77,19 @@ def test_sums(record: Path) -> None:
     """Steps, skips, overflows, scales, losses and the median step time are those of the rows."""
     summary = read_exec_record(record)
     optimizer, loss, other = summary.optimizers[0], summary.losses[0], summary.losses[1]
-    assert (optimizer.name, optimizer.steps, optimizer.skipped, optimizer.median_seconds) == ("SGD", 3, 1, 0.375)
-    assert (loss.backwards, loss.overflows, loss.scale_min, loss.scale_max, loss.scale_final) == (2, 1, 2.0, 8.0, 2.0)
+    assert (optimizer.name, optimizer.steps, optimizer.skipped, optimizer.median_seconds) == (
+        "SGD",
+        3,
+        1,
+        0.375,
+    )
+    assert (loss.backwards, loss.overflows, loss.scale_min, loss.scale_max, loss.scale_final) == (
+        2,
+        1,
+        2.0,
+        8.0,
+        2.0,
+    )
     assert loss.loss_first == 2.5
     assert loss.loss_last is not None
     assert math.isnan(loss.loss_last)

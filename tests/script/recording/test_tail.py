@@ -33,9 +33,14 @@ def _slot(
 
 def test_steps_that_were_not_written_follow_those_that_were(tmp_path: Path) -> None:
     """Slots are used again, so that they stand in another order, and hold steps that are written."""
-    path = _record(tmp_path, _slot(3, 3, 13.5, norm=4.0) + _slot(1, 1, 11.0) + _slot(2, 2, 12.0, loss=3.0) + bytes(72))
+    path = _record(
+        tmp_path, _slot(3, 3, 13.5, norm=4.0) + _slot(1, 1, 11.0) + _slot(2, 2, 12.0, loss=3.0) + bytes(72)
+    )
     steps = read_rows(path).steps
-    assert [(step.loss, step.seconds, step.grad_norm) for step in steps[2:]] == [(3.0, 1.0, None), (2.0, 1.5, 4.0)]
+    assert [(step.loss, step.seconds, step.grad_norm) for step in steps[2:]] == [
+        (3.0, 1.0, None),
+        (2.0, 1.5, 4.0),
+    ]
     assert read_exec_record(path).optimizers[0].steps == len(steps) == 4
 
 

@@ -54,7 +54,12 @@ def test_fp32_is_the_step_as_it_is(judge: Any) -> None:
 def test_16_bits_are_less_exact_where_the_arm_computes_in_them(arm: str, bits: int, judge: Any) -> None:
     """Gradients are those of a scaled loss, divided by its scale: no error is larger than roundings of the type."""
     found = judge(arm)
-    assert (found.answer, found.exit_code, found.module_names, found.unjudged) == ("less exact", 1, NARROW, {})
+    assert (found.answer, found.exit_code, found.module_names, found.unjudged) == (
+        "less exact",
+        1,
+        NARROW,
+        {},
+    )
     assert all(one.apart < 4 * 2.0**-bits for one in found.findings), found.findings
     assert {one.part for one in found.findings if one.module == "1"} == {"fwd", "dgrad", "wgrad"}
 
@@ -77,7 +82,9 @@ def test_a_step_that_overflows_is_judged_all_the_same(judge: Any) -> None:
 def test_a_script_that_scales_its_loss_is_refused(sides: Sides, behind: Behind) -> None:
     script = SCRIPT.replace("for begin", "scaler = torch.amp.GradScaler('cpu')\nfor begin")
     script = script.replace("net(x[begin : begin + 4])", "torch.autocast('cpu')(net)(x[begin : begin + 4])")
-    script = script.replace("loss.backward()", "scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)")
+    script = script.replace(
+        "loss.backward()", "scaler.scale(loss).backward()\n    scaler.unscale_(optimizer)"
+    )
     script = script.replace("optimizer.step()", "scaler.step(optimizer)\n    scaler.update()")
     change = Replay(sides.capsule, sides.base.answers, arm=ReplayedArm(behind("native:fp16")))
     with pytest.raises(StepRefused, match="the script scales its loss by itself, by a GradScaler"):

@@ -96,10 +96,24 @@ IN_ONE_PASS = """    loss = 0
 """
 # What it is, script, what stands for what, and the module and part that a replay has to name.
 MISTAKES = [
-    ("softmax over the wrong dim", T, "scores.softmax(-1)", "scores.softmax(1).nan_to_num()", "attend", "fwd"),
+    (
+        "softmax over the wrong dim",
+        T,
+        "scores.softmax(-1)",
+        "scores.softmax(1).nan_to_num()",
+        "attend",
+        "fwd",
+    ),
     ("mask one off", T, "triu(1)", "triu(2)", "Net", "fwd"),
     ("no 1/sqrt(d)", T, " * x.shape[-1] ** -0.5", "", "attend", "fwd"),
-    ("dropout kept in eval / off", T, "net = Net()\n", "net = Net()\nnet.attend.drop.eval()\n", "attend.drop", "fwd"),
+    (
+        "dropout kept in eval / off",
+        T,
+        "net = Net()\n",
+        "net = Net()\nnet.attend.drop.eval()\n",
+        "attend.drop",
+        "fwd",
+    ),
     ("eps of RMS norm", T, "eps=1e-5", "eps=1e-6", "norm", "fwd"),
     ("weights that are untied", T, "        self.out.weight = self.embed.weight\n", "", "out", "fwd"),
     (
@@ -199,7 +213,12 @@ HARMLESS = [
     ("foreach off", T, "weight_decay=0.05", "weight_decay=0.05, foreach=False"),
     ("fused", T, "weight_decay=0.05", "weight_decay=0.05, fused=True"),
     ("finite mask", T, 'float("-inf")', "-1e9"),
-    ("embedding by index", T, "x = self.embed(tokens)", "x = F.embedding(tokens, self.embed.weight, padding_idx=0)"),
+    (
+        "embedding by index",
+        T,
+        "x = self.embed(tokens)",
+        "x = F.embedding(tokens, self.embed.weight, padding_idx=0)",
+    ),
     ("pool by mean", C, "self.pool(x).flatten(1)", "x.mean((2, 3))"),
     (
         "order of a sum",
@@ -227,9 +246,13 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sides]:
 
 
 @pytest.mark.parametrize(
-    ("script", "old", "new", "module", "part"), [one[1:] for one in MISTAKES], ids=[one[0] for one in MISTAKES]
+    ("script", "old", "new", "module", "part"),
+    [one[1:] for one in MISTAKES],
+    ids=[one[0] for one in MISTAKES],
 )
-def test_a_mistake_is_named(script: str, old: str, new: str, module: str, part: str, sides: dict[str, Sides]) -> None:
+def test_a_mistake_is_named(
+    script: str, old: str, new: str, module: str, part: str, sides: dict[str, Sides]
+) -> None:
     assert old in script
     found = sides[script].judge(script.replace(old, new))
     assert found.exit_code == 1
@@ -237,7 +260,9 @@ def test_a_mistake_is_named(script: str, old: str, new: str, module: str, part: 
     assert len({one.module for one in found.findings}) == 1, found.module_names
 
 
-@pytest.mark.parametrize(("script", "old", "new"), [one[1:] for one in HARMLESS], ids=[one[0] for one in HARMLESS])
+@pytest.mark.parametrize(
+    ("script", "old", "new"), [one[1:] for one in HARMLESS], ids=[one[0] for one in HARMLESS]
+)
 def test_the_same_in_other_words_is_noise(script: str, old: str, new: str, sides: dict[str, Sides]) -> None:
     assert old in script
     found = sides[script].judge(script.replace(old, new))

@@ -27,7 +27,8 @@ from tests.script.replay.steps import (
 def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sides]:
     folder = tmp_path_factory.mktemp("steps")
     return {
-        script: Sides(script, folder / f"{step}.pt", step) for step, script in ((3, TRANSFORMER), (2, CONVOLUTIONS))
+        script: Sides(script, folder / f"{step}.pt", step)
+        for step, script in ((3, TRANSFORMER), (2, CONVOLUTIONS))
     }
 
 
@@ -101,7 +102,8 @@ def test_another_generator_is_noise(sides: dict[str, Sides], monkeypatch: pytest
     assert found.answer == "noise", found.findings
     assert found.notes == ["this torch draws other dropout from the same generator; it gets that of the base"]
     assert (
-        sides[TRANSFORMER].judge(TRANSFORMER.replace("Dropout(0.1)", "Dropout(0.2)")).module_names[0] == "blocks.0.drop"
+        sides[TRANSFORMER].judge(TRANSFORMER.replace("Dropout(0.1)", "Dropout(0.2)")).module_names[0]
+        == "blocks.0.drop"
     )
 
 

@@ -72,7 +72,9 @@ def two_losses(side: Plain, seen: list[Tensor]) -> None:
         side.backward(F.cross_entropy(out, y), optimizer, retain_graph=True)
         target = F.one_hot(y, 3).float() * 0.9 + 0.03
         second = (
-            F.mse_loss(out, target) + out.pow(2).mean() + F.kl_div(F.log_softmax(out, 1), target, reduction="sum") * 0.1
+            F.mse_loss(out, target)
+            + out.pow(2).mean()
+            + F.kl_div(F.log_softmax(out, 1), target, reduction="sum") * 0.1
         )
         side.backward(second, optimizer)
         optimizer.step()
@@ -88,7 +90,9 @@ def gradient_penalty(side: Plain, seen: list[Tensor]) -> None:
         out = model(x)
         optimizer.zero_grad()
         (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        side.backward(F.cross_entropy(out, y) + (slope.norm(2, dim=1) - 1).pow(2).mean(), optimizer, retain_graph=True)
+        side.backward(
+            F.cross_entropy(out, y) + (slope.norm(2, dim=1) - 1).pow(2).mean(), optimizer, retain_graph=True
+        )
         (slope,) = torch.autograd.grad(F.softplus(out).mean(), x, create_graph=True)
         side.backward((slope @ slope.t()).norm(), optimizer)
         optimizer.step()
@@ -131,9 +135,20 @@ def metrics(side: Plain, seen: list[Tensor]) -> None:
         seen += [F.l1_loss(out, out.roll(1)).detach(), out.detach() @ out.detach().t()]
         optimizer.step()
         out = out.detach()
-        seen += [F.softmax(out, 1), F.cross_entropy(out, y), out.norm(), out.std(), F.cosine_similarity(out, x[:, :3])]
+        seen += [
+            F.softmax(out, 1),
+            F.cross_entropy(out, y),
+            out.norm(),
+            out.std(),
+            F.cosine_similarity(out, x[:, :3]),
+        ]
         seen += [torch.cat([out, x]) if out.shape[1] == x.shape[1] else torch.stack([out, x[:, :3]])]
-        seen += [torch.exp(out), out * x[:, :3], F.normalize(out), *(p.detach().clone() for p in model.parameters())]
+        seen += [
+            torch.exp(out),
+            out * x[:, :3],
+            F.normalize(out),
+            *(p.detach().clone() for p in model.parameters()),
+        ]
 
 
 def accumulation(side: Plain, seen: list[Tensor]) -> None:
@@ -235,7 +250,10 @@ def penalties(side: Plain, seen: list[Tensor]) -> None:
         penalty = (weight.t() @ weight - torch.eye(6)).pow(2).mean() + hidden.pow(2).mean()
         side.backward(penalty, optimizer)
         optimizer.step()
-        seen += [penalty.detach(), *(param.detach().clone() for net in (body, head) for param in net.parameters())]
+        seen += [
+            penalty.detach(),
+            *(param.detach().clone() for net in (body, head) for param in net.parameters()),
+        ]
 
 
 def recurrent(side: Plain, seen: list[Tensor]) -> None:
@@ -253,7 +271,10 @@ def recurrent(side: Plain, seen: list[Tensor]) -> None:
         near = F.triplet_margin_loss(one[:, -1], two[:, -1], one[:, -1].roll(1, 0))
         side.backward(near + F.cosine_embedding_loss(one[:, 0], two[:, 0], torch.ones(4)), optimizer)
         optimizer.step()
-        seen += [near.detach(), *(param.detach().clone() for net in (cell, head) for param in net.parameters())]
+        seen += [
+            near.detach(),
+            *(param.detach().clone() for net in (cell, head) for param in net.parameters()),
+        ]
 
 
 def functions(side: Plain, seen: list[Tensor]) -> None:
@@ -288,7 +309,8 @@ def test_it_trains_as_with_apex_by_hand(
     ours: list[Tensor] = []
     situation(ByHand(amp, level), expected)
     amp._amp_state.close()
-    monkeypatch.setattr(plain_script, "_is_mixed_precision_named", lambda: False)  # as a file without that word
+    # as a file without that word
+    monkeypatch.setattr(plain_script, "_is_mixed_precision_named", lambda: False)
     behind(f"{level},loss_scale=128")
     situation(Plain(), ours)
     assert [tuple(one.shape) for one in ours] == [tuple(one.shape) for one in expected]
@@ -407,7 +429,8 @@ def test_advice_where_code_of_torch_mixes_types_names_the_module(behind: Any) ->
         optimizer.step()
 
     with pytest.raises(
-        UnsupportedCombination, match=r"code of torch itself in 1 .*; compare apex:O1,keep_fp32=1 or native:fp16"
+        UnsupportedCombination,
+        match=r"code of torch itself in 1 .*; compare apex:O1,keep_fp32=1 or native:fp16",
     ):
         first_step("O1")
     behind.end()

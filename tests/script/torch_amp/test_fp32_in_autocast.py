@@ -57,4 +57,7 @@ def test_what_a_function_gets_is_refused_with_its_line(tmp_path: Path, forked_py
     done = run(SCRIPT.replace("@ self.weight", ").half() @ self.weight").replace("return (", "return (("), "fp32",
                tmp_path, forked_python)  # fmt: skip
     assert done.returncode == 2
-    assert "train.py:12: under fp32 an operation gets tensors of both types, which autocast would cast" in done.stderr
+    assert (
+        "train.py:12: under fp32 an operation gets tensors of both types, which autocast would cast"
+        in done.stderr
+    )

@@ -26,7 +26,9 @@ def test_a_second_step_after_an_overflow_is_skipped_too(behind: Any) -> None:
     assert model.weight.item() == 1.0
 
 
-def test_a_pass_at_a_new_place_waits_once_for_the_device(behind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_at_a_new_place_waits_once_for_the_device(
+    behind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It asks for gradients that are not zero: all tensors in one read."""
     behind("native:fp16")
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(4)))

@@ -43,7 +43,9 @@ def ending(side: Plain, behind: Any) -> Plain:
     return side
 
 
-CHECKS = settings(deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture])
+CHECKS = settings(
+    deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 PROGRAMS = st.builds(
     Program,
     optimizer=st.sampled_from(["sgd", "groups", "fused"]),
@@ -58,7 +60,8 @@ PROGRAMS = st.builds(
 
 
 @pytest.mark.integration
-@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")  # a first step that is skipped
+# a first step that is skipped
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 @settings(CHECKS, max_examples=16)
 @given(program=PROGRAMS, arm=st.sampled_from(ARMS))
 def test_a_script_trains_as_in_our_loop(behind: Any, program: Program, arm: str) -> None:
@@ -159,7 +162,9 @@ def test_a_copy_is_an_ordinary_model(behind: Any) -> None:
     average = copy.deepcopy(model)
     step_of(model, optimizer, scaler)
     assert {param.dtype for param in average.parameters()} == {torch.float32}
-    assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {torch.float32}
+    assert {value.dtype for value in model.state_dict().values() if value.is_floating_point()} == {
+        torch.float32
+    }
 
 
 def hold_a_part(model: Any, optimizer: Any, scaler: Any) -> None:
@@ -196,7 +201,9 @@ def step_directly(model: Any, optimizer: Any, scaler: Any) -> None:
         (step_directly, "GradScaler"),
     ],
 )
-def test_what_would_be_another_training_is_refused(behind: Any, does: Callable[..., None], error: str) -> None:
+def test_what_would_be_another_training_is_refused(
+    behind: Any, does: Callable[..., None], error: str
+) -> None:
     behind("apex:O2")
     with pytest.raises((PreparationError, ScalingError), match=rf"test_half_weights\.py:\d+: .*{error}"):
         does(*parts())

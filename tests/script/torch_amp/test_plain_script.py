@@ -21,7 +21,17 @@ from ampcompare.training.precision.base import owned_params
 from tests.covering import covering
 from tests.script.small_script import batch, network, two_networks
 from tests.script.test_stand_in import Rows
-from tests.script.trainings import Apex, Gan, Plain, Program, TorchAmp, assert_equal, has_bits, train, train_gan
+from tests.script.trainings import (
+    Apex,
+    Gan,
+    Plain,
+    Program,
+    TorchAmp,
+    assert_equal,
+    has_bits,
+    train,
+    train_gan,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
@@ -48,7 +58,9 @@ def loss_of(model: Callable[[Tensor], Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-def assert_as_in_fp32(behind: Any, arm: str, train: Callable[[], list[Tensor]], *, rtol: float, atol: float) -> None:
+def assert_as_in_fp32(
+    behind: Any, arm: str, train: Callable[[], list[Tensor]], *, rtol: float, atol: float
+) -> None:
     """Check that a script computes nearly the same under an arm and in fp32."""
     computed = []
     for name in (arm, "fp32"):
@@ -226,7 +238,9 @@ def test_an_arm_without_effect_ends_at_the_first_step(behind: Any, arm: str) -> 
 
     if arm != "closure":
         backward()
-    with pytest.raises(UnsupportedCombination, match=r"test_plain_script\.py:\d+: the first step comes before any"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"test_plain_script\.py:\d+: the first step comes before any"
+    ):
         optimizer.step(backward if arm == "closure" else None)
 
 
@@ -236,7 +250,9 @@ def test_weights_in_float64(behind: Any, arm: str) -> None:
     model = network().double()
     behind(arm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UnsupportedCombination, match=r"test_plain_script\.py:\d+: the script holds .* in float64"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"test_plain_script\.py:\d+: the script holds .* in float64"
+    ):
         model(batch(0)[0].double())
     del optimizer
 
@@ -454,7 +470,9 @@ def fisher(model: nn.Module, factor: float) -> list[Tensor]:
 @pytest.mark.parametrize("factor", [1.0, 64.0])
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:masters=fp32,dynamic"])
-def test_gradients_that_are_read_and_never_stepped(behind: Any, arm: str, is_first: bool, factor: float) -> None:
+def test_gradients_that_are_read_and_never_stepped(
+    behind: Any, arm: str, is_first: bool, factor: float
+) -> None:
     """They have no scale by hand: nothing overflows, the scale stays, and the steps before and after are as without."""
 
     def trained(arm: str, *, reads: bool) -> tuple[list[Tensor], list[Tensor]]:
@@ -504,11 +522,22 @@ def half_of_them(model: nn.Module, _optimizer: Any) -> None:
         param.grad.mul_(0.5)
 
 
-CLEAR = [none_of_the_model, none_of_the_groups, zeros_of_the_groups, other_zeros, half_of_them, lambda *_: None]
+CLEAR = [
+    none_of_the_model,
+    none_of_the_groups,
+    zeros_of_the_groups,
+    other_zeros,
+    half_of_them,
+    lambda *_: None,
+]
 
 
-@covering({"arm": ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"], "clear": CLEAR, "reads": [False, True]})
-def test_gradients_are_cleared_in_any_way(behind: Any, arm: str, clear: Callable[..., None], reads: bool) -> None:
+@covering(
+    {"arm": ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"], "clear": CLEAR, "reads": [False, True]}
+)
+def test_gradients_are_cleared_in_any_way(
+    behind: Any, arm: str, clear: Callable[..., None], reads: bool
+) -> None:
     """Or kept, so that those of the next steps add to them; and read between the passes of a step."""
 
     def trained() -> list[Tensor]:
@@ -560,7 +589,9 @@ class OwnCallToo(OwnCall):
 def test_a_class_may_have_a_call_of_its_own(behind: Any, arm: str, kind: type[nn.Module]) -> None:
     """It trains as one that has none, to the bit."""
 
-    def trained(call: Callable[[nn.Module], Callable[[Tensor], Tensor]], kind: type[nn.Module]) -> list[Tensor]:
+    def trained(
+        call: Callable[[nn.Module], Callable[[Tensor], Tensor]], kind: type[nn.Module]
+    ) -> list[Tensor]:
         behind(arm)
         model = kind()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -703,7 +734,9 @@ def test_hooks_get_true_gradients(behind: Any, arm: str) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         seen: list[Tensor] = []
         model[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
-        model[1].register_full_backward_hook(lambda _module, _inputs, outputs: seen.append(outputs[0].float().norm()))
+        model[1].register_full_backward_hook(
+            lambda _module, _inputs, outputs: seen.append(outputs[0].float().norm())
+        )
         model[2].register_full_backward_hook(lambda _module, inputs, _outputs: (inputs[0] * 2,))
         for _ in range(3):
             optimizer.zero_grad()

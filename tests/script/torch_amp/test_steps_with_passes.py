@@ -57,7 +57,9 @@ class Sharp(Base):
         self.keep()
         norm = torch.stack([param.grad.norm() for param in self.weights]).norm()
         for param in self.weights:
-            self.state[param].setdefault("mean", torch.zeros_like(param)).lerp_(param.grad, 0.1 + 0.01 * self.count)
+            self.state[param].setdefault("mean", torch.zeros_like(param)).lerp_(
+                param.grad, 0.1 + 0.01 * self.count
+            )
             param.add_(param.grad / norm, alpha=0.1)
         with torch.enable_grad():
             closure()
@@ -229,7 +231,9 @@ class ByHand(Script):
                     param.copy_(old)
 
 
-def train(make: Callable[[Any], Any], side: Script, overflow: tuple[int, int], *, factor: float = 1.0) -> list[Tensor]:
+def train(
+    make: Callable[[Any], Any], side: Script, overflow: tuple[int, int], *, factor: float = 1.0
+) -> list[Tensor]:
     """Train by a closure of two micro-batches; the loss is infinite in one pass of a step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -287,7 +291,8 @@ def test_an_optimizer_inside_of_another_trains_as_by_hand(behind: Any, overflow:
     test_steps_with_several_passes_train_as_by_hand(behind, "native:fp16", SharpAround, overflow)
 
 
-@pytest.mark.parametrize("kind", [Sharp, Extragradient, MovesFirst, Stored])  # a line search may end elsewhere
+# a line search may end elsewhere
+@pytest.mark.parametrize("kind", [Sharp, Extragradient, MovesFirst, Stored])
 @pytest.mark.parametrize("arm", ["O1", "native:bf16", "O3", "O5", "fp32", "half:bf16,masters=fp32"])
 def test_steps_with_several_passes_train_near_fp32(behind: Any, arm: str, kind: Any) -> None:
     with under(behind, arm):
@@ -364,7 +369,12 @@ class Signs(Base):
                 param.data.copy_(new)
 
 
-COPIES = ("half:bf16,kahan", "half:bf16,rounding=stochastic", "half:bf16,state=fp32", "native:bf16,weights=bf16,kahan")
+COPIES = (
+    "half:bf16,kahan",
+    "half:bf16,rounding=stochastic",
+    "half:bf16,state=fp32",
+    "native:bf16,weights=bf16,kahan",
+)
 
 
 @pytest.mark.parametrize("write", ["data", "set", "numpy", "copy"])
@@ -487,7 +497,9 @@ class OwnLBFGS(torch.optim.LBFGS):
 def test_a_subclass_of_lbfgs_is_refused_as_such(behind: Any, arm: str) -> None:
     with (
         under(behind, arm),
-        pytest.raises(UnsupportedCombination, match=r"OwnLBFGS, a subclass of LBFGS, runs its closure several times"),
+        pytest.raises(
+            UnsupportedCombination, match=r"OwnLBFGS, a subclass of LBFGS, runs its closure several times"
+        ),
     ):
         train(OwnLBFGS, Script(), (-1, 0))
 
@@ -572,7 +584,9 @@ def test_gradients_that_are_read_by_task_have_a_scale(behind: Any, arm: str, fac
         optimizer = Surgery(model.parameters(), lr=0.01, eps=1e-16)
         for step in range(STEPS):
             out = model(batch(step)[0]).float()  # under O1 a loss in fp16 has no gradient of 65536
-            optimizer.step_losses([out[:, 0].square().mean() * factor, (out[:, 1] - 1).square().mean() * factor])
+            optimizer.step_losses(
+                [out[:, 0].square().mean() * factor, (out[:, 1] - 1).square().mean() * factor]
+            )
         return [param.detach().float().clone() for param in model.parameters()]
 
     with under(behind, arm):
@@ -654,7 +668,8 @@ def test_the_first_step_of_a_class_reaches_the_model(behind: Any, arm: str) -> N
         masters = owned_params(optimizer)
         assert not torch.equal(before, model.weight)
         assert all(
-            torch.equal(one, master.to(one.dtype)) for one, master in zip(model.parameters(), masters, strict=True)
+            torch.equal(one, master.to(one.dtype))
+            for one, master in zip(model.parameters(), masters, strict=True)
         )
 
 
@@ -677,7 +692,10 @@ def test_what_is_written_into_masters_reaches_the_model_before_its_next_use(
         write(optimizer)
         half = next(iter(model.parameters())).dtype
         seen = [one.to(half) for one in USES[use](model)]
-        assert all(torch.equal(one, master.to(half)) for one, master in zip(seen, owned_params(optimizer), strict=True))
+        assert all(
+            torch.equal(one, master.to(half))
+            for one, master in zip(seen, owned_params(optimizer), strict=True)
+        )
         assert not torch.equal(before, seen[0])
         x = batch(9)[0]
         out = model(x)

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available"
 
 def fabric_weights(precision: str) -> list[Tensor]:
     """Return the weights after three steps of a script for Fabric, with clipping."""
-    fabric_module = pytest.importorskip("lightning_fabric", reason="not installed: pip install lightning-fabric")
+    fabric_module = pytest.importorskip(
+        "lightning_fabric", reason="not installed: pip install lightning-fabric"
+    )
     fabric = fabric_module.Fabric(accelerator="cpu", devices=1, precision=precision)
     inner = network()
     model, optimizer = fabric.setup(inner, torch.optim.SGD(inner.parameters(), lr=0.1, momentum=0.9))
@@ -86,7 +88,11 @@ def test_a_step_through_a_wrapper_is_that_of_one_device(behind: Any, arm: str) -
         wrapper = DistributedDataParallel(module)
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
         for step in range(3):
-            loss = redirection(wrapper, module, "training_step", step) if is_wrapped else module.training_step(step)
+            loss = (
+                redirection(wrapper, module, "training_step", step)
+                if is_wrapped
+                else module.training_step(step)
+            )
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -167,6 +173,14 @@ def test_a_launcher_runs_the_script_in_this_process(
         monkeypatch.setattr(sys, name, value)
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.setattr(os, "environ", os.environ.copy())
-    arguments = ["--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=bf16", "--dynamo_backend=no"]
-    launch.launch_command(launch.launch_command_parser().parse_args([*arguments, str(script), "--epochs", "2"]))
+    arguments = [
+        "--cpu",
+        "--num_processes=1",
+        "--num_machines=1",
+        "--mixed_precision=bf16",
+        "--dynamo_backend=no",
+    ]
+    launch.launch_command(
+        launch.launch_command_parser().parse_args([*arguments, str(script), "--epochs", "2"])
+    )
     assert capsys.readouterr().out == "ran __main__ ['--epochs', '2'] bf16\n"

@@ -16,7 +16,9 @@ def codes_of(text: str) -> list[str]:
 def codes_of_pair(script: str) -> tuple[list[str], list[str]]:
     """Return the codes of a script with the mistake, in lines marked `# wrong`, and with those marked `# right`."""
     wrong, right = (
-        "\n".join(line.removesuffix(f"  # {kept}") for line in script.splitlines() if not line.endswith(f"# {left}"))
+        "\n".join(
+            line.removesuffix(f"  # {kept}") for line in script.splitlines() if not line.endswith(f"# {left}")
+        )
         for kept, left in (("wrong", "right"), ("right", "wrong"))
     )
     return codes_of(wrong), codes_of(right)

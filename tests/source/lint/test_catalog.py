@@ -47,7 +47,11 @@ def test_codes_and_names_are_unique() -> None:
 def test_guards_are_in_the_catalog() -> None:
     for guard in GUARDS.values():
         mistake = BY_NAME[guard.name]
-        assert (guard.mistake, guard.matters, guard.remedy) == (mistake.mistake, mistake.matters, mistake.remedy)
+        assert (guard.mistake, guard.matters, guard.remedy) == (
+            mistake.mistake,
+            mistake.matters,
+            mistake.remedy,
+        )
     assert {mistake.guard for mistake in MISTAKES if mistake.guard} <= set(GUARDS)
 
 
@@ -60,7 +64,13 @@ def test_each_mistake_has_its_section(site: str) -> None:
         assert name == mistake.name
         assert not [
             part
-            for part in (mistake.mistake, mistake.matters, mistake.remedy, mistake.example, mistake.harmless_code)
+            for part in (
+                mistake.mistake,
+                mistake.matters,
+                mistake.remedy,
+                mistake.example,
+                mistake.harmless_code,
+            )
             if part.strip() not in text
         ], code
         assert ("`--fix`" in text) == mistake.fixable, code

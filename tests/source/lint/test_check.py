@@ -26,7 +26,11 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
     """
     mistake = CODES[code]
     selection, every = Selection(select=(code,)), Selection(select=("AMP",))
-    marked = [number for number, line in enumerate(mistake.example.split("\n"), start=1) if line.endswith(f"# {code}")]
+    marked = [
+        number
+        for number, line in enumerate(mistake.example.split("\n"), start=1)
+        if line.endswith(f"# {code}")
+    ]
     findings = check_text(mistake.example, selection.reports_code)
     assert [finding.line for finding in findings] == marked
     assert marked
@@ -342,9 +346,14 @@ def test_texts_without_the_words_are_not_parsed() -> None:
 
 
 def test_a_module_that_calls_itself() -> None:
-    many = "\n".join(f"def f{i}(s, o):\n    f{i + 1}(s, o)\n    f{i + 1}(s, o)\n    f0(s, o)" for i in range(30))
+    many = "\n".join(
+        f"def f{i}(s, o):\n    f{i + 1}(s, o)\n    f{i + 1}(s, o)\n    f0(s, o)" for i in range(30)
+    )
 
-    assert codes_of(f"import torch\n{many}\ndef f30(scaler, o):\n    scaler.step(o)\n    scaler.update()\n") == []
+    assert (
+        codes_of(f"import torch\n{many}\ndef f30(scaler, o):\n    scaler.step(o)\n    scaler.update()\n")
+        == []
+    )
 
 
 @pytest.mark.parametrize(

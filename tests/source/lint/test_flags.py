@@ -75,7 +75,10 @@ def test_the_branch_without_fp16(branch: str) -> None:
 
 @pytest.mark.parametrize(
     "clip",
-    ["    clip_grad_norm_(model.parameters(), 1.0)", "    args.clip and clip_grad_norm_(model.parameters(), 1.0)"],
+    [
+        "    clip_grad_norm_(model.parameters(), 1.0)",
+        "    args.clip and clip_grad_norm_(model.parameters(), 1.0)",
+    ],
 )
 def test_another_flag_hides_nothing(clip: str) -> None:
     """A condition that has nothing to do with the wrap does not make the clipping right."""
@@ -185,16 +188,36 @@ class Trainer:
     [
         ("pass", "params = list(self.model.parameters())\n        clip_grad_norm_(params, 1.0)", True),
         ("self.params = list(model.parameters())", "clip_grad_norm_(self.params, 1.0)", True),
-        ("self.params = (p for p in model.parameters() if p.requires_grad)", "clip_grad_norm_(self.params, 1.0)", True),
+        (
+            "self.params = (p for p in model.parameters() if p.requires_grad)",
+            "clip_grad_norm_(self.params, 1.0)",
+            True,
+        ),
         ("self.params = trainable(model)", "clip(self.params)", True),
         ("self.params = tuple(filter(bool, model.parameters()))", "clip(params=self.params)", True),
         ("pass", "clip_grad_norm_([p for _, p in self.model.named_parameters()], 1.0)", True),
-        ("self.params = [*model.parameters()]", "every = self.params\n        clip_grad_norm_(every, 1.0)", True),
+        (
+            "self.params = [*model.parameters()]",
+            "every = self.params\n        clip_grad_norm_(every, 1.0)",
+            True,
+        ),
         ("pass", "clip_grad_norm_(itertools.chain(self.model.parameters(), other.parameters()), 1.0)", True),
         ("pass", "for p in trainable(self.model):\n            p.grad.mul_(0.5)", True),
-        ("pass", "params = list(amp.master_params(self.optimizer))\n        clip_grad_norm_(params, 1.0)", False),
-        ("pass", "clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], 1.0)", False),
-        ("self.params = list(model.parameters())", "clip_grad_norm_(amp.master_params(self.optimizer), 1.0)", False),
+        (
+            "pass",
+            "params = list(amp.master_params(self.optimizer))\n        clip_grad_norm_(params, 1.0)",
+            False,
+        ),
+        (
+            "pass",
+            "clip_grad_norm_([p for g in self.optimizer.param_groups for p in g['params']], 1.0)",
+            False,
+        ),
+        (
+            "self.params = list(model.parameters())",
+            "clip_grad_norm_(amp.master_params(self.optimizer), 1.0)",
+            False,
+        ),
         (
             "self.params = list(model.parameters())\n        self.params = list(amp.master_params(optimizer))",
             "clip_grad_norm_(self.params, 1.0)",
@@ -204,7 +227,9 @@ class Trainer:
         ("pass", "for p in list(self.model.parameters()):\n            p.grad = None", False),
     ],
 )
-def test_parameters_of_a_model_are_followed_through_lists_and_names(held: str, clip: str, is_found: bool) -> None:
+def test_parameters_of_a_model_are_followed_through_lists_and_names(
+    held: str, clip: str, is_found: bool
+) -> None:
     """Under O2 these are the fp16 copies by any name; master weights are not."""
     found = set(codes_of(HELD.format(held=held, clip=clip))) & {"AMP104", "AMP117"}
     assert bool(found) == is_found

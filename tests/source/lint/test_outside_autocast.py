@@ -31,7 +31,10 @@ def _fix(body: str, enter: str = 'with torch.autocast("cuda"):') -> str:
     ("before", "after"),
     [
         ("loss = criterion(x, y)", "loss = criterion(x.float(), y.float())"),
-        ("loss = criterion(input=x, target=y.float())", "loss = criterion(input=x.float(), target=y.float())"),
+        (
+            "loss = criterion(input=x, target=y.float())",
+            "loss = criterion(input=x.float(), target=y.float())",
+        ),
         ("loss = criterion(x['p'], y > 0)", "loss = criterion(x['p'].float(), (y > 0).float())"),
         ("F.binary_cross_entropy(x.sigmoid(), y)", "F.binary_cross_entropy(x.float().sigmoid(), y.float())"),
         ("loss += criterion(torch.sigmoid(x), y)", "loss += criterion(torch.sigmoid(x.float()), y.float())"),

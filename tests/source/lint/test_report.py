@@ -25,7 +25,9 @@ def test_text() -> None:
     """One line for a finding, with the place that editors know, the cell, and the mark of a fix."""
     lines = rendered("text").split("\n")
 
-    assert lines[0].startswith("a b/train.py:3:5: AMP201 [*] clipped: 100 % wrong; call `scaler.unscale_(optimizer)`")
+    assert lines[0].startswith(
+        "a b/train.py:3:5: AMP201 [*] clipped: 100 % wrong; call `scaler.unscale_(optimizer)`"
+    )
     assert lines[2].startswith("book.ipynb:cell 4:2:1: AMP201 clipped; ")
     assert len(lines) == 3
     assert REPORT.summary() == "3 findings in 2 of 5 files; --fix corrects 1 of them; 1 file not read"
@@ -35,7 +37,9 @@ def test_text() -> None:
 def test_json() -> None:
     data = json.loads(rendered("json"))
 
-    assert [(one["path"], one["cell"], one["line"], one["column"], one["code"]) for one in data["findings"]] == [
+    assert [
+        (one["path"], one["cell"], one["line"], one["column"], one["code"]) for one in data["findings"]
+    ] == [
         ("a b/train.py", None, 3, 5, "AMP201"),
         ("a b/train.py", None, 9, 1, "AMP302"),
         ("book.ipynb", 4, 2, 1, "AMP201"),
@@ -69,7 +73,10 @@ def test_sarif() -> None:
     assert [rules[each["ruleIndex"]]["id"] for each in run["results"]] == ["AMP201", "AMP302", "AMP201"]
     assert [each["level"] for each in run["results"]] == ["error", "warning", "error"]
     places = [each["locations"][0]["physicalLocation"] for each in run["results"]]
-    assert places[0] == {"artifactLocation": {"uri": "a%20b/train.py"}, "region": {"startLine": 3, "startColumn": 5}}
+    assert places[0] == {
+        "artifactLocation": {"uri": "a%20b/train.py"},
+        "region": {"startLine": 3, "startColumn": 5},
+    }
     assert places[2] == {"artifactLocation": {"uri": "book.ipynb"}}
     assert run["results"][2]["message"]["text"].startswith("cell 4, line 2: clipped; ")
     (invocation,) = run["invocations"]
@@ -80,7 +87,9 @@ def test_sarif() -> None:
 
 def test_sarif_knows_a_finding_again_that_has_moved_and_tells_equal_ones_apart() -> None:
     def fingerprints(*lines: int) -> list[str]:
-        found = [LocatedFinding(Path("train.py"), Place(line, 1), "AMP201", "clipped", False) for line in lines]
+        found = [
+            LocatedFinding(Path("train.py"), Place(line, 1), "AMP201", "clipped", False) for line in lines
+        ]
         (run,) = json.loads(rendered("sarif", Report(found)))["runs"]
         return [each["partialFingerprints"]["codeAndMessage/v1"] for each in run["results"]]
 

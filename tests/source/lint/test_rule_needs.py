@@ -22,7 +22,11 @@ def scripts_of_tests() -> Iterator[str]:
     for tests in (test_check, test_flags, test_forms_of_setup, test_forms_of_updates):
         for table in vars(tests).values():
             if isinstance(table, dict) and not isinstance(table.get("__name__"), str):
-                texts = (one for value in table.values() for one in (value if isinstance(value, tuple) else (value,)))
+                texts = (
+                    one
+                    for value in table.values()
+                    for one in (value if isinstance(value, tuple) else (value,))
+                )
                 yield from (dedent(text) for text in texts if isinstance(text, str) and "\n" in text)
 
 
@@ -46,7 +50,9 @@ def without(group: str, text: str) -> str:
     """Return a text with another name for each word of a group."""
     for word in group.split("|"):
         pattern = PATTERNS[word][1].pattern if word in PATTERNS else re.escape(word)
-        text = re.sub(rf"(?<!\w){pattern}(?!\w)" if word in ALONE else pattern, lambda match: other(match[0]), text)
+        text = re.sub(
+            rf"(?<!\w){pattern}(?!\w)" if word in ALONE else pattern, lambda match: other(match[0]), text
+        )
     return text
 
 

@@ -33,7 +33,8 @@ def test_notebooks(tmp_path: Path) -> None:
     """A finding has the number of its cell, and a fix changes that cell alone."""
     path = tmp_path / "book.ipynb"
     cells = [
-        {"cell_type": "code", "source": source} for source in (["%time\n", "from apex import amp  # noqa"], [TYPO])
+        {"cell_type": "code", "source": source}
+        for source in (["%time\n", "from apex import amp  # noqa"], [TYPO])
     ]
     path.write_text(json.dumps({"cells": cells, "nbformat": 4}, indent=1), encoding="utf-8")
     before = path.read_text(encoding="utf-8")

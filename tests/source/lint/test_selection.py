@@ -26,7 +26,9 @@ from ampcompare.source.lint.run import Selection, read_selection
         ((), ("AMP3",), ["AMP201"], ["AMP302"]),
     ],
 )
-def test_prefixes(select: tuple[str, ...], ignore: tuple[str, ...], reported: list[str], silent: list[str]) -> None:
+def test_prefixes(
+    select: tuple[str, ...], ignore: tuple[str, ...], reported: list[str], silent: list[str]
+) -> None:
     """The longer prefix decides."""
     selection = Selection(select, ignore)
 
@@ -52,7 +54,10 @@ def test_pyproject(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ('[tool.ampcompare]\nlint = "x"\n', "is not a table"),
-        ('[tool.ampcompare.lint]\nselekt = ["AMP2"]\n', "has no key 'selekt'; it has select, ignore, exclude"),
+        (
+            '[tool.ampcompare.lint]\nselekt = ["AMP2"]\n',
+            "has no key 'selekt'; it has select, ignore, exclude",
+        ),
         ('[tool.ampcompare.lint]\nselect = "AMP2"\n', "must be a list of strings"),
         ('[tool.ampcompare.lint]\nselect = ["E501"]\n', "no lint code begins with 'E501'"),
         ("[tool.ampcompare.lint\n", "pyproject.toml: "),
@@ -89,7 +94,9 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
 @pytest.mark.slow
 def test_pre_commit_runs_the_hooks(tmp_path: Path) -> None:
     """The hooks report and fix; here without an environment of their own, which would be installed from a registry."""
-    hooks: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    hooks: list[dict[str, Any]] = yaml.safe_load(
+        (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
+    )
     local = [{**hook, "language": "system"} for hook in hooks]
     config = {"repos": [{"repo": "local", "hooks": local}]}
     (tmp_path / ".pre-commit-config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -101,7 +108,10 @@ def test_pre_commit_runs_the_hooks(tmp_path: Path) -> None:
     report = run(["pre_commit", "run", "ampcompare-lint", "--all-files"], tmp_path, PRE_COMMIT_HOME=home)
     assert report.returncode == 1, report.stderr
     assert "train.py:3:39: AMP108" in report.stdout
-    assert run(["pre_commit", "run", "ampcompare-lint-fix", "-a"], tmp_path, PRE_COMMIT_HOME=home).returncode == 1
+    assert (
+        run(["pre_commit", "run", "ampcompare-lint-fix", "-a"], tmp_path, PRE_COMMIT_HOME=home).returncode
+        == 1
+    )
     assert '"O1"' in script.read_text(encoding="utf-8")
     subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
     again = run(["pre_commit", "run", "--all-files"], tmp_path, PRE_COMMIT_HOME=home)

@@ -54,7 +54,9 @@ def test_a_process_that_is_killed_leaves_its_files_to_this_one(tmp_path: Path) -
 
 
 @pytest.mark.integration
-def test_a_report_is_the_same_however_many_processes_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_the_same_however_many_processes_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = make_files(tmp_path)
     files[3].write_text("from apex import amp\nprint 'x'\n")
     files[5].unlink()

@@ -49,7 +49,9 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 
 def _type_on_cuda(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the type of what a function returns under autocast of CUDA."""
-    if name == "rms_norm" and not any(each.startswith("aten::rms_norm") for each in operations_cast_on("CUDA")):
+    if name == "rms_norm" and not any(
+        each.startswith("aten::rms_norm") for each in operations_cast_on("CUDA")
+    ):
         pytest.skip("torch before 2.12 has rms_norm in no list")
     call = CALLS.get(name) or (getattr(torch, name) if hasattr(torch, name) else getattr(F, name))
     with cuda_casts(), torch.autocast("cpu", dtype=torch.float16):
@@ -133,7 +135,9 @@ def test_one_note_names_what_O1_computes_in_another_type_with_the_lines() -> Non
 
 def test_at_O2_the_note_names_what_autocast_computes_in_fp32() -> None:
     found = migrate_text(HEAD.replace('"O1"', '"O2"')).findings
-    notes = [one.message for one in found if one.message.startswith("in the model these were computed in fp16")]
+    notes = [
+        one.message for one in found if one.message.startswith("in the model these were computed in fp16")
+    ]
     assert len(notes) == 1
     assert notes[0].endswith(": softmax (line 9)")
     assert not _notes(HEAD.replace('"O1"', '"O0"'))
@@ -154,7 +158,11 @@ def test_what_a_model_of_O2_computes_in_fp32_by_itself_is_said(line: str, level:
     """O2 patches no functions, and autocast casts products of fp32 tensors."""
     body = f"        {line}\n        return h.matmul(h.t())\n"
     text = HEAD.replace("        x = F.gelu(x).exp_().softmax(-1)\n", body).replace('"O1"', f'"{level}"')
-    found = [one.message for one in migrate_text(text).findings if "fp32 itself, as it may in line 9," in one.message]
+    found = [
+        one.message
+        for one in migrate_text(text).findings
+        if "fp32 itself, as it may in line 9," in one.message
+    ]
     assert len(found) == notes
     assert all(f"was in fp32 at {level};" in each for each in found)
 
@@ -163,7 +171,9 @@ def test_a_metric_of_the_script_makes_no_tensor_of_the_model_fp32(tmp_path: Path
     """A function of a file with layers may."""
     body, train = HEAD.replace('"O1"', '"O2"').split("model = Net()\n")
     metric = "def accuracy(x, y):\n    return x.eq(y).float().mean()\n\n"
-    assert not any("fp32 itself" in each.message for each in migrate_text(metric + HEAD.replace("O1", "O2")).findings)
+    assert not any(
+        "fp32 itself" in each.message for each in migrate_text(metric + HEAD.replace("O1", "O2")).findings
+    )
     (tmp_path / "net.py").write_text(body + metric.replace(".eq", ".mul"), encoding="utf-8")
     (tmp_path / "train.py").write_text(
         "import torch\nfrom apex import amp\nfrom net import Net\n\nmodel = Net()\n" + train
@@ -179,7 +189,9 @@ def test_a_file_that_is_imported_has_a_note_of_its_own(tmp_path: Path) -> None:
     head = "import torch\nfrom apex import amp\nfrom net import Net\n\nmodel = Net()\n"
     (tmp_path / "train.py").write_text(head + train, encoding="utf-8")
     found = migrate_file(tmp_path / "train.py").rows()
-    (place,) = [place for place, _, message in found if message.startswith("net.py: types that O1 and autocast")]
+    (place,) = [
+        place for place, _, message in found if message.startswith("net.py: types that O1 and autocast")
+    ]
     assert place.startswith("6:")
 
 
@@ -240,18 +252,25 @@ def test_products_in_place_of_a_loss_of_another_file_are_named(tmp_path: Path, m
     """Those that no autocast reaches are not."""
     (tmp_path / "losses.py").write_text(LOSS, encoding="utf-8")
     (tmp_path / "trainer.py").write_text(TRAINER, encoding="utf-8")
-    (tmp_path / "main.py").write_text(MAIN + f"\ntrainer = Trainer(net, {made})\ntrainer.step(x)\n", encoding="utf-8")
+    (tmp_path / "main.py").write_text(
+        MAIN + f"\ntrainer = Trainer(net, {made})\ntrainer.step(x)\n", encoding="utf-8"
+    )
     found = [row for row in migrate_file(tmp_path / "trainer.py").rows() if "addmm_" in row[2]]
     ((_, said, message),) = found
     assert said == kind
-    assert message.startswith("this training runs line 9 of" if kind == BY_HAND else "losses.py calls addmm_ in line 9")
+    assert message.startswith(
+        "this training runs line 9 of" if kind == BY_HAND else "losses.py calls addmm_ in line 9"
+    )
 
 
 @pytest.mark.parametrize(
     ("product", "result"),
     [
         ("x.addmm_(x, x.t())", "x.addmm_(x.to(x.dtype), x.t().to(x.dtype))"),
-        ("self.c.addr_(1, -2, x + x, x)", "self.c.addr_(1, -2, (x + x).to(self.c.dtype), x.to(self.c.dtype))"),
+        (
+            "self.c.addr_(1, -2, x + x, x)",
+            "self.c.addr_(1, -2, (x + x).to(self.c.dtype), x.to(self.c.dtype))",
+        ),
         ("x.baddbmm_(x, batch2=x, beta=2)", "x.baddbmm_(x.to(x.dtype), batch2=x.to(x.dtype), beta=2)"),
     ],
 )
@@ -293,7 +312,9 @@ def test_parts_of_outputs_go_to_the_cpu_in_fp32(parts: str) -> None:
     assert any(each.message.startswith("O1 cast to fp32 at .cpu()") for each in other.findings)
 
 
-@pytest.mark.parametrize("parts", ["_, logits = model(x).max(1)", "logits = model(x).topk(2)[1]", "_, logits = x"])
+@pytest.mark.parametrize(
+    "parts", ["_, logits = model(x).max(1)", "logits = model(x).topk(2)[1]", "_, logits = x"]
+)
 def test_indices_and_inputs_go_to_the_cpu_as_they_are(parts: str) -> None:
     migration = migrate_text(HEAD + UNPACKED.replace("PARTS", parts))
     assert "logits.detach().cpu()" in migration.text
@@ -301,10 +322,14 @@ def test_indices_and_inputs_go_to_the_cpu_as_they_are(parts: str) -> None:
 
 
 @pytest.mark.parametrize("covered", [True, False])
-def test_another_file_that_moves_outputs_is_named_where_they_may_be_fp16(tmp_path: Path, covered: bool) -> None:
+def test_another_file_that_moves_outputs_is_named_where_they_may_be_fp16(
+    tmp_path: Path, covered: bool
+) -> None:
     run = "def detect(model, x):\n    return show(model(x))\n\ndef show(logits):\n    return logits.cpu()\n"
     (tmp_path / "show.py").write_text(run, encoding="utf-8")
-    below = "def check():\n    with torch.no_grad():\n        out = model(x)\n    show(out)\n" if covered else ""
+    below = (
+        "def check():\n    with torch.no_grad():\n        out = model(x)\n    show(out)\n" if covered else ""
+    )
     text = f"from show import detect, show\n{HEAD}{below}model.eval()\nfound = detect(model, x)\n"
     (tmp_path / "train.py").write_text(text, encoding="utf-8")
     said = [message for _, _, message in migrate_file(tmp_path / "train.py").rows()]

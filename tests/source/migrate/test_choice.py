@@ -30,7 +30,9 @@ def test_all_that_runs_with_a_training_follows_it(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_no_training_is_seen_to_reach_is_next_to_one_that_takes_the_adapter(tmp_path: Path) -> None:
+def test_a_file_that_no_training_is_seen_to_reach_is_next_to_one_that_takes_the_adapter(
+    tmp_path: Path,
+) -> None:
     (other, _, layer) = put(tmp_path, a=OWN, network=NETWORK, layer=LAYER)
     choice = choose_rewrite_or_adapter([other, layer])
     assert choice.reasons[layer] == "a.py next to it does, and whether they run together is not seen"
@@ -46,14 +48,20 @@ def test_files_without_a_training_are_rewritten(tmp_path: Path) -> None:
 
 def test_a_training_over_several_files_takes_the_adapter_in_all(tmp_path: Path) -> None:
     """Where another file is not named, the one that is named says so."""
-    paths = put(tmp_path, train=BASE.replace("import network", "import network, other"), network=NETWORK, other=OTHER)
+    paths = put(
+        tmp_path, train=BASE.replace("import network", "import network, other"), network=NETWORK, other=OTHER
+    )
     assert {path.stem for path in choose_rewrite_or_adapter(paths).reasons} == {"train", "other"}
-    assert "a part of Apex's core is in other.py too" in choose_rewrite_or_adapter(paths[:1]).reasons[paths[0]]
+    assert (
+        "a part of Apex's core is in other.py too" in choose_rewrite_or_adapter(paths[:1]).reasons[paths[0]]
+    )
 
 
 def test_what_the_adapter_lacks_has_no_reason_to_take_it(tmp_path: Path) -> None:
     """It is left by hand as it is."""
-    (path,) = put(tmp_path, a="from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n")
+    (path,) = put(
+        tmp_path, a="from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n"
+    )
     choice = choose_rewrite_or_adapter([path])
     assert not choice.reasons
     assert [each.by_hand for each in choice.files] == [1]
@@ -62,7 +70,9 @@ def test_what_the_adapter_lacks_has_no_reason_to_take_it(tmp_path: Path) -> None
 def test_a_file_that_shares_its_import_of_apex_says_nothing_of_rewrites_elsewhere(tmp_path: Path) -> None:
     """What a rewrite would leave by hand there is no advice where the adapter is imported."""
     shared = "from apex import amp\n"
-    paths = put(tmp_path, train=OWN.replace("from apex import amp\n", "from shared import *\n"), shared=shared)
+    paths = put(
+        tmp_path, train=OWN.replace("from apex import amp\n", "from shared import *\n"), shared=shared
+    )
     reasons = choose_rewrite_or_adapter([*paths, *put(tmp_path, network=NETWORK)]).reasons
     assert reasons[paths[1]] in (
         "line 1: a rewrite would leave this by hand",

@@ -111,7 +111,9 @@ class Scaler:
         if not self._enabled:
             return
         if id(optimizer) in self._unscaled:
-            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
+            raise RuntimeError(
+                "unscale_() has already been called on this optimizer since the last update()."
+            )
         self._unscaled.add(id(optimizer))
         for each in optimizer.param_groups[0]["params"]:
             if each.grad is not None:
@@ -272,10 +274,15 @@ def indent(text: str, by: int = 1) -> str:
     return "".join("    " * by + line + "\n" for line in text.splitlines())
 
 
-def script(scaled: str, clip: str, when: str, step: str, clears: str, passes: str, shape: str, plain: bool) -> str:
+def script(
+    scaled: str, clip: str, when: str, step: str, clears: str, passes: str, shape: str, plain: bool
+) -> str:
     """Return a script of these parts."""
     of_self = shape in ("class", "two classes")
-    names = {"model": "self.model" if of_self else "model", "optimizer": "self.optimizer" if of_self else "optimizer"}
+    names = {
+        "model": "self.model" if of_self else "model",
+        "optimizer": "self.optimizer" if of_self else "optimizer",
+    }
 
     def fill(text: str) -> str:
         return text.format(loss="loss", norm="norm", step=STEP[step].format(**names), **names)
@@ -295,12 +302,17 @@ def script(scaled: str, clip: str, when: str, step: str, clears: str, passes: st
     else:
         run = "    def run(self, loss):\n" + indent(backward, 2) if shape == "two classes" else ""
         init = "    def __init__(self, model, optimizer):\n        self.model, self.optimizer = model, optimizer\n"
-        text = HEAD + HELPERS + "class Mixed:\n" + init + run + "    def fit(self, i, x):\n" + indent(update, 2)
+        text = (
+            HEAD + HELPERS + "class Mixed:\n" + init + run + "    def fit(self, i, x):\n" + indent(update, 2)
+        )
         if shape == "two classes":
             text += "class Plain:\n" + init + "    def run(self, loss):\n        loss.backward()\n"
-            text += "    def fit(self, i, x):\n        self.optimizer.zero_grad()\n        loss = self.model(x)\n"
             text += (
-                "        self.run(loss)\n        self.optimizer.step()\nother = Plain(plain_model, plain_optimizer)\n"
+                "    def fit(self, i, x):\n        self.optimizer.zero_grad()\n        loss = self.model(x)\n"
+            )
+            text += (
+                "        self.run(loss)\n        self.optimizer.step()\nother = Plain(plain_model, "
+                "plain_optimizer)\n"
             )
         text += "trainer = Mixed(model, optimizer)\n" + loop + "    trainer.fit(i, x)\n"
         text += "    other.fit(i, x)\n" if shape == "two classes" else ""

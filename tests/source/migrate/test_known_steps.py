@@ -12,10 +12,14 @@ BLOCK = "with amp.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\
 
 
 def _loop(*lines: str) -> str:
-    return "for i, x in enumerate(data):\n" + "".join(f"    {line}\n" for text in lines for line in text.splitlines())
+    return "for i, x in enumerate(data):\n" + "".join(
+        f"    {line}\n" for text in lines for line in text.splitlines()
+    )
 
 
-def _migrated(folder: Path, name: str = "train", versions: Versions | None = None, **files: str) -> tuple[str, str]:
+def _migrated(
+    folder: Path, name: str = "train", versions: Versions | None = None, **files: str
+) -> tuple[str, str]:
     """Return what becomes of a file, and what is said of it."""
     (folder / "README.md").touch()
     for each, text in files.items():
@@ -50,7 +54,10 @@ LEFT = {
         "gradients are cleared only if `i > 0`",
     ),
     "a hook that nobody knows": (
-        HEAD + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "hook.after(optimizer)", "optimizer.step()"),
+        HEAD
+        + _loop(
+            "optimizer.zero_grad()", "loss = model(x)", BLOCK, "hook.after(optimizer)", "optimizer.step()"
+        ),
         "",
         "what hook.after() in line 9 does with the gradients, before the step, is not known",
     ),
@@ -66,7 +73,9 @@ LEFT = {
         ("print(model)", False),
     ],
 )
-def test_a_call_that_gets_a_model_and_is_trusted_by_its_name_is_said(tmp_path: Path, call: str, is_named: bool) -> None:
+def test_a_call_that_gets_a_model_and_is_trusted_by_its_name_is_said(
+    tmp_path: Path, call: str, is_named: bool
+) -> None:
     """Between backward pass and step, where gradients are still scaled; not inside the block, nor behind the step."""
     head = "from tracking import save_images, tracker\n" + HEAD
     lines = ("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
@@ -141,7 +150,9 @@ def test_gradients_that_decide_on_the_step_do_not_keep_the_scale_from_falling(tm
 )
 def test_questions_for_apex_are_answered(tmp_path: Path, guard: str, runs: bool) -> None:
     train = (
-        HEAD + f"if {guard}:\n    f()\n" + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
+        HEAD
+        + f"if {guard}:\n    f()\n"
+        + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
     )
     text, said = _migrated(tmp_path, train=train)
     assert "if " not in text
@@ -165,18 +176,25 @@ def test_a_loss_that_no_file_scales_is_called_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [(1, 13), (2, 2)])
-def test_older_versions_of_torch_have_the_scaler_under_another_name(tmp_path: Path, version: tuple[int, int]) -> None:
+def test_older_versions_of_torch_have_the_scaler_under_another_name(
+    tmp_path: Path, version: tuple[int, int]
+) -> None:
     train = HEAD + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
     text, _ = _migrated(tmp_path, versions=Versions(version), train=train)
     assert "scaler = torch.cuda.amp.GradScaler()\n" in text
-    assert 'scaler = torch.amp.GradScaler("cuda")\n' in _migrated(tmp_path, versions=Versions((2, 3)), train=train)[0]
+    assert (
+        'scaler = torch.amp.GradScaler("cuda")\n'
+        in _migrated(tmp_path, versions=Versions((2, 3)), train=train)[0]
+    )
 
 
 def test_a_file_that_imports_torch_in_functions_does_not_import_it_at_the_top(tmp_path: Path) -> None:
     body = HEAD.replace("import torch\n", "") + _loop(
         "optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()"
     )
-    train = "def load():\n    import torch\n    return torch.load(path)\n\n\ndef train(model, optimizer, data):\n"
+    train = (
+        "def load():\n    import torch\n    return torch.load(path)\n\n\ndef train(model, optimizer, data):\n"
+    )
     text, _ = _migrated(tmp_path, train=train + "".join(f"    {line}\n" for line in body.splitlines()))
     assert not text.startswith("import torch")
     assert "def train(model, optimizer, data):\n    import torch\n" in text

@@ -11,7 +11,9 @@ from ampcompare.source.migrate.project import find_mistakes, migrate_file
 from ampcompare.source.migrate.rewrite import Migration
 from ampcompare.source.versions import Versions
 
-SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)  # é\n"
+SCRIPT = (
+    "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)  # é\n"
+)
 RESULT = "import torch\nmodel = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)  # é\n"
 
 
@@ -32,9 +34,17 @@ def test_a_notebook_is_rewritten_cell_by_cell(tmp_path: Path) -> None:
     path = tmp_path / "train.ipynb"
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": ["from apex import amp"]},
-        {"cell_type": "code", "metadata": {}, "outputs": [1], "execution_count": 3, "source": ["%time\n", SCRIPT]},
+        {
+            "cell_type": "code",
+            "metadata": {},
+            "outputs": [1],
+            "execution_count": 3,
+            "source": ["%time\n", SCRIPT],
+        },
     ]
-    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8"
+    )
     result = migrate_file(path)
     result.write()
     after = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -87,10 +97,14 @@ def test_a_mistake_of_the_script_stays_with_a_note(tmp_path: Path) -> None:
     assert result.by_hand == 0
 
 
-def test_a_mistake_that_only_the_result_has_is_left_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_that_only_the_result_has_is_left_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lint finds it there; the finding names the line before and after."""
     path = tmp_path / "train.py"
-    text = LOOP.format(first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()")
+    text = LOOP.format(
+        first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()"
+    )
     path.write_text(text, encoding="utf-8")
     assert migrate_file(path, examine=find_mistakes).lines() == []
     wrong = project.migrate_text(text).text.replace("    scaler.unscale_(optimizer)\n", "")
@@ -105,12 +119,14 @@ def test_a_mistake_that_only_the_result_has_is_left_by_hand(tmp_path: Path, monk
 def test_a_clip_that_begins_to_act_is_noted(tmp_path: Path, level: str) -> None:
     """Under O2 it clipped the fp16 copies, which no step uses; a file that stays as it is has no such note."""
     path = tmp_path / "train.py"
-    text = LOOP.format(first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()")
+    text = LOOP.format(
+        first="torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", second="optimizer.step()"
+    )
     path.write_text(text.replace("O1", level), encoding="utf-8")
     notes = [line for line in migrate_file(path, examine=find_mistakes).lines() if "AMP104" in line]
-    assert [note.endswith("so this had no effect; in the result it has, and training differs") for note in notes] == [
-        True
-    ] * (level == "O2")
+    assert [
+        note.endswith("so this had no effect; in the result it has, and training differs") for note in notes
+    ] == [True] * (level == "O2")
     inside = "with amp.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\n    optimizer.step()\n"
     path.write_text(text.replace("O1", level) + inside, encoding="utf-8")
     assert not any("had no effect" in line for line in migrate_file(path, examine=find_mistakes).lines())
@@ -142,7 +158,10 @@ def test_a_file_that_initializes_is_found_in_another_folder_of_the_project(tmp_p
         "        y = model(x)\n        with amp.scale_loss(y, optimizer) as scaled:\n            scaled.backward()\n"
         "        optimizer.step()\n"
     )
-    assert "a part of Apex's core is in ../../tools/train.py too" in migrate_file(path).migration.findings[0].message
+    assert (
+        "a part of Apex's core is in ../../tools/train.py too"
+        in migrate_file(path).migration.findings[0].message
+    )
 
 
 @pytest.mark.slow
@@ -184,13 +203,19 @@ with autocast():
 def test_deprecated_names_of_torch_are_renewed_with_and_without_apex(tmp_path: Path) -> None:
     """As far as the version has the new ones; a second run changes nothing."""
     path = tmp_path / "train.py"
-    for text in (OLD, OLD + "from apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"):
+    for text in (
+        OLD,
+        OLD + "from apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n",
+    ):
         path.write_text(text, encoding="utf-8")
         old = migrate_file(path, versions=Versions((2, 3), (0, 0)))
         assert old.migration is None or old.migration.text.startswith(OLD)
         new = migrate_file(path, versions=Versions((2, 9), (0, 0))).migration.text
         assert 'scaler = GradScaler("cuda")\nwith autocast("cuda"):\n' in new
-        assert 'torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "tf32"' in new
+        assert (
+            'torch.backends.cudnn.conv.fp32_precision = torch.backends.cudnn.rnn.fp32_precision = "tf32"'
+            in new
+        )
         assert "apex" not in new
         path.write_text(new, encoding="utf-8")
         assert not migrate_file(path, versions=Versions((2, 9), (0, 0))).changed

@@ -71,7 +71,9 @@ def test_no_call_is_edited_without_a_way_of_the_index_to_apex(name: str) -> None
 
 
 def test_an_edit_without_such_a_way_is_seen() -> None:
-    before = "import torch\nfrom apex import amp\n\n\ndef other(o):\n    o.step()\n\n\namp.initialize(model)\n"
+    before = (
+        "import torch\nfrom apex import amp\n\n\ndef other(o):\n    o.step()\n\n\namp.initialize(model)\n"
+    )
     assert unlinked_edits(before, before.replace("o.step()", "scaler.step(o)")) == ["6: o.step()"]
 
 
@@ -92,9 +94,15 @@ def _put_behind_blocks(text: str, statement: str) -> str:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.With):
             for call in (item.context_expr for item in node.items):
-                if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("scale_loss") and len(call.args) > 1:
+                if (
+                    isinstance(call, ast.Call)
+                    and ast.unparse(call.func).endswith("scale_loss")
+                    and len(call.args) > 1
+                ):
                     given = call.args[1]
-                    first = given.elts[0] if isinstance(given, (ast.List, ast.Tuple)) and given.elts else given
+                    first = (
+                        given.elts[0] if isinstance(given, (ast.List, ast.Tuple)) and given.elts else given
+                    )
                     found.append((node, ast.unparse(first)))
     for node, optimizer in sorted(found, key=lambda each: -each[0].lineno):
         indent = lines[node.lineno - 1][: node.col_offset]
@@ -121,7 +129,8 @@ def _is_unscaled(text: str, statement: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "statement", [pytest.param(each, marks=() if each == UNKNOWN[0] else pytest.mark.slow) for each in UNKNOWN]
+    "statement",
+    [pytest.param(each, marks=() if each == UNKNOWN[0] else pytest.mark.slow) for each in UNKNOWN],
 )
 def test_what_nobody_knows_before_a_step_keeps_a_file_from_being_rewritten(statement: str) -> None:
     found = list(_changed(statement))
@@ -162,4 +171,6 @@ def test_a_loss_whose_step_nobody_knows_is_not_scaled() -> None:
                 text, lambda node: isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".step")
             )
             if ".step(" not in stepless and "scale_loss(" in stepless:
-                assert migrate_text(stepless).text.count("scaler.scale(") == stepless.count("scaler.scale("), name
+                assert migrate_text(stepless).text.count("scaler.scale(") == stepless.count(
+                    "scaler.scale("
+                ), name

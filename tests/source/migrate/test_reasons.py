@@ -26,7 +26,9 @@ REASONS = {
         "if fused:\n    from apex.optimizers import FusedSGD\nelse:\n    FusedSGD = None  #!"
     ),
     "amp.initialize is passed as a value; call it directly": "setup = amp.initialize  #!",
-    "amp.initialize is inside another statement": "assert amp.initialize(model, optimizer)  #!\n" + LOOP + STEP,
+    "amp.initialize is inside another statement": "assert amp.initialize(model, optimizer)  #!\n"
+    + LOOP
+    + STEP,
     "amp.initialize without models": "amp.initialize(opt_level='O1')  #!\n" + LOOP + STEP,
     "O1 without casts is loss scaling alone": INITIALIZE.replace("r)", "r, patch_torch_functions=False)  #!")
     + LOOP
@@ -175,7 +177,8 @@ REASONS = {
     "gradient_average has no equivalent in torch's": (
         "parallel.DistributedDataParallel(model, gradient_average=False)  #!"
     ),
-    "this asks for Apex, which the result does not import": "importlib.import_module('apex')  #!\n" + TRAINING,
+    "this asks for Apex, which the result does not import": "importlib.import_module('apex')  #!\n"
+    + TRAINING,
 }
 # Read, not run: what only large or rare projects reach.
 READ = (
@@ -243,7 +246,9 @@ def _sentences(tree: ast.Module) -> Iterator[ast.expr]:
             yield from (each.value for each in node.body if isinstance(each, ast.Assign))
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("_why"):
             yield from (
-                each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None
+                each.value
+                for each in ast.walk(node)
+                if isinstance(each, ast.Return) and each.value is not None
             )
 
 

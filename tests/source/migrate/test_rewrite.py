@@ -90,13 +90,16 @@ def test_a_test_that_is_asked_the_other_way_round_counts_as_else(test: str) -> N
 
 def test_characters_outside_of_ascii_do_not_shift_the_edits() -> None:
     """`ast` counts columns in bytes."""
-    before = 'from apex import amp\nimport torch\n"""ß"""; x = "…", amp.initialize(models=m, opt_level="O1")\n'
+    before = (
+        'from apex import amp\nimport torch\n"""ß"""; x = "…", amp.initialize(models=m, opt_level="O1")\n'
+    )
     assert '"…", ' in migrate_text(before).text
     ast.parse(migrate_text(before).text)
 
 
 def test_the_files_of_this_package_are_the_same_to_the_byte() -> None:
-    for path in list(find_sources([REPOSITORY / "ampcompare"]))[::7]:  # which leaves out the engine, a copy of Apex
+    # which leaves out the engine, a copy of Apex
+    for path in list(find_sources([REPOSITORY / "ampcompare"]))[::7]:
         text = path.read_bytes().decode("utf-8")
         assert migrate_text(text).text == text, path
 
@@ -134,7 +137,9 @@ def test_a_rewritten_script_resumes_from_a_file_of_apex_and_from_what_convert_ma
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     state = {"loss_scaler0": {"loss_scale": 1024.0, "unskipped": 7}}
     old, new = tmp_path / "old.pt", tmp_path / "new.pt"
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), key: state, "epoch": 2}, old)
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), key: state, "epoch": 2}, old
+    )
     convert_checkpoint(old, new, to="native")
     text = migrate_text(SCRIPT.replace("KEY", key)).text.replace('"cuda"', '"cpu"')
     for path in (old, new):
@@ -197,7 +202,9 @@ def test_an_answer_leaves_no_condition_that_always_holds(text: str) -> None:
     ],
 )
 def test_parameters_without_gradient_are_an_error_of_the_wrapper_of_torch(wrapper: str, notes: int) -> None:
-    script = f"import functools\nfrom apex.parallel import DistributedDataParallel as DDP\nmodel = {wrapper}\n"
+    script = (
+        f"import functools\nfrom apex.parallel import DistributedDataParallel as DDP\nmodel = {wrapper}\n"
+    )
     found = migrate_text(script).findings
     assert [each.line for each in found if "never get a gradient" in each.message] == [3] * notes
 
@@ -211,4 +218,7 @@ def test_a_plain_backward_pass_for_an_optimizer_that_a_dict_holds_is_the_other_b
     )
     migration = migrate_text(script)
     assert not [each for each in migration.findings if each.kind == BY_HAND]
-    assert "    scaler.scale(loss).backward()\n    scaler.step(steps['a'])\n    scaler.update()\n" in migration.text
+    assert (
+        "    scaler.scale(loss).backward()\n    scaler.step(steps['a'])\n    scaler.update()\n"
+        in migration.text
+    )

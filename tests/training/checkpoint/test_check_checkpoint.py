@@ -21,11 +21,22 @@ def _drop_a_parameter(state: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda state: state.update(model=[state["model"]] * 2), "2 models and 1 optimizers, but the run has 1 and 1"),
-        (lambda state: state["model"].update(weight=torch.zeros(5, 3)), r"weight is \[5, 3\] there and \[2, 3\] here"),
-        (lambda state: state["model"].update(weight=torch.zeros(2, 3).half()), "weight is torch.float16 there"),
         (
-            lambda state: state["model"].update({f"layer{at}": state["model"].pop("bias", None) for at in range(12)}),
+            lambda state: state.update(model=[state["model"]] * 2),
+            "2 models and 1 optimizers, but the run has 1 and 1",
+        ),
+        (
+            lambda state: state["model"].update(weight=torch.zeros(5, 3)),
+            r"weight is \[5, 3\] there and \[2, 3\] here",
+        ),
+        (
+            lambda state: state["model"].update(weight=torch.zeros(2, 3).half()),
+            "weight is torch.float16 there",
+        ),
+        (
+            lambda state: state["model"].update(
+                {f"layer{at}": state["model"].pop("bias", None) for at in range(12)}
+            ),
             r"another model: 13 of its tensors do not fit: bias is missing; layer0 is unexpected.* and 3 more; use one",
         ),
         (_drop_a_parameter, r"groups of \[1\] parameters there and of \[2\] here"),

@@ -101,7 +101,9 @@ def noisy(model: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
 class Played:
     """A session played to its end, or to where it was told to stop, in files of its own."""
 
-    def __init__(self, settings: RunConfig, folder: Path, *, stop: int | None = None, resume: bool = False) -> None:
+    def __init__(
+        self, settings: RunConfig, folder: Path, *, stop: int | None = None, resume: bool = False
+    ) -> None:
         state, resumption = None, None
         if resume:
             found = find_checkpoint("auto", folder)
@@ -111,7 +113,9 @@ class Played:
         task = make_task(settings.recipe)
         assembly = assemble_run(settings.recipe, task, precision, CPU, state=state)
         assembly.replicas[0].register_forward_pre_hook(noisy, prepend=True)  # type: ignore[arg-type]
-        self.zeroed = [[param.grad is not None for param in owned_params(each)] for each in assembly.optimizers]
+        self.zeroed = [
+            [param.grad is not None for param in owned_params(each)] for each in assembly.optimizers
+        ]
         if precision.key == "amp":  # a scale that changes while the run goes on
             for scaler in precision._scalers:  # type: ignore[attr-defined]
                 scaler._scale_seq_len = 2
@@ -277,7 +281,11 @@ def test_another_machine_is_in_the_record(tmp_path: Path, monkeypatch: pytest.Mo
     shutil.copy(checkpoint_of(tmp_path / "a", 2), tmp_path / "b")
     monkeypatch.setattr("ampcompare.training.checkpoint.resume.host_name", lambda: "elsewhere")
     (resumption,) = Played(config("fp32", recipe=SHORT), tmp_path / "b", resume=True).session.resumed
-    assert resumption.machine == [note for note in resumption.notes if note.endswith("then, elsewhere now")] != []
+    assert (
+        resumption.machine
+        == [note for note in resumption.notes if note.endswith("then, elsewhere now")]
+        != []
+    )
 
 
 def test_an_arm_that_never_scales_shows_no_loss_scale(tmp_path: Path) -> None:
@@ -290,7 +298,10 @@ def test_an_arm_that_never_scales_shows_no_loss_scale(tmp_path: Path) -> None:
     conversion = convert_state_to_arm({"schema": 1, **(first.end or {})}, "native:bf16")
     assert conversion.state["parts"]["tally"]["final_loss_scale"] is None
     write_checkpoint(checkpoint_of(tmp_path / "b", 3), conversion.state)
-    assert Played(config("native:bf16", recipe=SHORT), tmp_path / "b", resume=True).tally.final_loss_scale is None
+    assert (
+        Played(config("native:bf16", recipe=SHORT), tmp_path / "b", resume=True).tally.final_loss_scale
+        is None
+    )
 
 
 def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:

@@ -34,11 +34,15 @@ def test_differences_are_named() -> None:
         require_equal_on_ranks(Told(7, 8, 7, 8), "thing", 7, "do it")
     told = r"rank 1 of 2 hold another environment than rank 0: torch is 2.0 there and 2.1 on rank 0;"
     with pytest.raises(RanksDiffer, match=told):
-        require_equal_on_ranks(Told({"torch": "2.1", "a": 1}, {"torch": "2.0", "a": 1}), "environment", {}, "do it")
+        require_equal_on_ranks(
+            Told({"torch": "2.1", "a": 1}, {"torch": "2.0", "a": 1}), "environment", {}, "do it"
+        )
 
 
 @pytest.mark.parametrize(("limit", "transfers"), [(1, 5), (16, 3), (2**20, 1)])
-def test_weights_are_hashed_by_few_transfers(limit: int, transfers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_hashed_by_few_transfers(
+    limit: int, transfers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The digest is that of all bytes in order, however many tensors come from the device together."""
     model = nn.BatchNorm1d(2)
     held = [*model.parameters(), *model.buffers()]
@@ -67,7 +71,9 @@ def make(device: torch.device = CPU, engine: str | None = None, **settings: Any)
         (CPU, "nvidia", {"kind": "apex-ddp"}, "of the real Apex needs a GPU"),
     ],
 )
-def test_what_cannot_work(device: torch.device, engine: str | None, settings: dict[str, Any], message: str) -> None:
+def test_what_cannot_work(
+    device: torch.device, engine: str | None, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UnsupportedCombination, match=message):
         make(device, engine, **settings)
 
@@ -84,7 +90,9 @@ def test_batch_norms_are_replaced() -> None:
 
 def test_torch_batch_norms_on_a_gpu() -> None:
     """torch's SyncBatchNorm is what `sync_bn=torch` means where there are kernels for it."""
-    converted = make(GPU, kind="apex-ddp", sync_bn="torch").convert_batchnorm(nn.Sequential(nn.BatchNorm2d(2)))
+    converted = make(GPU, kind="apex-ddp", sync_bn="torch").convert_batchnorm(
+        nn.Sequential(nn.BatchNorm2d(2))
+    )
     assert isinstance(converted[0], nn.SyncBatchNorm)
 
 

@@ -19,7 +19,9 @@ class Blocks(nn.Module):
     def __init__(self, *, tied: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(5, 4)
-        self.blocks: Any = nn.ModuleList([nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)])
+        self.blocks: Any = nn.ModuleList(
+            [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2)]
+        )
         self.head = nn.Linear(4, 5, bias=False)
         if tied:
             self.blocks[0][0].weight = self.blocks[1][0].weight
@@ -62,7 +64,8 @@ def test_an_optimizer_steps_shards() -> None:
     """Its groups and its state are of the shards, in the order and with the values that they had."""
     torch.manual_seed(0)
     model: Any = Blocks()
-    optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)  # has state from the start
+    # has state from the start
+    optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)
     before = [param.detach().clone() for param in model.parameters()]
     with process_group_of_one("gloo", CPU):
         shard_models([model], [optimizer], ShardTypes(torch.bfloat16, torch.float32, torch.float32))
@@ -70,7 +73,8 @@ def test_an_optimizer_steps_shards() -> None:
         assert all(is_sharded(param) for param in params)
         assert [id(param) for param in params] == [id(param) for param in model.parameters()]
         assert all(
-            torch.equal(gather_whole(param.detach()), value) for param, value in zip(params, before, strict=True)
+            torch.equal(gather_whole(param.detach()), value)
+            for param, value in zip(params, before, strict=True)
         )
         assert all(is_sharded(optimizer.state[param]["sum"]) for param in params)
         assert is_sharded_model(model.blocks[0])

@@ -15,7 +15,13 @@ from ampcompare.training.precision.base import Precision, make_precision
 def net(seed: int = 0) -> nn.Sequential:
     """Two convolutions with batch norm."""
     torch.manual_seed(seed)
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Flatten()]
+    layers = [
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 8, 3),
+        nn.Flatten(),
+    ]
     return nn.Sequential(*layers, nn.Linear(288, 5))
 
 
@@ -54,7 +60,9 @@ class Watched:
         precision.packer.pack = watched  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("arm", ["actnn:bits=2", "actnn:bits=2,over=native:bf16", "actnn:bits=2,over=half:bf16"])
+@pytest.mark.parametrize(
+    "arm", ["actnn:bits=2", "actnn:bits=2,over=native:bf16", "actnn:bits=2,over=half:bf16"]
+)
 def test_activations_are_packed_and_weights_are_not(arm: str) -> None:
     """Large activations are kept in few bits; weights, their 16-bit copies and what the loss saves stay as they are."""
     precision, model, optimizer = start(arm)
@@ -86,7 +94,9 @@ def test_gradients_are_right_in_the_mean() -> None:
     """Over 60 backward passes 2-bit gradients average to those of fp32; one alone is far off."""
     exact = torch.cat([grad.flatten() for grad in gradients(*start("fp32"))])
     precision, model, optimizer = start("actnn:bits=2")
-    drawn = torch.stack([torch.cat([g.flatten() for g in gradients(precision, model, optimizer)]) for _ in range(60)])
+    drawn = torch.stack(
+        [torch.cat([g.flatten() for g in gradients(precision, model, optimizer)]) for _ in range(60)]
+    )
     one = (drawn[0] - exact).norm() / exact.norm()
     mean = (drawn.mean(0) - exact).norm() / exact.norm()
     assert one > 0.05

@@ -57,7 +57,8 @@ def long_way(precision: Apex, optimizers: Any) -> None:
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_outcomes_without_host_reads(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu"}))  # as on a GPU, which is not read at once
+    # as on a GPU, which is not read at once
+    monkeypatch.setattr(device_skip, "_DEVICE_TYPES", frozenset({"cpu"}))
     late = train(level, fused=True)
     early = train(level, fused=True, change=host_reads)
     assert late[0] == early[0]
@@ -81,14 +82,20 @@ def test_the_short_backward_pass_has_the_same_bits(level: str, fused: bool) -> N
 def test_a_loss_that_is_no_scalar(level: str) -> None:
     """A loss of one element in one dimension is scaled by the long way; a longer one is refused as by autograd."""
     precision = make_apex(opt_level=level, engine="compat")
-    (model,), (optimizer,) = precision.prepare([nn.Linear(4, 1)], [torch.optim.SGD([nn.Parameter(torch.ones(1))])])
+    (model,), (optimizer,) = precision.prepare(
+        [nn.Linear(4, 1)], [torch.optim.SGD([nn.Parameter(torch.ones(1))])]
+    )
     precision.backward(model(X[:1]).float().reshape(1), [optimizer])
     with pytest.raises(RuntimeError, match="scalar"):
         precision.backward(model(X), [optimizer])
 
 
-@pytest.mark.parametrize(("kind", "name"), [("full", "nvidia"), ("python_only", "compat"), ("absent", "compat")])
-def test_auto_takes_the_real_apex_with_its_kernels_only(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"), [("full", "nvidia"), ("python_only", "compat"), ("absent", "compat")]
+)
+def test_auto_takes_the_real_apex_with_its_kernels_only(
+    kind: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A Python-only Apex, which waits for the device at each parameter, is taken where it is asked for by name."""
     found = ApexInstall(kind, None, "0.1", f"an apex that is {kind}; remedy")
     monkeypatch.setattr("ampcompare.backends.apex_levels.find_installed_apex", lambda: found)

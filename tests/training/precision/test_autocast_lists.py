@@ -125,7 +125,11 @@ def speech_loss(out: Tensor) -> Tensor:
 
 
 NETWORKS: dict[str, Any] = {
-    "images": (lambda: UNet(True), (2, 1, 8, 8), lambda out: functional.cross_entropy(out, torch.ones(2, 8, 8).long())),
+    "images": (
+        lambda: UNet(True),
+        (2, 1, 8, 8),
+        lambda out: functional.cross_entropy(out, torch.ones(2, 8, 8).long()),
+    ),
     "volumes": (lambda: UNet(False), (1, 1, 4, 4, 4), lambda out: out.square().mean()),
     "speech": (Speech, (2, 6, 4), speech_loss),
     "detection": (Sampler, (2, 1, 4, 4), lambda out: functional.smooth_l1_loss(out, torch.ones_like(out))),

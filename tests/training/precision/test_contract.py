@@ -61,7 +61,9 @@ def scaled_on_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         from lightning_fabric.connector import _Connector
         from lightning_fabric.plugins import MixedPrecision
 
-        monkeypatch.setattr(_Connector, "_check_and_init_precision", lambda self: MixedPrecision("16-mixed", "cpu"))
+        monkeypatch.setattr(
+            _Connector, "_check_and_init_precision", lambda self: MixedPrecision("16-mixed", "cpu")
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +109,10 @@ def start_two(arm: str, device: torch.device) -> tuple[Precision, nn.Module, lis
     """A prepared model with two optimizers."""
     precision = make_precision(arm, device=str(device))
     model = net(device)
-    optimizers = [SGD(model[0].parameters(), lr=LR), SGD([*model[1].parameters(), *model[2].parameters()], lr=LR)]
+    optimizers = [
+        SGD(model[0].parameters(), lr=LR),
+        SGD([*model[1].parameters(), *model[2].parameters()], lr=LR),
+    ]
     (prepared,), optimizers = precision.prepare([model], optimizers)  # type: ignore[assignment]
     for optimizer in optimizers:
         optimizer.zero_grad()
@@ -126,7 +131,9 @@ def weights(model: nn.Module) -> list[Tensor]:
     return [gather_whole(param.detach()).float().clone() for param in model.parameters()]
 
 
-def backward(precision: Precision, model: nn.Module, optimizers: list[SGD], x: Tensor, **options: object) -> None:
+def backward(
+    precision: Precision, model: nn.Module, optimizers: list[SGD], x: Tensor, **options: object
+) -> None:
     """One forward and backward pass as the loop makes it."""
     with precision.autocast():
         loss = loss_of(model, x)
@@ -148,7 +155,9 @@ def test_the_description_names_the_type_that_computes(arm: str, device: torch.de
 
 
 @pytest.mark.parametrize("arm", ALL)
-def test_gradients_are_unscaled_once_and_a_step_moves_the_weights_by_them(arm: str, device: torch.device) -> None:
+def test_gradients_are_unscaled_once_and_a_step_moves_the_weights_by_them(
+    arm: str, device: torch.device
+) -> None:
     """Clipping on what `unscale` returns sees gradients of fp32's size; `backward` and `scale_loss` give the same bits.
 
     A second call of `unscale` changes nothing, and a step uses them: set to zero they move no weight.
@@ -156,7 +165,9 @@ def test_gradients_are_unscaled_once_and_a_step_moves_the_weights_by_them(arm: s
     reference = net(device)
     loss_of(reference, batch(device)).backward()
     expected_norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e9)
-    expected = [param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None]
+    expected = [
+        param.detach() - LR * param.grad for param in reference.parameters() if param.grad is not None
+    ]
     precision, model, optimizer = start(arm, device)
     backward(precision, model, [optimizer], batch(device))
     params = precision.unscale(optimizer)
@@ -267,7 +278,9 @@ def test_two_optimizers_of_one_update_use_one_scale(arm: str, device: torch.devi
 
 
 @pytest.mark.parametrize("arm", NOT_SHARING)
-def test_libraries_that_would_unscale_wrongly_refuse_several_optimizers(arm: str, device: torch.device) -> None:
+def test_libraries_that_would_unscale_wrongly_refuse_several_optimizers(
+    arm: str, device: torch.device
+) -> None:
     """A library that moves its scale at each optimizer's step is not given two of them."""
     model = net(device)
     optimizers = [SGD(model[0].parameters(), lr=LR), SGD(model[2].parameters(), lr=LR)]

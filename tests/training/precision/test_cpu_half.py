@@ -87,18 +87,25 @@ def test_sums_of_fp16_are_rounded_once_as_on_cuda(name: str) -> None:
 def test_a_row_that_is_read_often_gets_its_whole_gradient() -> None:
     """Ones add up to 2048 at most in fp16, which is not what a GPU returns."""
     table = torch.zeros(3, 1, dtype=torch.float16, requires_grad=True)
-    for read in (lambda: functional.embedding(torch.zeros(4000, dtype=torch.long), table), lambda: table[[0] * 4000]):
+    for read in (
+        lambda: functional.embedding(torch.zeros(4000, dtype=torch.long), table),
+        lambda: table[[0] * 4000],
+    ):
         with EmulatedHalf():
             (grad,) = torch.autograd.grad(read().float().sum(), table)
         assert grad[0] == 4000
     with EmulatedHalf():
-        table.detach().index_put_((torch.zeros(4000, dtype=torch.long),), torch.ones(4000, 1).half(), accumulate=True)
+        table.detach().index_put_(
+            (torch.zeros(4000, dtype=torch.long),), torch.ones(4000, 1).half(), accumulate=True
+        )
     assert table[0] == 4000
 
 
 def test_a_pad_has_the_same_gradient_with_and_without_autocast() -> None:
     """Autocast of a CPU computes it in fp32, and what O1 patches runs in fp16: on a GPU both are alike."""
-    value, given = (torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(seed)).half() for seed in (0, 1))
+    value, given = (
+        torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(seed)).half() for seed in (0, 1)
+    )
     found = []
     with cuda_casts(everywhere=True), EmulatedHalf():
         for enabled in (True, False):

@@ -51,9 +51,13 @@ def test_the_products_are_those_of_the_formula(scaling: str, over: str, emulate_
     rows = scaling == "rowwise"
     of_gradient = E4M3 if rows else E5M2
     wide = x.bfloat16()
-    expected = (rounded(wide, E4M3, -1 if rows else None) @ rounded(weight, E4M3, -1 if rows else None).T).bfloat16()
+    expected = (
+        rounded(wide, E4M3, -1 if rows else None) @ rounded(weight, E4M3, -1 if rows else None).T
+    ).bfloat16()
     assert torch.equal(y.float(), expected.float())
-    gradient = rounded(upstream, of_gradient, 0 if rows else None).T @ rounded(wide, E4M3, 0 if rows else None)
+    gradient = rounded(upstream, of_gradient, 0 if rows else None).T @ rounded(
+        wide, E4M3, 0 if rows else None
+    )
     (param,) = precision.unscale(optimizer)
     assert param.grad is not None
     torch.testing.assert_close(param.grad.float(), gradient.bfloat16().float(), rtol=2**-8, atol=0)
@@ -90,14 +94,21 @@ def test_what_the_arm_underneath_keeps_in_fp32_is_not_converted() -> None:
 def test_a_model_without_such_layers_is_refused() -> None:
     """A bf16 run must not be called fp8."""
     model = nn.Sequential(nn.Linear(4, 3))
-    with pytest.raises(UnsupportedCombination, match=r"multiples of 16, and this model has none; use half:bf16"):
+    with pytest.raises(
+        UnsupportedCombination, match=r"multiples of 16, and this model has none; use half:bf16"
+    ):
         make_precision("fp8:rowwise,over=half:bf16").prepare([model], [SGD(model.parameters(), lr=1.0)])
 
 
 @needs_torchao
 @pytest.mark.parametrize(
     ("capability", "scaling", "emulated"),
-    [((8, 0), "tensorwise", "fp8"), ((8, 9), "tensorwise", ""), ((8, 9), "rowwise", "fp8"), ((9, 0), "rowwise", "")],
+    [
+        ((8, 0), "tensorwise", "fp8"),
+        ((8, 9), "tensorwise", ""),
+        ((8, 9), "rowwise", "fp8"),
+        ((9, 0), "rowwise", ""),
+    ],
 )
 def test_hardware_is_used_where_it_is(
     capability: tuple[int, int], scaling: str, emulated: str, monkeypatch: pytest.MonkeyPatch

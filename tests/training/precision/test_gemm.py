@@ -133,7 +133,9 @@ def test_all_three_products_of_a_layer_are_torchaos() -> None:
 @needs_torchao
 @pytest.mark.parametrize("scale", ["", ",scale=floor", ",scale=even"])
 @pytest.mark.parametrize("shape", [(64, 96, 32), (7, 40, 24)])
-def test_torchao_as_the_engine_gives_the_products_of_the_emulation(shape: tuple[int, int, int], scale: str) -> None:
+def test_torchao_as_the_engine_gives_the_products_of_the_emulation(
+    shape: tuple[int, int, int], scale: str
+) -> None:
     """On a CPU by its own emulation, at any size; the row says what multiplied and how many results differ."""
     own = one_layer(f"gemm:mxfp8,keep=none{scale}", *shape)
     theirs = one_layer(f"gemm:mxfp8,keep=none,engine=torchao{scale}", *shape)
@@ -153,7 +155,9 @@ def test_torchao_as_the_engine_gives_the_products_of_the_emulation(shape: tuple[
 
 
 @needs_torchao
-def test_a_kernel_of_torchao_gets_sizes_that_it_takes_and_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_of_torchao_gets_sizes_that_it_takes_and_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where a device has one. Here a function stands for it that gives ones."""
     sizes = []
 
@@ -168,7 +172,9 @@ def test_a_kernel_of_torchao_gets_sizes_that_it_takes_and_is_compared(monkeypatc
     assert sizes
     assert all(size % 16 == 0 for size in sizes)
     (note,) = (note for note in precision.notes if "torchao" in note)
-    different, compared = (int(word.replace(",", "")) for word in re.findall(r"([\d,]+) (?:of|results)", note))
+    different, compared = (
+        int(word.replace(",", "")) for word in re.findall(r"([\d,]+) (?:of|results)", note)
+    )
     assert 0.9 * compared < different <= compared
 
 
@@ -209,7 +215,9 @@ def test_a_role_changes_its_own_product_alone(role: str) -> None:
 )
 def test_a_switch_changes_the_products_that_it_names(option: str, changed: set[str]) -> None:
     plain, other = (one_layer(f"gemm:mxfp4,keep=none{more}", 32, 64, 48) for more in ("", f",{option}"))
-    assert {role for role in ("fprop", "dgrad", "wgrad") if not torch.equal(plain[role], other[role])} == changed
+    assert {
+        role for role in ("fprop", "dgrad", "wgrad") if not torch.equal(plain[role], other[role])
+    } == changed
 
 
 def test_squares_let_both_products_of_a_weight_multiply_the_same_numbers() -> None:
@@ -322,12 +330,24 @@ def test_an_evaluation_before_the_training_decides_nothing() -> None:
 @pytest.mark.parametrize(
     ("arm", "model", "error", "match"),
     [
-        ("gemm:mxfp8", nn.Sequential(nn.Conv2d(1, 2, 3)), UnsupportedCombination, "linear layers .* has none"),
-        ("gemm:mxfp8", nn.Sequential(nn.Linear(20, 3)), UnsupportedCombination, "only linear layer.*keep=none"),
+        (
+            "gemm:mxfp8",
+            nn.Sequential(nn.Conv2d(1, 2, 3)),
+            UnsupportedCombination,
+            "linear layers .* has none",
+        ),
+        (
+            "gemm:mxfp8",
+            nn.Sequential(nn.Linear(20, 3)),
+            UnsupportedCombination,
+            "only linear layer.*keep=none",
+        ),
         ("gemm:mxfp8,keep=haed", Net(), ConfigError, "keep=haed matches no module.*near are head"),
     ],
 )
-def test_what_would_change_nothing_is_refused(arm: str, model: nn.Module, error: type[Exception], match: str) -> None:
+def test_what_would_change_nothing_is_refused(
+    arm: str, model: nn.Module, error: type[Exception], match: str
+) -> None:
     with pytest.raises(error, match=match):
         train(*start(arm, model), range(1))
 
@@ -395,7 +415,8 @@ def test_a_copy_of_a_model_multiplies_its_own_weights() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # TorchDynamo reads it
+# TorchDynamo reads it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("arm", ["gemm:mxfp8", "gemm:nvfp4,sr,rht,tiles"])
 def test_a_compiled_model_trains_alike(arm: str) -> None:
     """torch.compile leaves the layers out of its programs, which run as they do without it."""

@@ -102,7 +102,9 @@ def test_state_of_an_optimizer_that_has_stepped_moves_to_the_masters() -> None:
     make_precision("half:masters=fp32").prepare([model], [optimizer])
     masters = owned_params(optimizer)
     assert {master.dtype for master in masters} == {torch.float32}
-    assert all(torch.equal(optimizer.state[m]["exp_avg"], old) for m, old in zip(masters, moments, strict=True))
+    assert all(
+        torch.equal(optimizer.state[m]["exp_avg"], old) for m, old in zip(masters, moments, strict=True)
+    )
     assert len(optimizer.state) == len(masters)
 
 

@@ -59,7 +59,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         init=lambda: made.append("init"),
         Compression=SimpleNamespace(none="no compression", fp16="to fp16"),
         broadcast_parameters=lambda state, root_rank: made.append(f"broadcast {len(state)} from {root_rank}"),
-        broadcast_optimizer_state=lambda optimizer, root_rank: made.append(f"broadcast state from {root_rank}"),
+        broadcast_optimizer_state=lambda optimizer, root_rank: made.append(
+            f"broadcast state from {root_rank}"
+        ),
         DistributedOptimizer=lambda optimizer, **options: StubOptimizer(made, optimizer, **options),
     )
     package = ModuleType("horovod")

@@ -79,7 +79,8 @@ def test_a_skipped_step_keeps_compensation_and_state() -> None:
     precision, model, optimizer = start("half:kahan,dynamic,init_scale=8,keep_fp32=1")
     step(precision, model, optimizer)
     kept = {
-        id(param): {name: value.clone() for name, value in state.items()} for param, state in optimizer.state.items()
+        id(param): {name: value.clone() for name, value in state.items()}
+        for param, state in optimizer.state.items()
     }
     before = [param.detach().clone() for param in model.parameters()]
     step(precision, model, optimizer, X * float("inf"))

@@ -111,7 +111,11 @@ def test_beyond_the_range_casts_of_torch_and_ml_dtypes_differ_from_one_another()
     cast = {name: float(beyond.numpy().astype(getattr(ml_dtypes, ML_DTYPES[name]))[0]) for name in ELEMENTS}
     assert np.isnan(cast["e4m3"])
     assert (cast["e5m2"], cast["e2m1"]) == (float("inf"), 6.0)
-    assert [round_to_element(beyond, element).item() for element in ELEMENTS.values()] == [448.0, 57344.0, 6.0]
+    assert [round_to_element(beyond, element).item() for element in ELEMENTS.values()] == [
+        448.0,
+        57344.0,
+        6.0,
+    ]
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
@@ -140,7 +144,9 @@ def test_mx_is_that_of_torchao(name: str, element: str, mode: str) -> None:
         keep = torch.ones_like(scale, dtype=torch.bool)
         if kind == "any fp32":  # below 2^-118 torchao stores one scale and divides by another
             keep = scale.view(torch.uint8) > 8
-        assert equal(torch.log2(mine.tile[:, 0, :, 0])[keep], (scale.view(torch.uint8).float() - 127)[keep]), kind
+        assert equal(
+            torch.log2(mine.tile[:, 0, :, 0])[keep], (scale.view(torch.uint8).float() - 127)[keep]
+        ), kind
         assert equal(mine.grid[:, 0][keep], grid.unflatten(1, (-1, 32))[keep]), kind
 
 
@@ -347,7 +353,9 @@ def test_fewer_passes_give_the_same_values(name: str, shape: tuple[int, int]) ->
     elements = [form.element] if form.element == E2M1 else [E4M3, E5M2]
     for kind, x in make_matrices(*shape).items():
         for given in (x.float(), x.float().t()):
-            for scale, element, square in itertools.product(form.scales, elements, {False, form.shares == "block"}):
+            for scale, element, square in itertools.product(
+                form.scales, elements, {False, form.shares == "block"}
+            ):
                 expected = round_matrix(given, form, element, scale, square=square)
                 before = given.clone()
                 values, whole = round_to_grid_and_whole(given, form, element, scale, square=square)
@@ -360,7 +368,9 @@ def test_fewer_passes_give_the_same_values(name: str, shape: tuple[int, int]) ->
 def test_a_transform_by_columns_is_that_by_rows() -> None:
     x, matrix = make_matrices(96, 40)["wide bf16"].float(), hadamard_matrix(torch.device("cpu"))
     assert torch.equal(multiply_by_hadamard(x.t(), matrix), multiply_by_hadamard(x.t().contiguous(), matrix))
-    assert torch.equal(multiply_by_hadamard(x[:90].t(), matrix), multiply_by_hadamard(x[:90].t().contiguous(), matrix))
+    assert torch.equal(
+        multiply_by_hadamard(x[:90].t(), matrix), multiply_by_hadamard(x[:90].t().contiguous(), matrix)
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -23,7 +23,9 @@ def switches() -> Iterator[None]:
 
 def test_a_cpu_has_no_tf32() -> None:
     """The arm is refused where it could not differ from fp32, with the device and what to do."""
-    with pytest.raises(BackendUnavailable, match=r"fp32:tf32 asks for TF32.* 8\.0, but the device is cpu; leave it"):
+    with pytest.raises(
+        BackendUnavailable, match=r"fp32:tf32 asks for TF32.* 8\.0, but the device is cpu; leave it"
+    ):
         make_precision("fp32:tf32", device="cpu")
 
 

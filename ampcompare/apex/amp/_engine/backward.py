@@ -44,7 +44,9 @@ def post_backward_no_master_weights(optimizer: Any, scaler: LossScaler) -> None:
         if stash.stashed:
             _drop_stashed_if_strict(stash, scaler)
         if stash.all_fp16_params:
-            half = _gradients_to_unscale(stash.all_fp16_params, stash.all_fp16_grad_stash, stash.stashed, sums)
+            half = _gradients_to_unscale(
+                stash.all_fp16_params, stash.all_fp16_grad_stash, stash.stashed, sums
+            )
             scaler.unscale_(half, uniform=stash.uniform_device)
         full = _gradients_to_unscale(stash.all_fp32_params, stash.all_fp32_grad_stash, stash.stashed, sums)
         scaler.unscale_(full, uniform=stash.uniform_device)
@@ -169,7 +171,9 @@ def drop_leftover_stashes(stash: AmpOptimizerState) -> None:
     stash.stashed = False
 
 
-def _half_grads_and_buffers(stash: AmpOptimizerState, sums: _DeferredAdditions) -> tuple[list[Tensor], list[Tensor]]:
+def _half_grads_and_buffers(
+    stash: AmpOptimizerState, sums: _DeferredAdditions
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return fp32 buffers, which become the gradients of masters without one, and the half gradients for them."""
     masters = stash.all_fp32_from_fp16_params
     sources = [grad for param in stash.all_fp16_params if (grad := param.grad) is not None]

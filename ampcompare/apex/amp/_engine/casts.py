@@ -23,7 +23,9 @@ Cast = Callable[[Tensor], Tensor]
 """Takes a floating-point tensor of another dtype, returns the cast one."""
 
 
-def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True, dtype: torch.dtype | None = None) -> Cast:
+def half_cast(
+    handle: AmpHandle, name: str = "", *, caching: bool = True, dtype: torch.dtype | None = None
+) -> Cast:
     """Return the cast to a 16-bit type, by default that of the handle.
 
     With `caching` fp32 parameters are cast once between two clearings of the cache. O4 casts them at each use, so that
@@ -86,7 +88,11 @@ def _caching_cast(handle: AmpHandle, convert: Cast) -> Cast:
     def cast_tensor(value: Tensor) -> Tensor:
         # `isinstance` is a Python call here: it is left to subclasses.
         kind = value.__class__
-        if kind is Tensor or value.dtype is not float32 or not (kind is Parameter or isinstance(value, Parameter)):
+        if (
+            kind is Tensor
+            or value.dtype is not float32
+            or not (kind is Parameter or isinstance(value, Parameter))
+        ):
             return convert(value)
         return cast_weight(value)
 
@@ -175,7 +181,9 @@ def _are_all_floating(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(_are_all_floating(entry) for entry in value)
 
 
-def collect_floating_dtypes(args: Iterable[Any], kwargs: Mapping[str, Any], cuda_only: bool) -> set[torch.dtype]:
+def collect_floating_dtypes(
+    args: Iterable[Any], kwargs: Mapping[str, Any], cuda_only: bool
+) -> set[torch.dtype]:
     """Return the dtypes of all floating-point tensors among the arguments, and in containers of nothing else."""
     dtypes: set[torch.dtype] = set()
     for value in (*args, *kwargs.values()):

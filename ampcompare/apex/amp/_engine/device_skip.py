@@ -48,7 +48,9 @@ def install_step_with_flags(optimizer: Any) -> None:
         flag = union_of_flags(flags)
         if closure is not None:
             if flag.item():
-                raise AmpScalingError("optimizer.step(closure) does not work with amp: call step() without a closure.")
+                raise AmpScalingError(
+                    "optimizer.step(closure) does not work with amp: call step() without a closure."
+                )
             return inner(closure)
         if not is_step_skippable(self):
             _create_momentum_buffers(self)
@@ -150,7 +152,9 @@ def _create_momentum_buffers(optimizer: Any) -> None:
     """
     stash = optimizer._amp_stash
     state = optimizer.state
-    if type(optimizer) is not torch.optim.SGD or (stash.momentum_state is state and len(state) >= stash.momentum_count):
+    if type(optimizer) is not torch.optim.SGD or (
+        stash.momentum_state is state and len(state) >= stash.momentum_count
+    ):
         return
     for group in optimizer.param_groups:
         if not group["momentum"]:

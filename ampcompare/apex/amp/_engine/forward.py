@@ -51,7 +51,8 @@ def applier(value: Any, fn: Callable[[Any], Any], *, in_dataclasses: bool = Fals
 
     if isinstance(value, Mapping):
         if dataclasses.is_dataclass(value) and not _amp_state.strict and isinstance(value, MutableMapping):
-            result = copy.copy(value)  # an output of transformers or diffusers, whose entries are attributes too
+            # an output of transformers or diffusers, whose entries are attributes too
+            result = copy.copy(value)
             for key, entry in value.items():
                 result[key] = inside(entry)
             return result
@@ -90,7 +91,9 @@ class CastForward:
             self.inner = module.forward
 
     @classmethod
-    def install(cls, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype, *, under_casts: bool) -> None:
+    def install(
+        cls, module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype, *, under_casts: bool
+    ) -> None:
         """Replace `module.forward`, on this instance only."""
         forward = cls(module, inputs, outputs, under_casts=under_casts)
         module.forward = forward
@@ -106,7 +109,8 @@ class CastForward:
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.module = replica
-        rebind = getattr(self.inner, "rebind", None)  # an earlier amp layer, or another one that follows its module
+        # an earlier amp layer, or another one that follows its module
+        rebind = getattr(self.inner, "rebind", None)
         if rebind is not None:
             twin.inner = rebind(replica)
         replica.__dict__["forward"] = twin
@@ -128,13 +132,19 @@ class CastForward:
             # What a step is in most scripts, with nothing in the way.
             module, value = self.module, args[0]
             if self.inputs is not None and not (
-                value.__class__ is Tensor and value.dtype is self.inputs and (not self.expect_cuda or value.is_cuda)
+                value.__class__ is Tensor
+                and value.dtype is self.inputs
+                and (not self.expect_cuda or value.is_cuda)
             ):
                 value = self._cast_input(value, self.inputs)
             result = type(module).forward(module, value)
         else:
             result = self._call_with_casts(args, kwargs)
-        if result.__class__ is Tensor and result.dtype is self.outputs and (not self.expect_cuda or result.is_cuda):
+        if (
+            result.__class__ is Tensor
+            and result.dtype is self.outputs
+            and (not self.expect_cuda or result.is_cuda)
+        ):
             return result
         return self._cast_floating_in(result, self.outputs)
 

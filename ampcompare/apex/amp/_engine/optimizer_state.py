@@ -126,7 +126,11 @@ class AmpOptimizerState:
 
     def release_buffers(self) -> None:
         """Release the memory of master gradients for the activations, on devices with a caching allocator."""
-        if self.master_weights and self.all_fp16_params and self.all_fp16_params[0].device.type in _CACHED_DEVICES:
+        if (
+            self.master_weights
+            and self.all_fp16_params
+            and self.all_fp16_params[0].device.type in _CACHED_DEVICES
+        ):
             self.master_grad_buffers = [None] * len(self.master_grad_buffers)
 
     def note_if_one_device(self, params: Sequence[Tensor]) -> None:

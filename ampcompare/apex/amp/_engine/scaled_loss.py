@@ -88,7 +88,9 @@ class ScaledLoss(AbstractContextManager[Any]):
     _initial_grad: Tensor
     _version: int
 
-    def __init__(self, loss: Any, optimizers: Any, loss_id: int, delay_unscale: bool, delay_check: bool) -> None:
+    def __init__(
+        self, loss: Any, optimizers: Any, loss_id: int, delay_unscale: bool, delay_check: bool
+    ) -> None:
         self._loss = loss
         self._optimizers = self._given = optimizers
         self._loss_id = loss_id
@@ -132,7 +134,9 @@ class ScaledLoss(AbstractContextManager[Any]):
         state = _amp_state.__dict__
         properties = state.get("opt_properties")
         if properties is None:
-            raise AmpNotInitialized("amp.scale_loss was called before amp.initialize.  Call amp.initialize first.")
+            raise AmpNotInitialized(
+                "amp.scale_loss was called before amp.initialize.  Call amp.initialize first."
+            )
         options = properties.options
         if not options["enabled"]:
             return None
@@ -300,7 +304,9 @@ def _skip_next_step(optimizer: Any, scaler: LossScaler, loss_id: int) -> None:
         if spent:
             return inner(**kwargs) if closure is None else inner(closure, **kwargs)
         if closure is not None:
-            raise AmpScalingError("optimizer.step(closure) does not work with amp: call step() without a closure.")
+            raise AmpScalingError(
+                "optimizer.step(closure) does not work with amp: call step() without a closure."
+            )
         maybe_print(overflow_message(loss_id, scaler.loss_scale()))
         stash.flags = []
         for master in getattr(stash, "all_fp32_from_fp16_params", ()):

@@ -16,11 +16,23 @@ def _names_of_methods_there(*names: str) -> list[str]:
 
 FP16_FUNCS: list[str] = _names_of_methods_there("__matmul__", *torch_overrides.FP16_FUNCS)
 
-FP32_FUNCS: list[str] = _names_of_methods_there("__ipow__", "__pow__", "__rpow__", "cpu", *torch_overrides.FP32_FUNCS)
+FP32_FUNCS: list[str] = _names_of_methods_there(
+    "__ipow__", "__pow__", "__rpow__", "cpu", *torch_overrides.FP32_FUNCS
+)
 
 CASTS: list[str] = _names_of_methods_there(
     *("__add__", "__div__", "__eq__", "__ge__", "__gt__", "__iadd__", "__idiv__", "__imul__", "__isub__"),
-    *("__itruediv__", "__le__", "__lt__", "__mul__", "__ne__", "__radd__", "__rdiv__", "__rmul__", "__rsub__"),
+    *(
+        "__itruediv__",
+        "__le__",
+        "__lt__",
+        "__mul__",
+        "__ne__",
+        "__radd__",
+        "__rdiv__",
+        "__rmul__",
+        "__rsub__",
+    ),
     *("__rtruediv__", "__sub__", "__truediv__", *torch_overrides.CASTS),
 )
 

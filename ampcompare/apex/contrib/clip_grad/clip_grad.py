@@ -10,7 +10,10 @@ from ampcompare.apex.multi_tensor_apply.arithmetic import per_tensor_norms
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
 ) -> Tensor:
     """Scale gradients in place so that the norm of all together is at most `max_norm`, and return the norm before.
 

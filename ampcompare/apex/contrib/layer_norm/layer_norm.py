@@ -5,7 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampcompare.apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction, fused_layer_norm_affine
+from ampcompare.apex.normalization.fused_layer_norm import (
+    FusedLayerNormAffineFunction,
+    fused_layer_norm_affine,
+)
 
 
 class FastLayerNormFN:

@@ -12,7 +12,12 @@ from ampcompare.apex.normalization.fused_layer_norm import fused_layer_norm_affi
 
 
 def fast_mask_softmax_dropout_func(
-    is_training: bool, heads: int, inputs: Tensor, pad_mask: Tensor | None, mask_additive: bool, dropout_prob: float
+    is_training: bool,
+    heads: int,
+    inputs: Tensor,
+    pad_mask: Tensor | None,
+    mask_additive: bool,
+    dropout_prob: float,
 ) -> Tensor:
     """Return the dropout of the softmax of scores, shape (batch * heads, queries, keys), masked for each batch.
 
@@ -67,7 +72,9 @@ class SelfMultiheadAttn(nn.Module):
         if impl not in ("fast", "default"):
             raise AssertionError(f"impl is {impl!r}; it must be 'fast' or 'default'")
         if mask_additive and (include_norm_add or (impl == "fast" and not bias)):
-            raise AssertionError("mask_additive=True goes with include_norm_add=False, and for impl='fast' with a bias")
+            raise AssertionError(
+                "mask_additive=True goes with include_norm_add=False, and for impl='fast' with a bias"
+            )
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout

@@ -77,7 +77,9 @@ class FP16_Optimizer(AroundOptimizer):
         self.overflow = any(norm is not None and not torch.isfinite(norm) for norm in norms)
         if not self.overflow:
             if isinstance(self.optimizer, FusedAdam):
-                self.optimizer.step(grads=grads, output_params=self.fp16_groups, scale=self.cur_scale, grad_norms=norms)
+                self.optimizer.step(
+                    grads=grads, output_params=self.fp16_groups, scale=self.cur_scale, grad_norms=norms
+                )
             else:
                 self._step_with_gradients_only()
         self._update_scale(self.overflow)
@@ -99,7 +101,9 @@ class FP16_Optimizer(AroundOptimizer):
     def _update_scale(self, skip: bool) -> None:
         if skip and (self.verbose or not self.dynamic_loss_scale):
             kind = "dynamic" if self.dynamic_loss_scale else "static"
-            print(f"\nGrad overflow on iteration {self.cur_iter}\nUsing {kind} loss scale of {self.cur_scale}")
+            print(
+                f"\nGrad overflow on iteration {self.cur_iter}\nUsing {kind} loss scale of {self.cur_scale}"
+            )
         if self.dynamic_loss_scale:
             if skip:
                 self.cur_scale = max(self.cur_scale / self.scale_factor, 1)

@@ -31,7 +31,9 @@ def split_by_group(tensors: Any, groups: Sequence[dict[str, Any]], name: str) ->
     lists = [list(row) for row in rows] if rows and isinstance(rows[0], list) else [rows]
     lengths = [len(row) for row in lists]
     if lengths != sizes:
-        raise RuntimeError(f"step got {name} for groups of {lengths} tensors; the optimizer has groups of {sizes}")
+        raise RuntimeError(
+            f"step got {name} for groups of {lengths} tensors; the optimizer has groups of {sizes}"
+        )
     return lists
 
 
@@ -115,11 +117,17 @@ class FusedAdam(Optimizer):
         return loss
 
     def _step_group(
-        self, group: dict[str, Any], rows: Sequence[tuple[Tensor, Tensor, Tensor | None]], scale: float, norm: Any
+        self,
+        group: dict[str, Any],
+        rows: Sequence[tuple[Tensor, Tensor, Tensor | None]],
+        scale: float,
+        norm: Any,
     ) -> None:
         params, grads = [row[0].data for row in rows], [row[1] for row in rows]
         if any(grad.is_sparse for grad in grads):
-            raise RuntimeError("FusedAdam got a sparse gradient; use dense gradients, or torch.optim.SparseAdam")
+            raise RuntimeError(
+                "FusedAdam got a sparse gradient; use dense gradients, or torch.optim.SparseAdam"
+            )
         divisor = scale
         if group["max_grad_norm"] > 0:
             total_norm = float(global_norm(grads) if norm is None else norm)
@@ -129,7 +137,9 @@ class FusedAdam(Optimizer):
         for index, (param, _, _) in enumerate(rows):
             state = self.state[param]
             if not state:
-                state.update(step=0, exp_avg=torch.zeros_like(param.data), exp_avg_sq=torch.zeros_like(param.data))
+                state.update(
+                    step=0, exp_avg=torch.zeros_like(param.data), exp_avg_sq=torch.zeros_like(param.data)
+                )
             state["step"] += 1
             by_step.setdefault(state["step"], []).append(index)
         averages = [self.state[row[0]]["exp_avg"] for row in rows]
@@ -138,7 +148,9 @@ class FusedAdam(Optimizer):
             self._apply_adam_kernel(
                 group,
                 step,
-                list(torch._foreach_div(as_fp32_tensors([grads[i] for i in chosen]), rounded_to_fp32(divisor))),
+                list(
+                    torch._foreach_div(as_fp32_tensors([grads[i] for i in chosen]), rounded_to_fp32(divisor))
+                ),
                 [params[i] for i in chosen],
                 [averages[i] for i in chosen],
                 [squares[i] for i in chosen],

@@ -48,6 +48,8 @@ class SoftmaxCrossEntropyLoss(torch.autograd.Function):
         logits, log_sum, labels, padded = ctx.saved_tensors
         grad = (logits.to(log_sum.dtype) - log_sum.unsqueeze(-1)).exp_()
         grad -= ctx.smoothing / logits.size(-1)
-        grad.scatter_add_(-1, labels.unsqueeze(-1), torch.full_like(log_sum, ctx.smoothing - 1.0).unsqueeze(-1))
+        grad.scatter_add_(
+            -1, labels.unsqueeze(-1), torch.full_like(log_sum, ctx.smoothing - 1.0).unsqueeze(-1)
+        )
         grad *= grad_loss.to(grad.dtype).masked_fill(padded, 0.0).unsqueeze(-1)
         return grad.to(logits.dtype), None, None, None, None

@@ -47,7 +47,10 @@ class ScriptForks:
             try:
                 self._server.wait_until_ready(lambda: False)
                 fork = self._server.start_fork(
-                    function, list(map(sandbox.place_of_path, words)), output=null.fileno(), environment=environment
+                    function,
+                    list(map(sandbox.place_of_path, words)),
+                    output=null.fileno(),
+                    environment=environment,
                 )
             except ServerLost:
                 raise LaunchError(f"the process server {self._server.exit_phrase()}") from None

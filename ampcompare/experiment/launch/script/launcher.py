@@ -95,20 +95,27 @@ class ScriptLauncher(ForkServerLauncher):
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
         code, self._stuck = 0, ""
         output: OutputReader | None = None
-        files_read, readable = make_finder_of_earlier_files_read(folder), make_finder_of_other_cells_files_read(config)
+        files_read, readable = (
+            make_finder_of_earlier_files_read(folder),
+            make_finder_of_other_cells_files_read(config),
+        )
         with self._process.busy_with_cell(), sandbox_of_cell(config, folder) as sandbox:
             with contextlib.suppress(AskedToStopBeforeStart):
                 code, output = self._run_script(config, config.script, folder, sandbox, on_progress)
             self._process.raise_if_closed()
         wall = time.perf_counter() - begin
         rows = rows_of_training_process(folder)
-        (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
+        (folder / CellFile.STEPS).write_text(
+            "".join(dump_json(step, indent=None) + "\n" for step in rows.steps)
+        )
         if self._is_asked_to_stop():
             record = failed_script_record(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
         elif error := self._stuck or _why_script_failed(config.script, code, rows, folder):
-            record = failed_script_record(config, error, exit_code=_exit_code_for_script(code, rows), started=started)
+            record = failed_script_record(
+                config, error, exit_code=_exit_code_for_script(code, rows), started=started
+            )
         else:
             assert output is not None
             record = script_record(
@@ -124,7 +131,10 @@ class ScriptLauncher(ForkServerLauncher):
         files = {"files": [one.path for one in written], "resumed": files_read()}
         facts = record.script or rows.facts()
         if others := readable():
-            files["notes"] = [*facts.notes, f"{format_few_names(others)} is of another cell, which this one could read"]
+            files["notes"] = [
+                *facts.notes,
+                f"{format_few_names(others)} is of another cell, which this one could read",
+            ]
         record = record.model_copy(update={"script": facts.model_copy(update=files)})
         write_record(record, folder)
         return record_without_written_files(record, folder, sandbox.written)
@@ -163,7 +173,8 @@ class ScriptLauncher(ForkServerLauncher):
                             f"{config.arm}: a process still runs {EXIT_SECONDS:g} s after its last row; it is ended"
                         )
                         process.kill()
-            pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
+            # a process that the script has left behind may hold the pipe open
+            pump.join(timeout=PIPE_SECONDS)
         finally:
             self._process.end_process()
             pump.join(timeout=PIPE_SECONDS)
@@ -225,7 +236,14 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     if config.processes > 1 or script.torchrun:
         start = [sys.executable, "-m", TORCHRUN, "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
-    options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
+    options = [
+        "--arm",
+        config.arm,
+        "--seed",
+        str(seed),
+        "--record",
+        str((folder / CellFile.SCRIPT).resolve()),
+    ]
     options += ["--twin"] * (config.first_weights == "twin")
     if script.first_weights is not None:
         options += ["--first-weights", str(first_weights_folder(config, folder) / CellFile.WEIGHTS)]
@@ -258,7 +276,12 @@ def first_weights_config(config: RunConfig) -> RunConfig:
     """Return the settings under which a stack records the first weights of a cell: one step of the script as it is."""
     assert config.script is not None
     script = config.script.model_copy(update={"first_weights": None, "max_steps": 1, "metrics": ()})
-    recording = {"arm": "script", "stack": config.script.first_weights, "first_weights": "seed", "script": script}
+    recording = {
+        "arm": "script",
+        "stack": config.script.first_weights,
+        "first_weights": "seed",
+        "script": script,
+    }
     return config.model_copy(update=recording)
 
 
@@ -304,7 +327,9 @@ def _last_line_of_output(code: int, folder: Path) -> str:
     if last.startswith("ampcompare: "):
         return last.removeprefix("ampcompare: ")
     usage = [at for at, line in enumerate(lines) if line.lower().startswith("usage:")]
-    said = f"{last} ({' '.join(' '.join(lines[usage[-1] : -1]).split())})" if code == USAGE and usage else last
+    said = (
+        f"{last} ({' '.join(' '.join(lines[usage[-1] : -1]).split())})" if code == USAGE and usage else last
+    )
     return f"the script ended with exit code {code}" + (f": {said}" if said else "")
 
 
@@ -379,7 +404,9 @@ def script_record(
     notes: list[str] = []
     lost = ""
     for metric in script.metrics:
-        found = list(printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, []))
+        found = list(
+            printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, [])
+        )
         if not found:
             return failed_script_record(config, _why_metric_unseen(metric, rows), started=started)
         found, fault, note = _metric_values_of_one_rank(
@@ -392,7 +419,9 @@ def script_record(
         values[metric.name] = metric_value_that_counts(metric, found)
         if isinstance(value := values[metric.name], PrintedValue):
             steps[metric.name] = value.step
-        lost = lost or ("" if values.keys() - {metric.name} else _why_metric_lost(metric, found, values[metric.name]))
+        lost = lost or (
+            "" if values.keys() - {metric.name} else _why_metric_lost(metric, found, values[metric.name])
+        )
     if not script.metrics:
         values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
     diverged, divergence = _find_divergence(losses, config.nan_patience)
@@ -405,7 +434,9 @@ def script_record(
             "metric_final": values[first] if diverged is None else None,
             "metric_best": values[first] if math.isfinite(values[first]) else None,
             "others_final": {name: values[name] for name in others} if diverged is None else {},
-            "epochs": [EpochResult(epoch=0, samples=1, values=values, train_seconds=wall_seconds, eval_seconds=0.0)],
+            "epochs": [
+                EpochResult(epoch=0, samples=1, values=values, train_seconds=wall_seconds, eval_seconds=0.0)
+            ],
             "diverged_step": diverged,
             "divergence": divergence,
         }
@@ -430,11 +461,15 @@ def script_record(
         summary=summary,
         trace=tracer.find_trace_of_run(_seconds_of_timed_steps(config, rows.steps)),
         started=started,
-        script=rows.facts().model_copy(update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}),
+        script=rows.facts().model_copy(
+            update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}
+        ),
     )
 
 
-def _metric_values_of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
+def _metric_values_of_one_rank(
+    name: str, values: list[float], *, is_alone: bool
+) -> tuple[list[float], str, str]:
     """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ."""
     by_rank: dict[int | None, list[float]] = {}
     for value in values:
@@ -451,8 +486,16 @@ def _metric_values_of_one_rank(name: str, values: list[float], *, is_alone: bool
     shown = f"{by_rank[first][-1]:g} and {its[-1]:g}"
     whom = f"rank {first} and {'another process' if other is None else f'rank {other}'}"
     if first == 0:
-        return by_rank[0], "", f"{whom} printed different values of {name} ({shown} in the end), and rank 0's count"
-    return values, f"{whom} printed different values of metric {name} ({shown} in the end); print it on rank 0", ""
+        return (
+            by_rank[0],
+            "",
+            f"{whom} printed different values of {name} ({shown} in the end), and rank 0's count",
+        )
+    return (
+        values,
+        f"{whom} printed different values of metric {name} ({shown} in the end); print it on rank 0",
+        "",
+    )
 
 
 def _why_metric_lost(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
@@ -492,7 +535,9 @@ def _find_divergence(losses: Sequence[float], patience: int) -> tuple[int | None
     return None, None
 
 
-def _summarize_run(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:
+def _summarize_run(
+    config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float
+) -> RunSummary:
     steps, seconds = rows.steps, _seconds_of_timed_steps(config, rows.steps)
     iqr = None
     if len(seconds) >= 4:

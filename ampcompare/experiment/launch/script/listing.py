@@ -21,7 +21,9 @@ MAX_LINES = 2000
 # A number as Python prints it; without a point only behind a sign of equality, where it is no number of a list.
 NUMBER = r"[-+]?(?:(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|(?i:nan|inf)\b)"
 WORD = r"[A-Za-z][\w@./-]*"
-PRINTED = re.compile(rf"(?<![\w.])(?P<name>{WORD}(?: {WORD})?)(?:\s*[:=]\s*|\s+)(?P<number>{NUMBER})(?!\.?\d|:\d)")
+PRINTED = re.compile(
+    rf"(?<![\w.])(?P<name>{WORD}(?: {WORD})?)(?:\s*[:=]\s*|\s+)(?P<number>{NUMBER})(?!\.?\d|:\d)"
+)
 # What the figures behind it belong to: `tot_loss[`, `"valid": {`, `validation: ` or `[test]`; a number in it counts on.
 OWNER = re.compile(
     r"""(?P<tag>\[[A-Za-z_ -]+\])|(?P<open>[A-Za-z_./-]+[\[(]|['"][A-Za-z_./-]+['"]: ?\{)|(?P<close>[\])}])"""
@@ -124,7 +126,9 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
             shown = f"{owner.strip(OWNERS_MARKS)} {name}".strip() if len(by_owner) > 1 else name
             patterns = _candidate_patterns(name, before, owner, [*by_owner], [other for other, _ in found])
             places = [place for place, _ in values]
-            pattern = next((one for one in patterns if _places_of_matches(one, plain) == places), patterns[-1])
+            pattern = next(
+                (one for one in patterns if _places_of_matches(one, plain) == places), patterns[-1]
+            )
             yield SeenMetric(shown, "output", len(values), values[-1][1], _metric_option_text(shown, pattern))
 
 
@@ -132,7 +136,11 @@ def _named_figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
     """Yield the numbers of a line that have a name, with the name and a pattern of what stands before them."""
     if whole := BRACKETED.fullmatch(line.strip()):
         words = whole["name"].split()
-        yield " ".join(words), r"\s+".join(map(re.escape, words)) + r"\s*[:=]\s*", BRACKETED.search(line) or whole
+        yield (
+            " ".join(words),
+            r"\s+".join(map(re.escape, words)) + r"\s*[:=]\s*",
+            BRACKETED.search(line) or whole,
+        )
         return
     for printed in PRINTED.finditer(line):
         yield printed["name"], rf"{re.escape(printed['name'])}(?:\s*[:=]\s*|\s+)", printed
@@ -140,7 +148,11 @@ def _named_figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
         quote = entry["quote"]
         name = entry["name"]
         opening = entry["open"] or ""
-        yield name, _pattern_without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"), entry
+        yield (
+            name,
+            _pattern_without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"),
+            entry,
+        )
 
 
 def _owner_of_figure(line: str, place: int) -> str:
@@ -163,7 +175,9 @@ def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], n
     """Return patterns for a figure, the shortest first, which other figures of its name may match too."""
     words = [other.removesuffix(name) for other in names if other != name and other.endswith(f" {name}")]
     apart = BOUNDARY + "".join(rf"(?<!{re.escape(word)})" for word in dict.fromkeys(words))
-    inside = rf"[^{re.escape(CLOSING[owner[-1]])}]*?" if owner[-1:] in CLOSING else rf"(?:(?!{NEXT_OWNER}).)*?"
+    inside = (
+        rf"[^{re.escape(CLOSING[owner[-1]])}]*?" if owner[-1:] in CLOSING else rf"(?:(?!{NEXT_OWNER}).)*?"
+    )
     others = "|".join(_pattern_without_apostrophe(re.escape(one)) for one in owners if one)
     outside = rf"^(?:(?!{others}).)*?" if others else ""
     place = rf"(?<![\w.]){_pattern_without_apostrophe(re.escape(owner))}{inside}" if owner else outside
@@ -174,7 +188,9 @@ def _places_of_matches(pattern: str, lines: list[str]) -> list[Place]:
     """Return where a pattern takes a number, as it reads the output of a script."""
     wide = pattern_with_wider_numbers(pattern)
     return [
-        (row, found.end(1) - len(found[1].lstrip())) for row, line in enumerate(lines) for found in wide.finditer(line)
+        (row, found.end(1) - len(found[1].lstrip()))
+        for row, line in enumerate(lines)
+        for found in wide.finditer(line)
     ]
 
 

@@ -44,7 +44,9 @@ class PrintedValue(float):
         """Read a number."""
         value = super().__new__(cls, text)
         digits, _, exponent = text.lower().partition("e")
-        value.step = 0.0 if float(text) - float(text) else 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+        value.step = (
+            0.0 if float(text) - float(text) else 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))
+        )
         value.rank, value.passing = rank, passing
         return value
 
@@ -62,7 +64,9 @@ class OutputReader:
         self._pipe = pipe
         self._log = log
         self._patterns = {
-            metric.name: pattern_with_wider_numbers(metric.pattern) for metric in metrics if metric.pattern is not None
+            metric.name: pattern_with_wider_numbers(metric.pattern)
+            for metric in metrics
+            if metric.pattern is not None
         }
         self._lines: dict[int | None, bytes] = {}  # begun by each rank
         self.values: dict[str, list[float]] = {name: [] for name in self._patterns}

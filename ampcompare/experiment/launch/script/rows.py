@@ -88,7 +88,9 @@ def read_rows(path: Path) -> ScriptRows:
         rows.header = read.pop(0)
     for row in read:
         _add_row(rows, row)
-    rows.steps = list(_iter_updates(row for row in read if row.get("kind") in ("backward", "plain_backward", "step")))
+    rows.steps = list(
+        _iter_updates(row for row in read if row.get("kind") in ("backward", "plain_backward", "step"))
+    )
     return rows
 
 
@@ -203,7 +205,11 @@ def rows_of_training_children(folder: Path) -> list[ScriptRows]:
 
 def first_error_of_children(folder: Path) -> str:
     """Return why the first of these processes failed that says so; "" if none does."""
-    errors = [str(rows.ended["error"]) for rows in _rows_of_children(folder) if rows.ended and rows.ended.get("error")]
+    errors = [
+        str(rows.ended["error"])
+        for rows in _rows_of_children(folder)
+        if rows.ended and rows.ended.get("error")
+    ]
     return errors[0] if errors else ""
 
 
@@ -232,7 +238,11 @@ def rows_of_training_process(folder: Path) -> ScriptRows:
 
 
 def _process_count_text(children: Sequence[ScriptRows]) -> str:
-    return f"{len(children)} processes that the script has" if len(children) > 1 else "a process that the script has"
+    return (
+        f"{len(children)} processes that the script has"
+        if len(children) > 1
+        else "a process that the script has"
+    )
 
 
 def _are_ranks_of_one_group(children: Sequence[ScriptRows]) -> bool:

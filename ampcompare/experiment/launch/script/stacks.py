@@ -21,7 +21,13 @@ from typing import Any
 from filelock import FileLock
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, RecordError, UnsupportedCombination
+from ampcompare.base.errors import (
+    ConfigError,
+    EnvironmentUnfit,
+    LaunchError,
+    RecordError,
+    UnsupportedCombination,
+)
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable_line
@@ -37,7 +43,12 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import BY_HAND, Progress, StoppableProcess, record_of_interrupted_cell
+from ampcompare.experiment.launch.contract import (
+    BY_HAND,
+    Progress,
+    StoppableProcess,
+    record_of_interrupted_cell,
+)
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.launcher import (
     POLL_SECONDS,
@@ -58,7 +69,8 @@ from ampcompare.settings.stack import StackConfig
 TEMPLATE = Path(__file__).parents[3] / "script" / "recording" / "recorder.py.txt"
 RUN = "recorder_run"  # in the environment of a record: which run of the recorder it was made of
 MAX_SHOWN = 400
-OTHER_PYTHON = ("PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")  # of this one, not of the stack
+# of this one, not of the stack
+OTHER_PYTHON = ("PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 TORCHRUN, OLD_LAUNCHER = "torch.distributed.run", "torch.distributed.launch"
 MIN_TORCHRUN = (1, 9)
 START_SECONDS = 300.0  # until a stack answers, and a script there has imported torch
@@ -153,7 +165,9 @@ def _parse_stack_facts(name: str, shown: str, code: int, out: bytes, err: bytes)
                 return StackFacts(name, facts)
     said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     last = f": {printable_line(said[-1].strip(), MAX_SHOWN)}" if said else ""
-    return StackFacts(name, {}, f"the stack {name} cannot be started: {shown} ended with exit code {code}{last}")
+    return StackFacts(
+        name, {}, f"the stack {name} cannot be started: {shown} ended with exit code {code}{last}"
+    )
 
 
 def _reason_of_error(error: OSError | ValueError) -> str:
@@ -258,9 +272,13 @@ class StackLauncher(ScriptLauncher):
         if config.processes > 1 or script.torchrun:
             start += _words_that_start_ranks(_known[config.stack.command].facts, config.processes)
         command = [*start, str((folder / CellFile.RECORDER).resolve()), *record, *words]
-        return self._open_process(command, {name: one for name, one in environment.items() if name not in OTHER_PYTHON})
+        return self._open_process(
+            command, {name: one for name, one in environment.items() if name not in OTHER_PYTHON}
+        )
 
-    def _open_process(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> _StartedProcess:
+    def _open_process(
+        self, command: Sequence[str], environment: Mapping[str, str], **options: Any
+    ) -> _StartedProcess:
         """Start a command that ends with this process, in the sandbox that the environment names."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
         start = module_command("ampcompare.experiment.launch.script.supervise", *command)
@@ -283,12 +301,16 @@ class StackLauncher(ScriptLauncher):
 
     def _why_cell_is_stuck(self, config: RunConfig, folder: Path) -> str:
         """Return that a cell has done nothing for long: the recorder touches its file while its process computes."""
-        seen = [path.stat() for path in (*folder.glob(CellFile.SCRIPTS), folder / CellFile.LOG) if path.exists()]
+        seen = [
+            path.stat() for path in (*folder.glob(CellFile.SCRIPTS), folder / CellFile.LOG) if path.exists()
+        ]
         state, now = tuple((one.st_mtime_ns, one.st_size) for one in seen), time.monotonic()
         if state != self._changed[0]:
             self._changed = state, now
         limit = (
-            config.stall_timeout if (folder / CellFile.SCRIPT).exists() else max(START_SECONDS, config.stall_timeout)
+            config.stall_timeout
+            if (folder / CellFile.SCRIPT).exists()
+            else max(START_SECONDS, config.stall_timeout)
         )
         if now - self._changed[1] < limit:
             return ""
@@ -299,7 +321,11 @@ class StackLauncher(ScriptLauncher):
         )
 
     def _launch_inside_stack(
-        self, config: RunConfig, folder: Path, stack: StackFacts, on_progress: Callable[[Progress], None] | None
+        self,
+        config: RunConfig,
+        folder: Path,
+        stack: StackFacts,
+        on_progress: Callable[[Progress], None] | None,
     ) -> RunRecord:
         """Train a cell by the ampcompare of its stack, as a scheduler would."""
         assert config.stack is not None
@@ -330,7 +356,9 @@ class StackLauncher(ScriptLauncher):
             record = record_of_interrupted_cell(config)
         else:
             said = "".join(last_lines_of_file(folder / CellFile.LAUNCHER_LOG, 1))
-            record = failed_script_record(config, f"the stack {stack.name} ended with exit code {code}: {said}")
+            record = failed_script_record(
+                config, f"the stack {stack.name} ended with exit code {code}: {said}"
+            )
         record = record.model_copy(update={"cell": config.digest(), "config": config})
         write_config(config, folder)
         write_record(record, folder)
@@ -383,7 +411,14 @@ def has_own_first_weights(config: RunConfig) -> bool:
 
 
 def command_that_traces_script(
-    stack: StackConfig, script: str, arguments: Sequence[str], folder: Path, *, seed: int, steps: int, request: str
+    stack: StackConfig,
+    script: str,
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    seed: int,
+    steps: int,
+    request: str,
 ) -> tuple[list[str], StackFacts]:
     """Return the command that runs a script for some steps in a stack and leaves what it trained in a folder.
 
@@ -408,7 +443,13 @@ def command_that_traces_script(
 
 
 def run_script_in_stack(
-    stack: StackConfig, arm: str, words: Sequence[str], record: str | None, *, ledger: bool = False, **options: Any
+    stack: StackConfig,
+    arm: str,
+    words: Sequence[str],
+    record: str | None,
+    *,
+    ledger: bool = False,
+    **options: Any,
 ) -> int:
     """Run a script in a stack, with the output and the standard input of this process; return its exit code.
 
@@ -429,10 +470,21 @@ def run_script_in_stack(
         target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
         is_as_written = Arm.parse(arm).is_as_written
         if found.has_ampcompare and not (is_as_written and found.apex_version):
-            start = ["-m", "ampcompare", "exec", "--arm", arm, *(["--record", target] if record is not None else [])]
+            start = [
+                "-m",
+                "ampcompare",
+                "exec",
+                "--arm",
+                arm,
+                *(["--record", target] if record is not None else []),
+            ]
             start += ["--ledger"] * ledger
         else:
-            others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
+            others = [
+                name
+                for name, value in options.items()
+                if name not in RECORDED and value != DEFAULTS.get(name)
+            ]
             if not is_as_written or others or ledger or options.get("shift_seeds") == "all":
                 if others:
                     what = f"--{others[0].replace('_', '-')}"
@@ -470,13 +522,17 @@ def _why_recorder_cannot(config: RunConfig, stack: StackFacts) -> str:
 
 
 def _words_that_start_ranks(facts: Mapping[str, Any], processes: int) -> list[str]:
-    version = tuple(int(word) for word in str(facts.get("torch", "")).split("+")[0].split(".")[:2] if word.isdecimal())
+    version = tuple(
+        int(word) for word in str(facts.get("torch", "")).split("+")[0].split(".")[:2] if word.isdecimal()
+    )
     if version >= MIN_TORCHRUN:
         return ["-m", TORCHRUN, "--standalone", f"--nproc_per_node={processes}"]
     return ["-m", OLD_LAUNCHER, f"--nproc_per_node={processes}", "--use_env"]
 
 
-def record_with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, Any] | None = None) -> RunRecord:
+def record_with_stack(
+    record: RunRecord, rows: ScriptRows, facts: Mapping[str, Any] | None = None
+) -> RunRecord:
     """Return the record of a cell that the recorder has written, with the versions of its stack."""
     header = rows.header.get("environment") or facts or {}
     code = {name: record.environment[name] for name in ("exit_code",) if name in record.environment}
@@ -548,7 +604,9 @@ def record_of_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRe
     if any(metric.pattern is not None for metric in config.script.metrics):
         log = folder / CellFile.LOG
         if not log.exists():
-            raise ConfigError(f"there is no {CellFile.LOG} with the output of the script, which metrics are read from")
+            raise ConfigError(
+                f"there is no {CellFile.LOG} with the output of the script, which metrics are read from"
+            )
         with tempfile.TemporaryDirectory() as place:
             reader = OutputReader(log.open("rb"), Path(place, "log"), config.script.metrics)
             pump = threading.Thread(target=reader.read_to_end)
@@ -556,6 +614,8 @@ def record_of_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRe
             pump.join()
         values, faults = reader.values, reader.faults_of_matched_values()
     seconds = sum(step.seconds for step in rows.steps)
-    started = datetime.fromtimestamp((folder / CellFile.SCRIPT).stat().st_mtime, UTC).isoformat(timespec="milliseconds")
+    started = datetime.fromtimestamp((folder / CellFile.SCRIPT).stat().st_mtime, UTC).isoformat(
+        timespec="milliseconds"
+    )
     record = script_record(config, rows, values, wall_seconds=seconds, started=started, faults=faults)
     return record_with_stack(record, rows)

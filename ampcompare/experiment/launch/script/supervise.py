@@ -23,7 +23,8 @@ def main(command: list[str]) -> int:
     """Return the exit code of the command."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda number, frame: None)  # not ignored: children would inherit that
+            # not ignored: children would inherit that
+            signal.signal(getattr(signal, name), lambda number, frame: None)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     threading.Thread(target=_kill_process_at_end_of_input, daemon=True).start()
     code = process.wait()

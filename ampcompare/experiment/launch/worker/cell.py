@@ -49,7 +49,14 @@ from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
 from ampcompare.results.records.evaluation import EpochResult, emulated_type
-from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
+from ampcompare.results.records.run import (
+    ProcessFacts,
+    Resumption,
+    RunRecord,
+    RunSummary,
+    StepRecord,
+    dump_json,
+)
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run, cpu_half_mode_of_run, make_parallel
@@ -259,7 +266,8 @@ def train_prepared_cell(cell: PreparedCell, on_progress: Callable[[Progress], No
     def report_progress(phase: Phase) -> None:
         if on_progress is not None:
             epoch = block[-1].epoch if block else first_epoch
-            loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed, before its first block
+            # of a run that was resumed, before its first block
+            loss = metrics.losses[-1] if metrics.losses else None
             seconds = statistics.median([each.seconds for each in block]) if block else None
             scale, skipped = metrics.final_loss_scale, metrics.skipped_steps
             on_progress(Progress(metrics.num_steps, total, epoch, phase, loss, scale, skipped, seconds))
@@ -320,7 +328,8 @@ def record_of_cell(
     with cell.compute:  # it times further steps, which must compute as the others did
         processes = None if world is None else gather_process_facts(config, session, world, summary)
     steps_done, task = session.position.step, session.assembly.task
-    units = None if config.parallel.kind == "dp" else config.recipe.batch_size * task.units_per_sample  # of a GPU
+    # of a GPU
+    units = None if config.parallel.kind == "dp" else config.recipe.batch_size * task.units_per_sample
     status: Literal["completed", "diverged"] = "completed" if summary.diverged_step is None else "diverged"
     return RunRecord(
         cell=config.digest(),
@@ -344,7 +353,9 @@ def record_of_cell(
         processes=processes,
         resumed=session.resumed,
         notes=list(cell.precision.notes),
-        error=f"asked to stop after {format_count(steps_done, 'update')}, and saved" if session.interrupted else None,
+        error=f"asked to stop after {format_count(steps_done, 'update')}, and saved"
+        if session.interrupted
+        else None,
     )
 
 
@@ -393,7 +404,9 @@ class LineFile:
 
     def _error_of_failed_write(self, error: OSError) -> EnvironmentUnfit:
         reason = error.strerror or error
-        return EnvironmentUnfit(f"cannot write {self._path}: {reason}; free some space or choose another --output-dir")
+        return EnvironmentUnfit(
+            f"cannot write {self._path}: {reason}; free some space or choose another --output-dir"
+        )
 
     def __enter__(self) -> LineFile:
         return self
@@ -481,7 +494,9 @@ class _ResumePoint(NamedTuple):
     resumption: Resumption
 
 
-def _find_resume_point(config: RunConfig, folder: Path, ranks: Communicator, attempt: int) -> _ResumePoint | None:
+def _find_resume_point(
+    config: RunConfig, folder: Path, ranks: Communicator, attempt: int
+) -> _ResumePoint | None:
     """Return the checkpoint that a cell resumes from, the same on every rank; None for a start from step 0.
 
     A cell that was restarted after a failure resumes from its own last checkpoint, whatever it first started from.
@@ -511,7 +526,8 @@ def _keep_files_up_to_resume_point(folder: Path, point: _ResumePoint | None, att
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
     if not attempt and not is_own:
         archive_checkpoints(folder)
-    write_atomically(folder / CellFile.EPOCHS, "")  # earlier ones are in the checkpoint, and written from there
+    # earlier ones are in the checkpoint, and written from there
+    write_atomically(folder / CellFile.EPOCHS, "")
     if point is None:
         write_atomically(folder / CellFile.STEPS, "")
         return

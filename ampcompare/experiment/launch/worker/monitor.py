@@ -87,7 +87,9 @@ class SystemMonitor:
             clock_low_mhz=min(clocks, default=None),
             clock_high_mhz=max(clocks, default=None),
             throttled=sorted(self._gpu.throttled) if self._gpu else [],
-            joules_per_unit=None if self.energy is None or units is None else self.energy.joules_per_unit(units),
+            joules_per_unit=None
+            if self.energy is None or units is None
+            else self.energy.joules_per_unit(units),
             other_processes=self._gpu.other_processes if self._gpu else None,
             device_bytes=self._gpu.device_bytes if self._gpu else None,
         )
@@ -105,7 +107,8 @@ def _highest_clock_mhz() -> list[float]:
     """Return the highest clock of the cores in MHz, which is that of the busy one; empty if it cannot be read."""
     try:
         cores = psutil.cpu_freq(percpu=True)
-    except (OSError, NotImplementedError, RuntimeError):  # virtual machines and some systems have no such file
+    except (OSError, NotImplementedError, RuntimeError):
+        # virtual machines and some systems have no such file
         return []
     return [max(core.current for core in cores)] if cores else []
 
@@ -163,7 +166,9 @@ def _open_nvml(device: torch.device) -> tuple[Any, Any]:
         return None, None
     try:
         pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        )
     except pynvml.NVMLError:
         return None, None
 

@@ -85,12 +85,16 @@ def run_rank(
             backend = choose_group_backend(config.parallel.backend, device)
             store = open_rank_store(world)
             roll = RankPresence(store, world)
-            stack.enter_context(initialized_process_group(world, store, backend, device, config.stall_timeout))
+            stack.enter_context(
+                initialized_process_group(world, store, backend, device, config.stall_timeout)
+            )
             ranks = ProcessGroup(torch.device(device))
             rendezvous_seconds = time.time() - (psutil.Process().create_time() if since is None else since)
             facts = {**environment_fingerprint(), "settings": config.digest()}
             facts = {name: value for name, value in facts.items() if name not in ("machine", "processor")}
-            require_equal_on_ranks(ranks, "environment", facts, "install the same packages and give the same settings")
+            require_equal_on_ranks(
+                ranks, "environment", facts, "install the same packages and give the same settings"
+            )
             record = train_cell(
                 config,
                 folder,
@@ -110,7 +114,9 @@ def run_rank(
                     _wait_for_record(roll)
                 return record, False
             if roll is not None and is_timeout(error.__cause__ or error):
-                record = record_of_failure(config, LaunchError(roll.stalled_ranks_message(config.stall_timeout)))
+                record = record_of_failure(
+                    config, LaunchError(roll.stalled_ranks_message(config.stall_timeout))
+                )
             record = record_with_place(record)
             write_record(record, folder)
             if roll is not None:

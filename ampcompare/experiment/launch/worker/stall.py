@@ -27,7 +27,9 @@ ANSWER_SECONDS = 5.0
 STACK_SECONDS = 0.5
 POLL_SECONDS = 0.1
 # Messages of gloo and of torch's stores.
-TIMEOUT = re.compile(r"gloo.*timed out|wait timeout after|timeout waiting for key|socket timeout", re.IGNORECASE)
+TIMEOUT = re.compile(
+    r"gloo.*timed out|wait timeout after|timeout waiting for key|socket timeout", re.IGNORECASE
+)
 LOST = re.compile(r"closed by peer|reset by peer|broken pipe|pair closure|connection refused", re.IGNORECASE)
 
 
@@ -73,7 +75,11 @@ class RankPresence:
         waited = f"within {seconds:g} s (--stall-timeout)"
         if not stalled:
             return f"no rank answered another {waited}, and all still run: check the network between them"
-        names = f"rank {stalled[0]} stands" if len(stalled) == 1 else f"ranks {', '.join(map(str, stalled))} stand"
+        names = (
+            f"rank {stalled[0]} stands"
+            if len(stalled) == 1
+            else f"ranks {', '.join(map(str, stalled))} stand"
+        )
         return f"{names} still: no answer {waited}; the stack of each rank is in its log"
 
     def _ask_rank_for_stack(self, rank: int) -> None:

@@ -28,7 +28,9 @@ EVENTS: tuple[tuple[str, str, Callable[[RunSummary], bool]], ...] = (
     ("Ended before the last epoch, as the recipe allows", "why", lambda run: run.ended is not None),
     ("Rolled back to a good state", "at which steps", lambda run: bool(run.rollbacks)),
 )
-FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
+FP16_ON_CPU = (
+    "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
+)
 CPU_LISTS = (
     "torch.autocast cast by the CPU's own lists (--autocast-lists cpu), which are not those of a GPU: accuracy, "
     "divergence and loss scales may differ there."
@@ -45,7 +47,11 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
     by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
     enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
     untested = comparison.error_rate == 0
-    blocked = untested or idle_verdict(by_arm[reference]) or why_margin_too_wide(by_arm[reference], reference, margin)
+    blocked = (
+        untested
+        or idle_verdict(by_arm[reference])
+        or why_margin_too_wide(by_arm[reference], reference, margin)
+    )
     if enough and not blocked:
         yield from why_none_recommended(rows, reference, comparison.prefer, metric)
     diverged = [row for row in rows if row.diverged]
@@ -116,7 +122,9 @@ def _divergence_rate_text(row: ArmSummary) -> str:
 def _training_event_sentences(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
     """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
     for event, detail, happened in EVENTS:
-        counts = {row.arm: [happened(record.summary) for record in records if record.arm == row.arm] for row in rows}
+        counts = {
+            row.arm: [happened(record.summary) for record in records if record.arm == row.arm] for row in rows
+        }
         shown = [f"{arm} {sum(its)}/{len(its)}" for arm, its in counts.items() if any(its)]
         if shown:
             yield f"{event}: {', '.join(shown)}; the records say {detail}."
@@ -136,7 +144,9 @@ def _correlation_sentences(rows: Sequence[ArmSummary], reference: str, metric: M
 def _equal_loss_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
     """Yield which arms had the losses of the reference, and weights that differ or are not known."""
     pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
-    alike = [arm for arm, its in pairs.items() if have_pairs_equal_losses(its) and not are_pairs_identical(its)]
+    alike = [
+        arm for arm, its in pairs.items() if have_pairs_equal_losses(its) and not are_pairs_identical(its)
+    ]
     apart = [arm for arm in alike if has_pair_with_other_weights(pairs[arm])]
     unknown = [arm for arm in alike if arm not in apart]
     for arms, weights in (

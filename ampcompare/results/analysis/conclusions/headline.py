@@ -64,7 +64,11 @@ def _warning_sentences(comparison: Comparison) -> Iterable[str]:
     if comparison.only_copies:
         of_script = next((record for record in comparison.records if record.script is not None), None)
         script = None if of_script is None else of_script.config.script
-        why = SEEDS_ITSELF if of_script is None or script is None else why_seeds_are_one_run(script, of_script.script)
+        why = (
+            SEEDS_ITSELF
+            if of_script is None or script is None
+            else why_seeds_are_one_run(script, of_script.script)
+        )
         yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {why}."
     elif count and comparison.judged:
         yield f"{count} row{'s are copies' if count > 1 else ' is a copy'} of other runs, and not used."
@@ -146,7 +150,9 @@ def _sentence_on_one_arm(comparison: Comparison, by_arm: Mapping[str, Sequence[R
 def _why_untested(comparison: Comparison) -> str:
     """Return why there are no verdicts: runs are missing, or no look is left. Look 0 had too few seeds for any."""
     if comparison.missing_cells:
-        return f"No verdicts yet: {len(comparison.missing_cells)} of {len(comparison.order)} runs are missing."
+        return (
+            f"No verdicts yet: {len(comparison.missing_cells)} of {len(comparison.order)} runs are missing."
+        )
     if comparison.look:
         return "No verdicts: earlier looks at these arms have spent the error rate of 5 %."
     return "No verdicts: nothing was tested; the details have the reason."
@@ -177,7 +183,9 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
 
     tried = [row for row in rows_of_kind("identical") if row.pairs >= MIN_PAIRS]
     if tested := rows_of_kind("equivalent", "non-inferior"):
-        yield _sentence_on_kept_quality([row for row in rows if row in tried or row in tested], comparison, names)
+        yield _sentence_on_kept_quality(
+            [row for row in rows if row in tried or row in tested], comparison, names
+        )
     if same := [row.arm for row in rows_of_kind("identical")]:
         yield (
             f"{names.begin_sentence(same, 'is', 'are')} identical to {reference}, every loss and all "
@@ -201,7 +209,9 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
     for row in rows_of_kind("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
         names.said.add(row.arm)
-    for word, arms in _group_arms_by_reason((str(row.quality), row) for row in rows_of_kind("learned nothing")).items():
+    for word, arms in _group_arms_by_reason(
+        (str(row.quality), row) for row in rows_of_kind("learned nothing")
+    ).items():
         yield f"{names.begin_sentence(arms, word, word)}."
     for reason, arms in _group_arms_by_reason(_rows_without_pairs(comparison, rows)).items():
         yield f"No verdict on {names.names_in_sentence(arms)}: {reason}."
@@ -221,9 +231,14 @@ def _example_of_reasons(reasons: Iterable[str], several: str = "") -> str:
     return f"{several}such as {first}" if others else first
 
 
-def _rows_without_pairs(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterable[tuple[str, ArmSummary]]:
+def _rows_without_pairs(
+    comparison: Comparison, rows: Sequence[ArmSummary]
+) -> Iterable[tuple[str, ArmSummary]]:
     """Yield each row that has runs and no verdict, with why it has no pair."""
-    quality, measured = comparison.metric.quality, {row.arm for row in comparison.arms if row.metric_mean is not None}
+    quality, measured = (
+        comparison.metric.quality,
+        {row.arm for row in comparison.arms if row.metric_mean is not None},
+    )
     for row in rows:
         if row.quality or not row.completed or row.pairs:
             continue
@@ -246,10 +261,16 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
     shown = "; ".join(
         [
             shown,
-            *(f"{row.arm} after {row.quality.update_counts_text}" for row in tested if row.quality.update_counts_text),
+            *(
+                f"{row.arm} after {row.quality.update_counts_text}"
+                for row in tested
+                if row.quality.update_counts_text
+            ),
         ]
     )
-    identical = f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
+    identical = (
+        f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
+    )
     keep = names.begin_sentence([row.arm for row in rows], "keeps", "keep")
     what = f"{comparison.reference}'s {metric.quality}{sample_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
@@ -276,7 +297,9 @@ def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: 
     return f"{names_text(parts)} {verb} {how} {comparison.reference}{sample_caveat(rows, comparison)}."
 
 
-def _sentences_on_undecided_arms(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming) -> Iterable[str]:
+def _sentences_on_undecided_arms(
+    rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming
+) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
     metric = comparison.metric
     few = [row for row in rows if row.quality.kind == "few seeds"]
@@ -328,7 +351,9 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             yield f"{ArmNaming(names).begin_sentence(arms, one, several)} in {share}{where}{f': {why}' if why else ''}."
 
 
-def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]) -> Iterable[str]:
+def _speed_sentences(
+    comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]
+) -> Iterable[str]:
     """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
     known = [row for row in rows if row.time.low is not None]
     where = device_phrase(comparison)
@@ -368,7 +393,10 @@ def _arms_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple[list[str], 
         found.append((emulated, f"{' and '.join(types)} {verb} emulated on this CPU, measure on a GPU"))
     if invalid:
         found.append(
-            (invalid, f"the measurement was invalid ({_example_of_reasons(row.time.detail for row in invalid)})")
+            (
+                invalid,
+                f"the measurement was invalid ({_example_of_reasons(row.time.detail for row in invalid)})",
+            )
         )
     if others:
         found.append((others, _example_of_reasons((row.time.detail for row in others), "several reasons, ")))
@@ -380,7 +408,9 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     if device_phrase(comparison) and comparison.records:
         return ""
     apart = sorted(
-        (row for row in rows if abs(saved_memory_share(row)) >= MIN_SAVING), key=saved_memory_share, reverse=True
+        (row for row in rows if abs(saved_memory_share(row)) >= MIN_SAVING),
+        key=saved_memory_share,
+        reverse=True,
     )
     parts = [f"{row.arm} {memory_saving_text(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""

@@ -74,12 +74,15 @@ def _step_to_explain(records: Sequence[RunRecord], why: str) -> NextStep:
 
 def _step_for_missing_runs(comparison: Comparison, typed: TypedCommand) -> Iterator[NextStep]:
     missing = comparison.missing_cells
-    if missing and not comparison.only_copies:  # of more seeds there are copies too; the headline has the remedy
+    # of more seeds there are copies too; the headline has the remedy
+    if missing and not comparison.only_copies:
         runs = "the missing run" if len(missing) == 1 else f"the {len(missing)} missing runs"
         yield NextStep(command=str(typed), why=f"finish {runs}; the others are kept")
 
 
-def _steps_after_failure(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[NextStep]:
+def _steps_after_failure(
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]
+) -> Iterator[NextStep]:
     for records in by_arm.values():
         failed = [record for record in records if record.status == "failed"]
         if failed and failed[0].config.script is not None:
@@ -114,7 +117,8 @@ def _step_for_reference(
     comparison: Comparison, records: Sequence[RunRecord], typed: TypedCommand | None
 ) -> NextStep | None:
     """Return what to change where the reference gives nothing to compare with."""
-    if typed is None or not records or records[0].config.script is not None:  # which sets its own learning rate
+    # which sets its own learning rate
+    if typed is None or not records or records[0].config.script is not None:
         return None
     recipe = records[0].config.recipe
     name = comparison.reference
@@ -147,7 +151,9 @@ def _steps_for_more_seeds(
     if not rows or not seeds or typed.value_of_option("--seeds") == "auto":
         return
     few = [row for row in rows if "few seeds" in (row.quality.kind, row.quality.among)]
-    more = {row.arm: row.quality.more_seeds for row in rows if row.quality.kind in OPEN and row.quality.more_seeds}
+    more = {
+        row.arm: row.quality.more_seeds for row in rows if row.quality.kind in OPEN and row.quality.more_seeds
+    }
     if few and len(seeds) < MIN_PAIRS:
         count = FIRST_SEEDS - len(seeds)
         what = f"for verdicts: {count} more seeds"
@@ -160,7 +166,9 @@ def _steps_for_more_seeds(
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
             command=str(
-                typed.with_option("--seeds", format_ranges(fresh)).with_own_run_directory("again", same_recipe=True)
+                typed.with_option("--seeds", format_ranges(fresh)).with_own_run_directory(
+                    "again", same_recipe=True
+                )
             ),
             why="no look is left at these runs; other seeds in another run directory are a new comparison",
         )

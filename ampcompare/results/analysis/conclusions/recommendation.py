@@ -22,9 +22,12 @@ def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) ->
         return sorted(better, key=lambda row: -metric.score_difference(row.quality.effect or 0))
     keeps = _rows_that_keep_quality(rows)
     if prefer == "time":
-        return sorted((row for row in keeps if row.time.kind == "better"), key=lambda row: row.time.effect or 1)
+        return sorted(
+            (row for row in keeps if row.time.kind == "better"), key=lambda row: row.time.effect or 1
+        )
     return sorted(
-        (row for row in keeps if saved_memory_share(row) >= MIN_SAVING), key=lambda row: -saved_memory_share(row)
+        (row for row in keeps if saved_memory_share(row) >= MIN_SAVING),
+        key=lambda row: -saved_memory_share(row),
     )
 
 
@@ -33,7 +36,9 @@ def _rows_that_keep_quality(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
     return [row for row in kept if row.quality.kind != "identical" or row.pairs >= MIN_PAIRS]
 
 
-def why_none_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric) -> Iterable[str]:
+def why_none_recommended(
+    rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric
+) -> Iterable[str]:
     """Yield why no arm is recommended; nothing where one is, or where there is none besides the reference."""
     rows, quality = [row for row in rows if row.arm != reference], metric.quality
     if not rows or recommended_arms(rows, prefer, metric):
@@ -67,7 +72,9 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
     gains = []
     if row.time.kind == "better":
         gains.append(f"{step_time_ratio_text(row)} its step time{device_phrase(comparison)}")
-    if saved_memory_share(row) >= MIN_SAVING and (comparison.prefer == "memory" or not device_phrase(comparison)):
+    if saved_memory_share(row) >= MIN_SAVING and (
+        comparison.prefer == "memory" or not device_phrase(comparison)
+    ):
         gains.append(f"{memory_saving_text(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
@@ -102,7 +109,9 @@ def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
 
 def device_phrase(comparison: Comparison) -> str:
     """Return where times were measured, if that is no GPU."""
-    devices = {str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records}
+    devices = {
+        str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records
+    }
     return " on this CPU" if devices == {"cpu"} else ""
 
 

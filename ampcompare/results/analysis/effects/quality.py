@@ -15,7 +15,12 @@ from ampcompare.results.analysis.inference.effect import (
     two_stage_effect,
     unpaired_effect,
 )
-from ampcompare.results.analysis.inference.terms import QualityMargin, Terms, resolve_margin, standard_error_to_margin
+from ampcompare.results.analysis.inference.terms import (
+    QualityMargin,
+    Terms,
+    resolve_margin,
+    standard_error_to_margin,
+)
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
 from ampcompare.results.analysis.pairing.learning import (
@@ -47,7 +52,9 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
 
-def quality_margin(records: Sequence[RunRecord], reference: str, terms: Terms, metric: Metric) -> QualityMargin:
+def quality_margin(
+    records: Sequence[RunRecord], reference: str, terms: Terms, metric: Metric
+) -> QualityMargin:
     """Return the margin of the metric that the rule gives for the runs of the reference.
 
     Args:
@@ -80,7 +87,9 @@ def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequen
     return metric.factor * max(FLOAT32_STEP * max(map(abs, values), default=1.0), step)
 
 
-def quality_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()) -> Effect | None:
+def quality_effect(
+    pairs: Sequence[Pair], error_share: float = 0.0, pilot: Collection[int] = ()
+) -> Effect | None:
     """Return the effect on the scores of the metric: positive where the arm is better.
 
     Args:
@@ -113,7 +122,9 @@ def quality_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Colle
     effect = two_stage_effect(arm, reference, early, floor, rounded=True)
     if not metric.counts:
         return effect_in_steps(effect, step)
-    ours, theirs = ([value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference))
+    ours, theirs = (
+        [value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference)
+    )
     moved = standard_error_to_margin(ours, theirs, error_share) * sqrt(sum(early) / len(early))
     return replace(effect, margin_error=moved, step=step)
 
@@ -150,7 +161,9 @@ def quality_effects(
     """
     theirs = [record for record in records if record.arm == reference]
     found = {
-        arm: quality_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share)
+        arm: quality_effect(
+            pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share
+        )
         for arm in arms
         if arm != reference
     }
@@ -169,7 +182,9 @@ def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) ->
     return [_precision_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
 
 
-def _precision_row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric) -> PrecisionRow:
+def _precision_row(
+    arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric
+) -> PrecisionRow:
     _, first = evaluated[0]
     measured: list[tuple[float, float, PrecisionResult]] = []
     for record, result in evaluated:
@@ -211,7 +226,9 @@ def _difference_interval(
     if not all(is_score(value, metric) for value in [*values, *owns]):
         return [None, None]
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
-    effect = paired_effect(here, there, least_plausible_spread(metric, samples, [*here, *there]), rounded=metric.counts)
+    effect = paired_effect(
+        here, there, least_plausible_spread(metric, samples, [*here, *there]), rounded=metric.counts
+    )
     bounds = interval_if_testable(effect, 1 - ERROR_RATE)
     return [None, None] if bounds is None else [*sorted(map(metric.difference_of_scores, bounds))]
 

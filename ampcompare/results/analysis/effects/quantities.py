@@ -61,7 +61,9 @@ class QuantityTest:
         return verdict.after_updates(updates, self.margin.shown).among_survivors(survivors)
 
 
-def quantity_tests(margin: QualityMargin, terms: Terms, design: SequentialDesign) -> dict[Quantity, QuantityTest]:
+def quantity_tests(
+    margin: QualityMargin, terms: Terms, design: SequentialDesign
+) -> dict[Quantity, QuantityTest]:
     """Return what is tested, under the terms of a comparison."""
     return {
         "quality": QuantityTest(

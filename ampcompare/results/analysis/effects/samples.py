@@ -69,15 +69,21 @@ def compare_samples(
         arm, reference = _results_by_side(pairs)
     except RecordError as fault:
         return SampleComparison(samples=count, unusable=str(fault))
-    models = [_model_pair(*each) for each in zip(pairs, arm, reference, strict=True)] if arm.dtype == bool else []
+    models = (
+        [_model_pair(*each) for each in zip(pairs, arm, reference, strict=True)] if arm.dtype == bool else []
+    )
     result = SampleComparison(samples=count, models=models)
     if effect is None or verdict.confidence is None or len(pairs) < MIN_PAIRS or count < 2:
         return result
     differences = _sample_differences(arm, reference, metric)
-    floor = None if arm.dtype == bool else least_plausible_spread(metric, count, [float(abs(reference).mean())])
+    floor = (
+        None if arm.dtype == bool else least_plausible_spread(metric, count, [float(abs(reference).mean())])
+    )
     squares = mean_squares_of_differences(differences, floor)
     error, freedom = (float(value) for value in standard_error_over_new_samples(squares))
-    bounds = _wider_interval(effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence)
+    bounds = _wider_interval(
+        effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence
+    )
     low, high = sorted(map(metric.difference_of_scores, bounds))
     return result.model_copy(
         update={
@@ -91,7 +97,9 @@ def compare_samples(
 
 def _wider_interval(one: Effect, other: Effect, confidence: float) -> tuple[float, float]:
     """Return the wider interval: more is not known of new samples than of these, whatever the degrees of freedom."""
-    intervals = [bounds for effect in (one, other) if (bounds := interval_if_testable(effect, confidence)) is not None]
+    intervals = [
+        bounds for effect in (one, other) if (bounds := interval_if_testable(effect, confidence)) is not None
+    ]
     return max(intervals, key=lambda bounds: bounds[1] - bounds[0])
 
 
@@ -117,7 +125,9 @@ def _results_by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]
         raise RecordError(f"{missing} of {2 * len(pairs)} runs keep no per-{noun.removesuffix('s')} results")
     results = [run.summary.epochs[-1].per_sample for pair in pairs for run in pair]
     if len({result.labels_sha256 for result in results if result is not None}) > 1:
-        raise RecordError(f"the runs were evaluated on other {noun}, or in another order: their labels differ")
+        raise RecordError(
+            f"the runs were evaluated on other {noun}, or in another order: their labels differ"
+        )
     arm, reference = np.array(found).swapaxes(0, 1)
     return arm, reference
 

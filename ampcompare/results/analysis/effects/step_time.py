@@ -22,10 +22,12 @@ MIN_STEPS = 30
 # outliers are; beyond, a run may have one of two speeds for its median, and the next run the other.
 MAX_OUTLIERS = 0.25
 MAX_CHANGE = 0.05  # of the step time, from the first half of a run to the second
-ERRORS_APART = 3  # standard errors by which the halves must differ as well, so that noise is not taken for a change
+# standard errors by which the halves must differ as well, so that noise is not taken for a change
+ERRORS_APART = 3
 MAX_DATA_WAIT = 0.10
 MIN_CPU_SHARE = 0.90
-MAX_WAITING = 0.05  # of the wall time: beyond, cells that run at the same time slow each other down on the host
+# of the wall time: beyond, cells that run at the same time slow each other down on the host
+MAX_WAITING = 0.05
 # A laptop's clock moves with what its other cores do; a GPU's stays where load and limits put it.
 MAX_CLOCK_SPREAD = {"cpu": 0.15, "cuda": 0.05}
 # Under a long fp16 product a GPU in good order runs at its power limit; where that moves the clock, the clock tells.
@@ -113,7 +115,9 @@ def time_evidence(pairing: Pairing) -> Evidence:
     untested = incomparable_time_verdict(pairing)
     rounds = [_rounds_of_pair(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
-    timed = _usable_pairs_by_seed(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
+    timed = _usable_pairs_by_seed(
+        seeds, lambda pair: all(record.summary.step_seconds_median for record in pair)
+    )
     mean = _time_effect(timed).mean if timed else None
     if untested:
         return Evidence(None, untested, mean)
@@ -140,7 +144,8 @@ def _usable_pairs_by_seed(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair],
 def _rounds_of_pair(pair: Pair) -> list[Pair]:
     """Return each timing round of both cells as a pair of records with its times."""
     arm, reference = (
-        {timing.number: timing for timing in record.timing_rounds if timing.step_seconds_median} for record in pair
+        {timing.number: timing for timing in record.timing_rounds if timing.step_seconds_median}
+        for record in pair
     )
     both = sorted(set(arm) & set(reference))
     return [
@@ -151,9 +156,15 @@ def _rounds_of_pair(pair: Pair) -> list[Pair]:
 
 def _record_with_round_times(record: RunRecord, timing: TimingRound) -> RunRecord:
     """Return the record of a cell with the times and readings of a round instead of those of its run."""
-    times = {"step_seconds_median": timing.step_seconds_median, "data_seconds_median": timing.data_seconds_median}
+    times = {
+        "step_seconds_median": timing.step_seconds_median,
+        "data_seconds_median": timing.data_seconds_median,
+    }
     return record.model_copy(
-        update={"summary": record.summary.model_copy(update=times), "readings": timing.readings or record.readings}
+        update={
+            "summary": record.summary.model_copy(update=times),
+            "readings": timing.readings or record.readings,
+        }
     )
 
 
@@ -180,7 +191,8 @@ def time_ratio_of_log(logarithm: float) -> float:
 def _time_effect(seeds: Sequence[Sequence[Pair]]) -> Effect:
     """Return the effect on the logarithm of the step time over the means of seeds, positive where the arm is faster."""
     logs = [
-        [statistics.fmean(map(_logarithm_of_step_time, side)) for side in zip(*seed, strict=True)] for seed in seeds
+        [statistics.fmean(map(_logarithm_of_step_time, side)) for side in zip(*seed, strict=True)]
+        for seed in seeds
     ]
     return paired_effect([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
 

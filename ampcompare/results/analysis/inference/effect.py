@@ -75,7 +75,9 @@ def min_float_spread(values: Sequence[float]) -> float:
     return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
 
 
-def paired_effect(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
+def paired_effect(
+    arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False
+) -> Effect:
     """Return the effect over pairs, by Student's t on the differences.
 
     Args:
@@ -91,7 +93,12 @@ def paired_effect(arm: Sequence[float], reference: Sequence[float], floor: float
 
 
 def two_stage_effect(
-    arm: Sequence[float], reference: Sequence[float], pilot: Sequence[bool], floor: float, *, rounded: bool = False
+    arm: Sequence[float],
+    reference: Sequence[float],
+    pilot: Sequence[bool],
+    floor: float,
+    *,
+    rounded: bool = False,
 ) -> Effect:
     """Return the effect over all pairs with the spread and the degrees of freedom of a pilot that set their number.
 
@@ -102,12 +109,16 @@ def two_stage_effect(
     whole = paired_effect(arm, reference, floor, rounded=rounded)
     if all(pilot):
         return whole
-    ours, theirs = ([value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference))
+    ours, theirs = (
+        [value for value, early in zip(side, pilot, strict=True) if early] for side in (arm, reference)
+    )
     first = paired_effect(ours, theirs, floor, rounded=rounded)
     return Effect(whole.mean, first.spread, first.spread / math.sqrt(whole.pairs), first.freedom, whole.pairs)
 
 
-def unpaired_effect(arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False) -> Effect:
+def unpaired_effect(
+    arm: Sequence[float], reference: Sequence[float], floor: float, *, rounded: bool = False
+) -> Effect:
     """Return the effect between two separate samples, by Welch: unequal variances, Satterthwaite's freedom."""
     counts = len(arm), len(reference)
     shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]
@@ -119,7 +130,9 @@ def welch_effect(mean: float, variances: Sequence[float], counts: Sequence[int])
     """Return the effect of a difference of two means, by the variance of each sample and the number of its runs."""
     shares = [variance / count for variance, count in zip(variances, counts, strict=True)]
     below = sum(share**2 / max(1, count - 1) for share, count in zip(shares, counts, strict=True))
-    return Effect(mean, math.sqrt(sum(variances)), math.sqrt(sum(shares)), sum(shares) ** 2 / below, min(counts))
+    return Effect(
+        mean, math.sqrt(sum(variances)), math.sqrt(sum(shares)), sum(shares) ** 2 / below, min(counts)
+    )
 
 
 def interval_if_testable(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float, float] | None:
@@ -151,8 +164,12 @@ def p_values(effect: Effect, margin: float) -> PValues:
 
     error = effect.error if effect.margin_error is None else effect.margin_error
     different = min(1.0, 2 * min(p_of_above(0, effect.error), p_of_below(0, effect.error)))
-    non_inferior = max(p_of_above(-margin, error), _probability_of_few_lost_counts(effect, margin, -effect.net_counts))
-    not_superior = max(p_of_below(margin, error), _probability_of_few_lost_counts(effect, margin, effect.net_counts))
+    non_inferior = max(
+        p_of_above(-margin, error), _probability_of_few_lost_counts(effect, margin, -effect.net_counts)
+    )
+    not_superior = max(
+        p_of_below(margin, error), _probability_of_few_lost_counts(effect, margin, effect.net_counts)
+    )
     return PValues(different, non_inferior, max(non_inferior, not_superior))
 
 

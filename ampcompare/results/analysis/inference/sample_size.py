@@ -19,7 +19,9 @@ def pairs_needed_by_t_test(spread: float, distance: float, alpha: float) -> int:
     def is_enough(count: int) -> bool:
         shift = distance * math.sqrt(count) / spread
         # Far out the noncentral t is not defined in floating point, and the power is 1.
-        return shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= POWER
+        return (
+            shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= POWER
+        )
 
     return _least_sufficient_pairs(is_enough)
 

@@ -57,7 +57,9 @@ class Terms:
         object.__setattr__(self, "margin", self.margin_rule.value_as_given)  # "0.5" and 0.5 are equal terms
         for name in ("time", "loss"):
             if not 0 < (margin := getattr(self, f"{name}_margin")) < math.inf:
-                raise ConfigError(f"the {name} margin is {100 * margin:g} %; give one above 0, chosen before the runs")
+                raise ConfigError(
+                    f"the {name} margin is {100 * margin:g} %; give one above 0, chosen before the runs"
+                )
         if self.looks is not None and self.looks < 1:
             raise ConfigError(f"the number of looks is {self.looks}; give 1 or more, or leave it open")
         require_one_of(get_args(Preference), "the objective", self.prefer)
@@ -103,7 +105,9 @@ class MarginRule:
         """The rule as a user gives it: a number of points, or a text such as `10%`."""
         if self.kind == "points":
             return f"{self.amount}{self.unit}" if self.unit else self.amount
-        return self.kind if self.kind == "auto" else f"{self.amount:g}{'%' if self.kind == 'errors' else 'sd'}"
+        return (
+            self.kind if self.kind == "auto" else f"{self.amount:g}{'%' if self.kind == 'errors' else 'sd'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,9 @@ def parse_margin(value: float | str) -> MarginRule:
     else:
         rule = MarginRule("points", float(value))
     if not (math.isfinite(rule.amount) and rule.amount > 0):
-        raise ConfigError(f"the margin is {value}; give a positive number, chosen before the runs: {EXAMPLES}")
+        raise ConfigError(
+            f"the margin is {value}; give a positive number, chosen before the runs: {EXAMPLES}"
+        )
     if rule.kind == "errors" and rule.amount > 100:
         raise ConfigError(f"the margin is {value}; more than all errors of the reference cannot be a margin")
     return rule
@@ -208,7 +214,9 @@ def resolve_margin(
         return QualityMargin(_round_to_two_digits(points, math.floor), reason, error_share, metric)
 
     if rule.kind == "points":
-        return QualityMargin(rule.amount, _margin_in_deviations_text(rule.amount, in_units, reference), metric=metric)
+        return QualityMargin(
+            rule.amount, _margin_in_deviations_text(rule.amount, in_units, reference), metric=metric
+        )
     if rule.kind == "auto" and not metric.has_errors:
         if metric.margin is not None:
             deviations = _margin_in_deviations_text(usual, in_units, reference, before=", ")
@@ -228,7 +236,9 @@ def resolve_margin(
     share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
     said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
     if rule.kind == "auto" and share * errors >= usual:
-        return usual_margin(f"less than {said}" + _margin_in_deviations_text(usual, in_units, reference, before="; "))
+        return usual_margin(
+            f"less than {said}" + _margin_in_deviations_text(usual, in_units, reference, before="; ")
+        )
     return compute_margin(share * errors, said, 0.0 if least else share)
 
 
@@ -240,7 +250,11 @@ def _usual_margin(metric: Metric, values: Sequence[float]) -> float:
         return UNKNOWN
     if metric.has_errors:
         return OF_COUNTS * metric.factor / 100
-    return _round_to_two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor) if any(values) else UNKNOWN
+    return (
+        _round_to_two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor)
+        if any(values)
+        else UNKNOWN
+    )
 
 
 def _value_in_margin_unit(value: float, metric: Metric) -> float:
@@ -288,7 +302,9 @@ def _round_to_two_digits(value: float, rounding: Callable[[float], int]) -> floa
     return float(f"{rounding(round(value * unit, 9)) / unit:.2g}")
 
 
-def _margin_in_deviations_text(points: float, values: Sequence[float], reference: str, before: str = "") -> str:
+def _margin_in_deviations_text(
+    points: float, values: Sequence[float], reference: str, before: str = ""
+) -> str:
     """Return a margin in standard deviations of the reference over its seeds; "" where they are not known."""
     spread = statistics.stdev(values) if len(values) >= MIN_PAIRS else 0.0
     return f"{before}{points / spread:.1f} sd of {reference} over seeds" if spread else ""

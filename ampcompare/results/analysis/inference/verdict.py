@@ -73,7 +73,9 @@ class Evidence:
 NOTHING = Evidence()
 
 
-def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: SequentialDesign) -> dict[Key, Verdict]:
+def verdicts_on(
+    evidence: Mapping[Key, Evidence], margin: Margin, design: SequentialDesign
+) -> dict[Key, Verdict]:
     """Return the verdict on each arm of a family of tests, with its effect and interval in the unit of effects.
 
     One that needs no test takes no share of the error rate.
@@ -172,7 +174,9 @@ class _HolmStep:
 
 DIFFERENT = _TestedClaim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
 NON_INFERIOR = _TestedClaim(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
-EQUIVALENT = _TestedClaim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin)
+EQUIVALENT = _TestedClaim(
+    lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin
+)
 CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 
 
@@ -199,7 +203,12 @@ def _test_claim_by_holm(
 
 
 def _verdict_of_claims(
-    effect: Effect, different: _HolmStep, non_inferior: _HolmStep, equivalent: _HolmStep, margin: Margin, alpha: float
+    effect: Effect,
+    different: _HolmStep,
+    non_inferior: _HolmStep,
+    equivalent: _HolmStep,
+    margin: Margin,
+    alpha: float,
 ) -> Verdict:
     # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have
     # one error it is the widest of them.
@@ -224,7 +233,9 @@ def _verdict_of_claims(
 
 
 def _verdict_of_step(kind: Kind, step: _HolmStep, why: str = "", more_seeds: int | None = None) -> Verdict:
-    return Verdict(kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence)
+    return Verdict(
+        kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence
+    )
 
 
 def _more_seeds_to_settle(effect: Effect, margin: Margin, alpha: float) -> int | None:

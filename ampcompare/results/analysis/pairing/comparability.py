@@ -41,7 +41,8 @@ SOFTWARE = ("torch", "cuda", "cudnn")
 HARDWARE = ("device_name", "processor")
 EVERYWHERE = ("numpy",)  # which torch loads, so that it need not be part of what a run computes
 MAX_NAMED = 3
-MAX_SKIPPED = 0.25  # share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
+# share of the steps: beyond, as for other outliers, a median may be that of the skipped ones
+MAX_SKIPPED = 0.25
 FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
@@ -73,7 +74,10 @@ def incomparable_time_verdict(pairing: Pairing) -> Verdict:
     pairs, same = pairing.pairs, pairing.same_software
     return (
         Verdict.because("not comparable", _mixed_runs_of_side_reason(pairs))
-        or next(filter(None, (_incomparable_times_verdict(*pair, same_software=same) for pair in pairs)), Verdict())
+        or next(
+            filter(None, (_incomparable_times_verdict(*pair, same_software=same) for pair in pairs)),
+            Verdict(),
+        )
         or Verdict.because("not comparable", _unlike_gpus_reason(pairs) or _confounded_host_reason(pairs))
     )
 
@@ -84,8 +88,12 @@ def incomparable_memory_verdict(pairing: Pairing) -> Verdict:
 
 
 def _incomparable_verdict(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
-    found = (reason(*pair, same_software=pairing.same_software) for pair in pairing.pairs for reason in reasons)
-    return Verdict.because("not comparable", _mixed_runs_of_side_reason(pairing.pairs) or next(filter(None, found), ""))
+    found = (
+        reason(*pair, same_software=pairing.same_software) for pair in pairing.pairs for reason in reasons
+    )
+    return Verdict.because(
+        "not comparable", _mixed_runs_of_side_reason(pairing.pairs) or next(filter(None, found), "")
+    )
 
 
 def quality_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -218,7 +226,9 @@ def _unlike_recipes_reason(arm: RunRecord, reference: RunRecord) -> str:
     paths = [path for path in changed_settings(arm.config, reference.config) if path.startswith("recipe.")]
     here, there = arm.config.total_batch_size, reference.config.total_batch_size
     words = [f"global batch size {here}, not {there}"] if here != there else []
-    words += _setting_difference_words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
+    words += _setting_difference_words(
+        [path for path in paths if path not in NO_WORK], arm.config, reference.config
+    )
     return _join_words(words)
 
 
@@ -246,7 +256,9 @@ def _unlike_variables_reason(arm: RunRecord, reference: RunRecord) -> str:
 def unlike_code_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of the user's files, or of the packages that these import, two runs differ; "" if in none."""
     files = differing_files(arm.code or {}, reference.code or {})
-    variables, files = ([name for name in files if name.startswith("$") == is_one] for is_one in (True, False))
+    variables, files = (
+        [name for name in files if name.startswith("$") == is_one] for is_one in (True, False)
+    )
     if files:
         return f"of another version of {_join_words(files, ', ')}"
     if variables:
@@ -262,7 +274,10 @@ def _undeclared_reference_reason(reference: RunRecord) -> str:
 
 def _unlike_outcomes_reason(arm: RunSummary, reference: RunSummary) -> str:
     """Return how validation differs, and updates, unless a run ended early or went back as its recipe allows."""
-    free = any(summary.ended or summary.rollbacks or summary.diverged_step is not None for summary in (arm, reference))
+    free = any(
+        summary.ended or summary.rollbacks or summary.diverged_step is not None
+        for summary in (arm, reference)
+    )
     if arm.num_steps != reference.num_steps and arm.num_steps and reference.num_steps and not free:
         return f"{arm.num_steps} updates, not {reference.num_steps}"
     if not arm.epochs or not reference.epochs:
@@ -286,7 +301,9 @@ def _unlike_environments_reason(names: Sequence[str], arm: RunRecord, reference:
 def _unnamed_difference_reason(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of these settings two runs differ, unless the label of a row names them."""
     named = settings_named_by_label(arm) | settings_named_by_label(reference)
-    return _setting_differences_text([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
+    return _setting_differences_text(
+        [path for path in paths if path.rpartition(".")[2] not in named], arm, reference
+    )
 
 
 def _setting_differences_text(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
@@ -298,7 +315,9 @@ def _setting_differences_text(paths: Sequence[str], arm: RunRecord, reference: R
 
 def _confounded_host_reason(pairs: Sequence[Pair]) -> str:
     """Return on which host one side alone ran, in all pairs over two hosts, where these are half of all or more."""
-    apart = [(arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host]
+    apart = [
+        (arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host
+    ]
     here, there = {host for host, _ in apart}, {host for _, host in apart}
     if not apart or 2 * len(apart) < len(pairs) or here & there or min(len(here), len(there)) > 1:
         return ""
@@ -357,7 +376,10 @@ def circumstance_lines(records: Sequence[RunRecord], reference: str) -> Iterator
                 arms_of.setdefault(value, []).append(arm)
         if len(arms_of) > 1:
             everywhere = all(len(arms) == len(rows) for arms in arms_of.values())
-            shown = [value if everywhere else f"{value} ({format_few_names(arms)})" for value, arms in arms_of.items()]
+            shown = [
+                value if everywhere else f"{value} ({format_few_names(arms)})"
+                for value, arms in arms_of.items()
+            ]
             yield f"Cells ran with different {what}: {'; '.join(shown)}."
     for arm, runs in rows.items():
         for text_of, end in (
@@ -375,7 +397,9 @@ def circumstance_lines(records: Sequence[RunRecord], reference: str) -> Iterator
 
 
 def _has_unread_gpu(record: RunRecord) -> bool:
-    return device_kind(record) == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
+    return device_kind(record) == "cuda" and (
+        record.readings is None or record.readings.clock_low_mhz is None
+    )
 
 
 def are_runs_paired(records: Sequence[RunRecord], reference: str) -> bool:

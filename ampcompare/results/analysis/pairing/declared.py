@@ -13,7 +13,15 @@ FLOATS = ("fp16", "bf16", "fp32")
 HALF = ("fp16", "bf16")
 NOTICEABLE = 0.5  # per cent
 PARTS = (
-    *("weights", "masters", "forward products", "backward products", "gradients", "accumulated gradients", "reduction"),
+    *(
+        "weights",
+        "masters",
+        "forward products",
+        "backward products",
+        "gradients",
+        "accumulated gradients",
+        "reduction",
+    ),
     *("fprop", "dgrad", "wgrad"),
     *("state", "rounding", "loss scale", "update lost", "largest gradient", "zero denominators"),
 )
@@ -102,7 +110,9 @@ def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
         if not any(role.differs for role in (*found, *role_comparisons(strict, ledger))):
             remarks = {role.name: role.remark for role in found if not role.observed}
             part = OF_UPDATES[next(iter(changed))] if len(changed) == 1 else ""
-            sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
+            sentences.append(
+                f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}"
+            )
     return sentences
 
 
@@ -152,7 +162,10 @@ def role_comparisons(roles: Roles | None, ledger: Ledger) -> list[RoleComparison
             remark = f"the optimizer's own; {remark}"
         rows.append(RoleComparison(name, declared, shown, not agrees, remark, departs))
     rows += [
-        RoleComparison(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text
+        RoleComparison(name, "", text, remark=remark)
+        for name in FIGURES
+        for text, remark in [observed[name]]
+        if text
     ]
     return sorted(rows, key=lambda role: not role.differs)
 
@@ -162,17 +175,29 @@ def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]
     kept = _kept_types(roles)
     held = set(ledger.types_of_groups("weights"))
     has_masters = bool(roles.masters) and (bool(held & set(HALF)) or not kept)
-    in_forward = _has_products_in_declared_type(roles, ledger.forward, ledger) and not _steps_without_declared_products(
-        roles, ledger
-    )
+    in_forward = _has_products_in_declared_type(
+        roles, ledger.forward, ledger
+    ) and not _steps_without_declared_products(roles, ledger)
     state_fits = _fits_declared_type(roles.state, ledger.types_of_groups("state"), kept)
     return {
-        "weights": (roles.weights, _fits_declared_type(roles.weights, ledger.types_of_groups("weights"), kept)),
-        "masters": (roles.masters or "none", bool(ledger.types_of_groups("masters")) == has_masters or not held),
+        "weights": (
+            roles.weights,
+            _fits_declared_type(roles.weights, ledger.types_of_groups("weights"), kept),
+        ),
+        "masters": (
+            roles.masters or "none",
+            bool(ledger.types_of_groups("masters")) == has_masters or not held,
+        ),
         "forward products": (roles.operand_type, in_forward),
-        "backward products": (roles.operand_type, _has_products_in_declared_type(roles, ledger.backward, ledger)),
+        "backward products": (
+            roles.operand_type,
+            _has_products_in_declared_type(roles, ledger.backward, ledger),
+        ),
         "gradients": (roles.step, _fits_declared_type(roles.step, ledger.types_of_groups("gradients"), kept)),
-        "accumulated gradients": (roles.gradients, _fits_declared_type(roles.gradients, ledger.accumulated, kept)),
+        "accumulated gradients": (
+            roles.gradients,
+            _fits_declared_type(roles.gradients, ledger.accumulated, kept),
+        ),
         "reduction": (roles.reduction, _fits_declared_type(roles.reduction, ledger.reduced, kept)),
         "state": (roles.state, not roles.asks_state or state_fits),
         "rounding": (roles.update, ledger.update in ("", roles.update)),
@@ -211,7 +236,9 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     one_rank = "" if ledger.reduced else "one process, or no reduction was seen"
     emulated = f"{ledger.emulated} emulated" if ledger.emulated else ""
     others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
-    frozen = f"frozen weights are {observed_types_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
+    frozen = (
+        f"frozen weights are {observed_types_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
+    )
     unseen = f"not seen: {ledger.unseen}" if ledger.unseen else ""
     setter = by.get("products", "")
     if setter.startswith("autocast") and ledger.forward and not {*HALF, "fp8"} & ledger.forward.keys():
@@ -231,7 +258,11 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
         ("update lost", "" if ledger.lost is None else f"{_share_percent_text(100 * ledger.lost)} %", ""),
         ("largest gradient", *_largest_gradient_text(ledger)),
-        ("zero denominators", f"{_share_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
+        (
+            "zero denominators",
+            f"{_share_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "",
+            "",
+        ),
     ]
 
 
@@ -281,7 +312,10 @@ def _parts_of_linear_products(ledger: Ledger) -> list[tuple[str, str, str]]:
 
 def _largest_gradient_text(ledger: Ledger) -> tuple[str, str]:
     """Return the largest gradient times the loss scale where one is held in fp16, and whether it is beyond that."""
-    if ledger.largest_gradient is None or "fp16" not in {*ledger.backward, *ledger.types_of_groups("gradients")}:
+    if ledger.largest_gradient is None or "fp16" not in {
+        *ledger.backward,
+        *ledger.types_of_groups("gradients"),
+    }:
         return "", ""
     scale = _last_loss_scale(ledger) or 1.0
     size = ledger.largest_gradient * scale

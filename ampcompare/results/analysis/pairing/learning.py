@@ -56,7 +56,10 @@ def _rule_that_shows_idle(record: RunRecord) -> tuple[str, str]:
         and not _has_loss_fallen(record.trace.losses)
     ):
         first, later = _first_and_last_third(record.trace.losses)
-        return "loss", f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
+        return (
+            "loss",
+            f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}",
+        )
     return "", ""
 
 
@@ -120,13 +123,17 @@ def no_ratio_verdict(runs: Iterable[RunRecord]) -> Verdict:
 
 def no_number_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where the metric of a run in these pairs is there and not a number."""
-    arm, reference = ([run for pair in pairs if _has_metric_without_number(run := pair[side])] for side in (0, 1))
+    arm, reference = (
+        [run for pair in pairs if _has_metric_without_number(run := pair[side])] for side in (0, 1)
+    )
     for runs in filter(None, (arm, reference)):
         metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
         shown = f"{metric.name} {metric.number(value)}"
         if runs is arm:
             return Verdict(kind="learned nothing", share=(len(runs), len(pairs)), why=shown)
-        return Verdict(kind="no verdict", why=f"the reference has {shown} in {len(runs)} of {len(pairs)} pairs")
+        return Verdict(
+            kind="no verdict", why=f"the reference has {shown} in {len(runs)} of {len(pairs)} pairs"
+        )
     return Verdict()
 
 
@@ -212,7 +219,8 @@ def _deviate_of_rank_test(early: Sequence[float], late: Sequence[float]) -> floa
     """
     ranked = sorted(map(_loss_with_nan_as_largest, late))
     above = sum(
-        (bisect_left(ranked, one) + bisect_right(ranked, one)) / 2 for one in map(_loss_with_nan_as_largest, early)
+        (bisect_left(ranked, one) + bisect_right(ranked, one)) / 2
+        for one in map(_loss_with_nan_as_largest, early)
     )
     product = len(early) * len(late)
     return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)

@@ -48,7 +48,9 @@ def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
     folder = path.absolute().parent
     if folder.parent.name == RunFile.CELLS and folder.name != record.cell:
         whose = f"{record.config.arm}, seed {record.config.recipe.seed}"
-        fault = f"it is the record of cell {record.cell} ({whose}), but is in the folder of cell {folder.name}"
+        fault = (
+            f"it is the record of cell {record.cell} ({whose}), but is in the folder of cell {folder.name}"
+        )
     elif raw.get("checksum") is None and record.host is not None:  # an old record has neither
         fault = "it has no checksum, which every record with a host has"
     elif raw.get("checksum") not in (None, record_checksum(raw)):
@@ -75,9 +77,13 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Unu
             marks["losses", record.arm, digest] = "its losses are those of seed {} to the last bit"
         has_run = record.status in ("completed", "diverged")
         if has_run and script is not None and script.weights and script.batches:
-            marks["start", record.arm, *key_of_run_start(script)] = "its first weights and batches are those of seed {}"
+            marks["start", record.arm, *key_of_run_start(script)] = (
+                "its first weights and batches are those of seed {}"
+            )
         is_second = (record.arm, seed) in cells
-        seen = (words.format(first[mark]) for mark, words in marks.items() if first.setdefault(mark, seed) != seed)
+        seen = (
+            words.format(first[mark]) for mark, words in marks.items() if first.setdefault(mark, seed) != seed
+        )
         fault = "a second record of this cell" if is_second else next(seen, "")
         if fault:
             by_script = not is_second and script is not None

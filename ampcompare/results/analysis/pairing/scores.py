@@ -13,12 +13,18 @@ from decimal import Decimal
 from typing import TypeGuard
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.inference.effect import FLOAT32_STEP, Effect, min_float_spread, min_resolvable_spread
+from ampcompare.results.analysis.inference.effect import (
+    FLOAT32_STEP,
+    Effect,
+    min_float_spread,
+    min_resolvable_spread,
+)
 from ampcompare.results.records.metric import TOP1, Metric
 from ampcompare.results.records.run import RunRecord
 
 COARSE = 4  # steps; a larger spread of differences says by itself what few steps cannot
-FINEST = 16  # a grid this many times finer than the smallest difference of two values does not matter for a test
+# a grid this many times finer than the smallest difference of two values does not matter for a test
+FINEST = 16
 MAX_TICKS = 1e15  # a float has no more digits
 MAX_TRIED = 10_000
 MAX_CHANCE = 0.5  # expected number of shares that fit any values, at which the search ends
@@ -109,7 +115,9 @@ def least_plausible_spread(metric: Metric, samples: int, scores: Sequence[float]
     """Return the smallest plausible spread of differences of scores, by samples or by the step between two scores."""
     if metric.counts:
         return min_resolvable_spread(samples)
-    return math.hypot(min_float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step))
+    return math.hypot(
+        min_float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step)
+    )
 
 
 def step_of_last_digit(value: float) -> float:
@@ -134,7 +142,9 @@ def largest_common_step(values: Sequence[float], printed: float) -> float:
     gaps = [gap for gap in gaps if gap > 1.5 * error]  # others are equal up to rounding
     if not gaps:
         return printed
-    return max(printed, _greatest_common_divisor(distinct, printed), _step_of_shares(distinct, min(gaps), error))
+    return max(
+        printed, _greatest_common_divisor(distinct, printed), _step_of_shares(distinct, min(gaps), error)
+    )
 
 
 def _greatest_common_divisor(values: Sequence[float], printed: float) -> float:

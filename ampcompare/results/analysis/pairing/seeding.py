@@ -25,7 +25,11 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
     """
     calls = (None if facts is None else facts.seeds) or []
     fixed = [call for call in calls if call.kind == "global" and call.seed]
-    pass_on = f"--seed-arg={seed_option} passes it on" if seed_option else "pass it on with --seed-arg, or as {seed}"
+    pass_on = (
+        f"--seed-arg={seed_option} passes it on"
+        if seed_option
+        else "pass it on with --seed-arg, or as {seed}"
+    )
     if script.shift_seeds is None:
         if facts is None or facts.seeds is None:
             return SEEDS_ITSELF
@@ -91,7 +95,9 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
     if not shifting:
         return
     fixed = [call for call in calls if call.seed]
-    is_all = any(record.config.script is not None and record.config.script.shift_seeds == "all" for record in shifting)
+    is_all = any(
+        record.config.script is not None and record.config.script.shift_seeds == "all" for record in shifting
+    )
     shifted = [call for call in fixed if call.kind == "global" or is_all]
     if shifted:
         yield (

@@ -127,7 +127,11 @@ def mean_point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Ser
 
 def divergence_marks(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Series]:
     """Return a cross at the end of what can be drawn of each run that diverged."""
-    ends = [(record, curve.x[-1], curve.y[-1]) for record, curve in curves if curve.x and record.status == "diverged"]
+    ends = [
+        (record, curve.x[-1], curve.y[-1])
+        for record, curve in curves
+        if curve.x and record.status == "diverged"
+    ]
     if not ends:
         return []
     return [
@@ -136,7 +140,8 @@ def divergence_marks(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) ->
             "x": [round_to_digits(x, 7) for _, x, _ in ends],
             "y": [round_to_digits(y) for _, _, y in ends],
             "text": [
-                f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}" for run, _, _ in ends
+                f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}"
+                for run, _, _ in ends
             ],
         }
     ]
@@ -244,7 +249,9 @@ def band_over_seeds(
         else:
             columns.append([curve.value_at(x, hold=hold) for x in positions])
     values = [[y for y in ys if y is not None] for ys in zip(*columns, strict=True)]
-    return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
+    return Band(
+        positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values]
+    )
 
 
 WIDE, HIGH = 1000, 500  # of the frame of curves, which a page stretches to the room that it has
@@ -304,7 +311,10 @@ def _draw_view(view: ChartView, *, whole_x: bool) -> Picture:
         view.label,
         (x.low, x.high),
         [(x.position_of(tick), _axis_mark_text(tick)) for tick in x.ticks(MOST_TICKS, whole=whole_x)],
-        [(_percent_from_top(y, tick), _axis_mark_text(tick, view)) for tick in y.ticks(MOST_TICKS, whole=view.whole)],
+        [
+            (_percent_from_top(y, tick), _axis_mark_text(tick, view))
+            for tick in y.ticks(MOST_TICKS, whole=view.whole)
+        ],
         [_draw_series(one, x, y) for one in view.series],
         [
             ((x.position_of(across), min(100.0, max(0.0, _percent_from_top(y, up)))), stop["a"], text)
@@ -324,22 +334,29 @@ def _percent_from_top(scale: PlotScale, value: float) -> float:
 def _draw_series(series: Series, x: PlotScale, y: PlotScale) -> _DrawnSeries:
     def points_along(values: Sequence[float]) -> list[Point]:
         points = [
-            (x.position_of(across), _percent_from_top(y, up)) for across, up in zip(series["x"], values, strict=True)
+            (x.position_of(across), _percent_from_top(y, up))
+            for across, up in zip(series["x"], values, strict=True)
         ]
         return _stair_points(points) if series.get("step") else points
 
     points = points_along(series["y"])
     if len(points) == 1:
         (at,) = points
-        ranges = [(x.position_of(left), at[1], x.position_of(right), at[1]) for left, right in series.get("xr", ())]
+        ranges = [
+            (x.position_of(left), at[1], x.position_of(right), at[1]) for left, right in series.get("xr", ())
+        ]
         ranges += [
-            (at[0], _percent_from_top(y, low), at[0], _percent_from_top(y, high)) for low, high in series.get("yr", ())
+            (at[0], _percent_from_top(y, low), at[0], _percent_from_top(y, high))
+            for low, high in series.get("yr", ())
         ]
         return _DrawnSeries(series["a"], at=at, ranges=ranges)
     band = (
-        f"{_svg_path([*points_along(series['hi']), *reversed(points_along(series['lo']))])}z" if "lo" in series else ""
+        f"{_svg_path([*points_along(series['hi']), *reversed(points_along(series['lo']))])}z"
+        if "lo" in series
+        else ""
     )
-    dots = f"{_svg_path(points, 'h0m')}h0" if series.get("dots") else ""  # lines of no length, with round ends
+    # lines of no length, with round ends
+    dots = f"{_svg_path(points, 'h0m')}h0" if series.get("dots") else ""
     return _DrawnSeries(series["a"], _svg_path(points), band, dots)
 
 

@@ -41,7 +41,10 @@ def memory_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
         ["arm", "MiB", "peak MiB"],
         [
             ArmPlotLine(
-                arm.index, arm.name, [Cell(f"{peaks[arm.index]:,.1f}")], bar=scale.position_of(peaks[arm.index])
+                arm.index,
+                arm.name,
+                [Cell(f"{peaks[arm.index]:,.1f}")],
+                bar=scale.position_of(peaks[arm.index]),
             )
             for arm in arms
             if arm.index in peaks
@@ -55,9 +58,15 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return the quantiles of step times in milliseconds."""
     times: dict[int, list[float]] = {}
     for arm in arms:
-        known = [record.trace.step_seconds for record in arm.timed_runs if record.trace and record.trace.step_seconds]
+        known = [
+            record.trace.step_seconds
+            for record in arm.timed_runs
+            if record.trace and record.trace.step_seconds
+        ]
         if known:
-            times[arm.index] = [1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS]
+            times[arm.index] = [
+                1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS
+            ]
     scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
     return ArmLinesPlot(
         "step-times",
@@ -168,9 +177,15 @@ def _time_to_target_table(arms: Sequence[ArmRuns], target: float) -> Table:
     rows: list[list[str | Cell]] = []
     for arm in arms:
         reached = [
-            found for record in arm.records_that_ran if (found := _time_to_reach_target(record, target)) is not None
+            found
+            for record in arm.records_that_ran
+            if (found := _time_to_reach_target(record, target)) is not None
         ]
-        spent = [found[1] for record in arm.timed_runs if (found := _time_to_reach_target(record, target)) is not None]
+        spent = [
+            found[1]
+            for record in arm.timed_runs
+            if (found := _time_to_reach_target(record, target)) is not None
+        ]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
         seconds: str | Cell = INVALID if reached else "-"
@@ -193,12 +208,18 @@ def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     metric = metric_of_arms(arms)
     head = f"final {printable_line(metric.head)}"
     for arm in arms:
-        done = [r.summary for r in arm.completed_runs if r.summary.metric_final is not None and r.summary.epochs]
+        done = [
+            r.summary for r in arm.completed_runs if r.summary.metric_final is not None and r.summary.epochs
+        ]
         if not done:
             continue
-        timed = [record for record in arm.timed_runs if record.status == "completed" and record.summary.epochs]
+        timed = [
+            record for record in arm.timed_runs if record.status == "completed" and record.summary.epochs
+        ]
         seconds = [sum(epoch.train_seconds for epoch in record.summary.epochs) for record in timed]
-        values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
+        values = [
+            metric.factor * summary.metric_final for summary in done if summary.metric_final is not None
+        ]
         series += mean_point(arm, seconds, values)
     drawn = {one["a"] for one in series}
     return Chart(

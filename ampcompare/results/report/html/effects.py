@@ -28,7 +28,9 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
     axis = make_scale([*bounds, *_gap_values(gaps)], margin=comparison.margin)
 
     def gap_text(gap: float) -> str:
-        return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace("-", "\u2212")
+        return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace(
+            "-", "\u2212"
+        )
 
     tracks = [_effect_line_of_arm(arm, "quality", comparison, axis, gaps, gap_text) for arm in rows]
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
@@ -120,7 +122,12 @@ def _interval_ends(verdict: Verdict) -> list[float]:
 
 
 def _effect_line_of_arm(
-    arm: ArmRuns, quantity: Quantity, comparison: Comparison, axis: PlotScale, gaps: Gaps, text: Callable[[float], str]
+    arm: ArmRuns,
+    quantity: Quantity,
+    comparison: Comparison,
+    axis: PlotScale,
+    gaps: Gaps,
+    text: Callable[[float], str],
 ) -> ArmPlotLine:
     """Return the line of an arm: its mean, its interval as far as the axis goes, and a dot per seed."""
     verdict, form = arm.row.verdict(quantity), effect_format(quantity, comparison)

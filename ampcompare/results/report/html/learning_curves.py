@@ -24,7 +24,9 @@ from ampcompare.results.report.html.charts import (
 )
 from ampcompare.results.report.html.runs import ArmRuns, join_names, undrawn_sentences
 
-NO_TRACE = "These records were made before runs kept a trace of their steps; run the cells again with --force."
+NO_TRACE = (
+    "These records were made before runs kept a trace of their steps; run the cells again with --force."
+)
 NO_EPOCH = "No epoch was evaluated."
 MANY_DOTS = 30
 
@@ -128,7 +130,9 @@ def _views_of_quantity(
     )  # fmt: skip
     values = ChartView("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit)
     log = [replace(values, name="Logarithmic", log=10)] if quantity.can_log else []
-    equal = f" Equal to {of} at every point, and not drawn as a difference: {join_names(same)}." if same else ""
+    equal = (
+        f" Equal to {of} at every point, and not drawn as a difference: {join_names(same)}." if same else ""
+    )
     return [gaps, values, *log], equal
 
 
@@ -195,7 +199,11 @@ def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
         lambda record: curve_by_epoch(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True
     )
     views, same = _views_of_quantity(arms, reference, most, loss)
-    few = "" if _longest_curve_length(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
+    few = (
+        ""
+        if _longest_curve_length(views) > 1
+        else "Each run was evaluated once; the table of runs has the losses."
+    )
     return Chart(
         "validation-loss",
         "Validation loss",

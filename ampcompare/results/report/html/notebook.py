@@ -30,7 +30,8 @@ LIGHT = (
     '[data-theme="light"]',
 )
 VARIABLES = re.compile(
-    r"^:root \{\n(.*?)\n\}\n@media \(prefers-color-scheme: dark\) \{\n  :root \{\n(.*?)\n  \}\n\}\n", re.DOTALL
+    r"^:root \{\n(.*?)\n\}\n@media \(prefers-color-scheme: dark\) \{\n  :root \{\n(.*?)\n  \}\n\}\n",
+    re.DOTALL,
 )
 
 
@@ -89,7 +90,10 @@ def lint_view(report: Any) -> tuple[str, str | None]:
     title = report.summary()
     lines = [f"{place}: {code} {printable_line(message, 500)}" for place, code, _, message, _ in rows]
     table = Table.from_rows(
-        ("place", "code", "level", "found", "remedy"), rows, caption="place, code, level, found, remedy", prose=True
+        ("place", "code", "level", "found", "remedy"),
+        rows,
+        caption="place, code, level, found, remedy",
+        prose=True,
     )
     document = Document("", [Section("found", [table] if rows else [])], title=title, warnings=unread)
     return "\n".join([*lines, *unread, title]), document_view(document)
@@ -101,6 +105,9 @@ def migration_view(migrated: Any) -> tuple[str, str | None]:
     patch = migrated.diff()
     title = migrated.summary()
     table = Table.from_rows(("place", "kind", "message"), rows, caption="place, kind, message", prose=True)
-    sections = [Section("found", [table] if rows else []), Section("patch", [Code(patch)] if patch else [], "Patch")]
+    sections = [
+        Section("found", [table] if rows else []),
+        Section("patch", [Code(patch)] if patch else [], "Patch"),
+    ]
     text = "\n".join([title, "", patch, *migrated.lines()]).rstrip("\n")
     return text, document_view(Document("", sections, title=title))

@@ -39,9 +39,12 @@ class Html(Reporter):
                 'pip install "ampcompare[html]"'
             )
         whole = [
-            Chapter(section.name, section.title, (section.name,)) for section in document.sections_in_format("html")
+            Chapter(section.name, section.title, (section.name,))
+            for section in document.sections_in_format("html")
         ]
-        made = [(chapter, document.sections_of(chapter.outline)) for chapter in PAGES.get(document.kind, whole)]
+        made = [
+            (chapter, document.sections_of(chapter.outline)) for chapter in PAGES.get(document.kind, whole)
+        ]
         chapters = [(chapter, sections) for chapter, sections in made if sections]
         blocks = [block for _, sections in chapters for section in sections for block in section.blocks]
         drawn = [block.data for block in blocks if isinstance(block, Figure)]
@@ -121,7 +124,9 @@ def _columns_with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
 def _are_columns_numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
     """Return for each of `count` columns whether it holds numbers and is aligned right."""
     columns = [[row[index].text for row in rows] for index in range(count)]
-    return [all(map(NUMBER.fullmatch, column)) and any(map(str.isdigit, "".join(column))) for column in columns]
+    return [
+        all(map(NUMBER.fullmatch, column)) and any(map(str.isdigit, "".join(column))) for column in columns
+    ]
 
 
 @cache

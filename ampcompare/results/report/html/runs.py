@@ -50,7 +50,11 @@ class ArmRuns:
         """Why its times do not count, such as `invalid: load 9.0 on 2 cores`; "" if they do."""
         if self.row.invalid_time:
             return printable_line(f"invalid: {self.row.invalid_time}", 100)
-        half = next((record.half for record in self.records_that_ran if record.half), None) or self.row.half or ""
+        half = (
+            next((record.half for record in self.records_that_ran if record.half), None)
+            or self.row.half
+            or ""
+        )
         if emulated_type(half):
             return printable_line(half, 60)
         return printable_line(str(self.row.time), 100) if self.row.time.kind in UNJUDGED else ""
@@ -121,7 +125,8 @@ def shared_environment(comparison: Comparison) -> SharedFacts:
     records = [record for record in known if record.status != "failed"] or known
     if not records:
         return SharedFacts(
-            [(_setting_text(name), _setting_text(value)) for name, value in comparison.environment.items()], []
+            [(_setting_text(name), _setting_text(value)) for name, value in comparison.environment.items()],
+            [],
         )
     facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
     return _facts_shared_by_records(records, facts)
@@ -149,7 +154,9 @@ def _facts_shared_by_records(records: Sequence[RunRecord], facts: Sequence[Mappi
         by_value: dict[str, dict[str, None]] = {}
         for record, value in zip(records, seen, strict=True):
             by_value.setdefault(value, {})[printable_line(record.arm, 60)] = None
-        differing.append((_setting_text(name), [(value, join_names(arms)) for value, arms in by_value.items()]))
+        differing.append(
+            (_setting_text(name), [(value, join_names(arms)) for value, arms in by_value.items()])
+        )
     return SharedFacts(equal, differing)
 
 

@@ -170,7 +170,11 @@ def answer_of_comparison(comparison: Comparison) -> tuple[list[str], str, list[s
     """Return what a reader must know first, the answer in one sentence, and what else it says."""
     warnings, answer = warnings_and_answer(comparison)
     count = len(comparison.arms)
-    named = f"One arm: {printable_line(comparison.arms[0].arm, 60)}" if count == 1 else f"{count} arms side by side"
+    named = (
+        f"One arm: {printable_line(comparison.arms[0].arm, 60)}"
+        if count == 1
+        else f"{count} arms side by side"
+    )
     title, *further = answer or [named]
     return warnings, title, further
 
@@ -213,7 +217,11 @@ def _table_cells_of_run(record: RunRecord) -> list[str | Cell]:
 
 def _time_cell(seconds: float | None, factor: float, record: RunRecord) -> str | Cell:
     """Return a time of a run in the unit of its column; a word if the times of the run are invalid."""
-    return INVALID if seconds is not None and invalid_time_reason(record) else _number_text(seconds, "{:.3g}", factor)
+    return (
+        INVALID
+        if seconds is not None and invalid_time_reason(record)
+        else _number_text(seconds, "{:.3g}", factor)
+    )
 
 
 def _number_text(value: float | None, form: str, factor: float = 1) -> str:
@@ -224,7 +232,9 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
     points = {}
     for arm in arms:
-        points[arm.index] = sorted(point for record in arm.records_that_ran for point in _timing_points(record))
+        points[arm.index] = sorted(
+            point for record in arm.records_that_ran for point in _timing_points(record)
+        )
     first = min((moment for timed in points.values() for moment, _ in timed), default=None)
     series: list[Series] = []
     rows = []
@@ -236,7 +246,9 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         x = [round_to_digits((moment - first) / 60) for moment, _ in timed]
         y = [round_to_digits(100 * seconds / median) for _, seconds in timed]
         series.append({"a": arm.index, "x": x, "y": y, "dots": 1})
-        rows.append([arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"])
+        rows.append(
+            [arm.name, str(len(timed)), f"{min(y):.1f}", f"{max(y):.1f}", f"{y[0]:.1f}", f"{y[-1]:.1f}"]
+        )
     since = "" if first is None else f" since {datetime.fromtimestamp(first, UTC):%Y-%m-%d %H:%M:%S} UTC"
     drawn = {one["a"] for one in series}
     return Chart(
@@ -245,8 +257,14 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
         f"affects all arms alike.{undrawn_sentences(arms, drawn, lambda arm: 'no start is recorded')}",
         "minutes",
-        [ChartView("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
-        Table.from_rows(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,
+        [
+            ChartView(
+                "", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %"
+            )
+        ],
+        Table.from_rows(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows)
+        if rows
+        else None,
         sentence="" if series else "No record says when its run started.",
         whole_x=False,
     )
@@ -259,7 +277,9 @@ def _timing_points(record: RunRecord) -> list[tuple[float, float]]:
     start, wall = _parse_moment(record.started), summary.wall_seconds or 0.0
     halves = (readings.first_half_seconds, readings.second_half_seconds) if readings else (None, None)
     if start is not None and halves[0] and halves[1]:
-        points += [(start.timestamp() + wall * share, half) for share, half in zip((0.25, 0.75), halves, strict=True)]
+        points += [
+            (start.timestamp() + wall * share, half) for share, half in zip((0.25, 0.75), halves, strict=True)
+        ]
     elif start is not None:
         points.append((start.timestamp() + wall / 2, summary.step_seconds_median))
     for timing in record.timing_rounds:

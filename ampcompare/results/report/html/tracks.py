@@ -34,7 +34,9 @@ class PlotScale:
     def position_of(self, value: float, *, beyond: float = 0.0) -> float:
         """Return the position of a value; those outside lie on the edge, or this share of the width beyond it."""
         start, end = self._value_on_scale(self.low), self._value_on_scale(self.high)
-        return round(100 * min(1 + beyond, max(-beyond, (self._value_on_scale(value) - start) / (end - start))), 2)
+        return round(
+            100 * min(1 + beyond, max(-beyond, (self._value_on_scale(value) - start) / (end - start))), 2
+        )
 
     def ticks(self, most: int = 7, *, whole: bool = False) -> list[float]:
         """Return about `most` round values on it; only whole numbers if that is asked for."""
@@ -42,12 +44,20 @@ class PlotScale:
             steps = [self.knee * 10.0**power for power in range(9)]
             inside = [value for value in steps if value <= max(abs(self.low), abs(self.high))][-2:]
             return [
-                value for value in (*(-step for step in reversed(inside)), 0.0, *inside) if self._contains_value(value)
+                value
+                for value in (*(-step for step in reversed(inside)), 0.0, *inside)
+                if self._contains_value(value)
             ]
         if self.base:
-            powers = range(math.ceil(math.log(self.low, self.base)), math.floor(math.log(self.high, self.base)) + 1)
+            powers = range(
+                math.ceil(math.log(self.low, self.base)), math.floor(math.log(self.high, self.base)) + 1
+            )
             if self.base == 10 and len(powers) < 3:  # marks between them too
-                near = (factor * 10.0**power for power in range(powers.start - 1, powers.stop) for factor in (1, 2, 5))
+                near = (
+                    factor * 10.0**power
+                    for power in range(powers.start - 1, powers.stop)
+                    for factor in (1, 2, 5)
+                )
                 return list(filter(self._contains_value, near))
             return [float(self.base) ** power for power in powers[:: -max(1, math.ceil(len(powers) / most))]]
         step = _round_tick_step((self.high - self.low) / most)

@@ -38,7 +38,9 @@ def _changes_object_in_place(event: TrainingEvent) -> bool:
     if isinstance(event.statement, ast.Expr):
         return event.statement.value is event.call
     if isinstance(event.statement, ast.Assign) and event.statement.value is event.call:
-        return [dotted_text_of(target) for target in event.statement.targets] == [dotted_text_of(event.receiver)]
+        return [dotted_text_of(target) for target in event.statement.targets] == [
+            dotted_text_of(event.receiver)
+        ]
     return False
 
 
@@ -150,7 +152,8 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
         models = _models_of_initialize(event)
         after = [other for other in trace[index + 1 :] if other.may_follow(event)]
         for other in events_before(trace, event, EventKind.WRAP, EventKind.HALF):
-            again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
+            # a second call of it
+            again = other.scope is event.scope and other.call.lineno > event.call.lineno
             again = again or _wraps_local_of_callee(other, event)
             if other.kind is EventKind.WRAP and other.target and other.target in models and not again:
                 shown = f"`{name_in_source(other.target)}` was wrapped in line {other.call.lineno}"
@@ -158,7 +161,9 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
             elif other.kind is EventKind.HALF and other.subject in models and _changes_object_in_place(other):
                 if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                     continue  # two options, of which one may exclude the other
-                yield module.finding("AMP112", other.call, f"`{other.subject_name}` is cast before `amp.initialize`")
+                yield module.finding(
+                    "AMP112", other.call, f"`{other.subject_name}` is cast before `amp.initialize`"
+                )
         for other in after:
             follow = FOLLOWING.get(other.kind)
             if follow is not None:
@@ -182,8 +187,14 @@ def _rebuilt_optimizer_findings(
     if not optimizer or any(other.kind is EventKind.INITIALIZE for other in after):
         return
     for index, other in enumerate(after):
-        if other.kind is EventKind.NEW_OPTIMIZER and other.scope is event.scope and other.subject_name == optimizer:
-            scaled = [one for one in after[index:] if one.kind is EventKind.SCALE_LOSS and one.may_follow(other)]
+        if (
+            other.kind is EventKind.NEW_OPTIMIZER
+            and other.scope is event.scope
+            and other.subject_name == optimizer
+        ):
+            scaled = [
+                one for one in after[index:] if one.kind is EventKind.SCALE_LOSS and one.may_follow(other)
+            ]
             if any(one.target == other.subject for one in scaled) or _is_object_returned(optimizer, other):
                 shown = f"`{optimizer}` went through `amp.initialize` in line {event.call.lineno}"
                 yield module.finding("AMP121", other.call, shown)
@@ -207,9 +218,9 @@ def _reinitialize_findings(
     # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
     if argument(event.call, "optimizers", 1) is None and event.call.args:
         return
-    if not events_between(trace, event, other, EventKind.BACKWARD, EventKind.STEP) and models != _models_of_initialize(
-        other
-    ):
+    if not events_between(
+        trace, event, other, EventKind.BACKWARD, EventKind.STEP
+    ) and models != _models_of_initialize(other):
         yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
 
 
@@ -238,11 +249,15 @@ def _late_conversion_findings(
     module: LintModule, trace: Trace, event: TrainingEvent, other: TrainingEvent, models: set[str]
 ) -> Iterator[Finding]:
     if other.subject in models:
-        yield module.finding("AMP114", other.call, f"`{other.subject_name}` went through `amp.initialize` before")
+        yield module.finding(
+            "AMP114", other.call, f"`{other.subject_name}` went through `amp.initialize` before"
+        )
 
 
 # What an event behind an `amp.initialize` with some models may be wrong about, by its kind.
-FOLLOWING: dict[EventKind, Callable[[LintModule, Trace, TrainingEvent, TrainingEvent, set[str]], Iterator[Finding]]] = {
+FOLLOWING: dict[
+    EventKind, Callable[[LintModule, Trace, TrainingEvent, TrainingEvent, set[str]], Iterator[Finding]]
+] = {
     EventKind.INITIALIZE: _reinitialize_findings,
     EventKind.HALF: _late_cast_findings,
     EventKind.CUDA: _late_move_findings,
@@ -254,7 +269,9 @@ def _is_move_to_gpu(event: TrainingEvent) -> bool:
     assert isinstance(event.call.func, ast.Attribute)
     if event.call.func.attr == "cuda":
         return True
-    return bool(event.call.args) and any(word in ast.unparse(event.call.args[0]).lower() for word in GPU_WORDS)
+    return bool(event.call.args) and any(
+        word in ast.unparse(event.call.args[0]).lower() for word in GPU_WORDS
+    )
 
 
 @register_rule(
@@ -285,7 +302,11 @@ def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
             continue
         rebuilt = {other.subject for other in trace[index:] if other.kind is EventKind.NEW_OPTIMIZER}
         for other in trace[:index]:
-            if other.kind is not EventKind.NEW_OPTIMIZER or not other.may_follow(event) or other.subject in rebuilt:
+            if (
+                other.kind is not EventKind.NEW_OPTIMIZER
+                or not other.may_follow(event)
+                or other.subject in rebuilt
+            ):
                 continue
             if any(name == event.subject or name.startswith(f"{event.subject}.") for name in other.sources):
                 shown = f"the optimizer of line {other.call.lineno} holds the weights that this replaces"
@@ -343,7 +364,9 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
     if not module.mentions(r"\bapex\b|\bamp\b"):
         return
     for call in module.calls:
-        values = [one.value for one in call.keywords if one.arg in ("opt_level", "fp16_opt_level", "amp_opt_level")]
+        values = [
+            one.value for one in call.keywords if one.arg in ("opt_level", "fp16_opt_level", "amp_opt_level")
+        ]
         flags = " ".join(filter(None, map(text_of_literal, call.args)))
         if dotted_text_of(call.func).endswith("add_argument") and "opt" in flags and "level" in flags:
             values += [one.value for one in call.keywords if one.arg == "default"]
@@ -389,7 +412,9 @@ def misbound_result_of_initialize(module: LintModule) -> Iterator[Finding]:
         statement = module.parents[call]
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and all(named):
             target = statement.targets[0]
-            bound = [dotted_text_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+            bound = [
+                dotted_text_of(one) for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+            ]
             if bound == named[:1] or bound == named[::-1] or _misnames_optimizer(module, call, named, bound):
                 right, shown = ", ".join(named), ", ".join(bound)
                 edits = module.replacement_edits(target, right)
@@ -429,7 +454,9 @@ def misbound_result_of_conversion(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of_functions("apex.parallel.convert_syncbn_model"):
         statement, model = module.parents[call], dotted_text_of(argument(call, "module", 0) or call.func)
         if isinstance(statement, ast.Expr):
-            edits = module.insertion_edits(module.start(statement), f"{model} = ") if call.args and model else ()
+            edits = (
+                module.insertion_edits(module.start(statement), f"{model} = ") if call.args and model else ()
+            )
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
             count = len(statement.targets[0].elts)
@@ -457,7 +484,9 @@ def apex_arguments_of_torch_ddp(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of_functions("apex.parallel.DistributedDataParallel"):
         wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
         if wrong and not module.has_alternative_bindings(call.func):
-            yield module.finding("AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`")
+            yield module.finding(
+                "AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`"
+            )
 
 
 @register_rule(
@@ -501,7 +530,9 @@ def losses_never_scaled(module: LintModule) -> Iterator[Finding]:
         if argument(call, "max_grad_norm") is not None:
             yield module.finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
     prepared = list(module.events(EventKind.INITIALIZE))
-    if not prepared or module.mentions(r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"):
+    if not prepared or module.mentions(
+        r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"
+    ):
         return
     for trace, index, event in prepared:
         optimizers, enabled = argument(event.call, "optimizers", 1), argument(event.call, "enabled")
@@ -531,5 +562,7 @@ def _trains_without_scaling(module: LintModule, behind: Trace, event: TrainingEv
     if any(one.kind in (EventKind.FOREIGN_BACKWARD, EventKind.OPAQUE) for one in later):
         return False
     passes = [one for one in later if one.kind is EventKind.BACKWARD and not one.scaler]
-    steps = [one for one in later if one.kind is EventKind.STEP and one.subject_name.rpartition(".")[2] == tail]
+    steps = [
+        one for one in later if one.kind is EventKind.STEP and one.subject_name.rpartition(".")[2] == tail
+    ]
     return any(one.may_follow(step) and one.loops == step.loops for one in passes for step in steps)

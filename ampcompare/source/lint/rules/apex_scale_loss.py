@@ -4,7 +4,12 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from ampcompare.source.branches import Facts, add_conditions_of_test, conditions_contradict, conditions_of_test
+from ampcompare.source.branches import (
+    Facts,
+    add_conditions_of_test,
+    conditions_contradict,
+    conditions_of_test,
+)
 from ampcompare.source.lint.module import (
     Finding,
     LintModule,
@@ -85,16 +90,26 @@ def misuse_inside_scale_loss(module: LintModule) -> Iterator[Finding]:
             if any(other.apex_block() is block for other in events_before(trace, event, EventKind.BACKWARD)):
                 shown = f"`{event.subject_name}` steps with gradients that are still scaled"
                 code = "AMP105" if event.kind is EventKind.STEP else "AMP103"
-                shown = shown if event.kind is EventKind.STEP else "the gradients are still scaled inside this block"
+                shown = (
+                    shown
+                    if event.kind is EventKind.STEP
+                    else "the gradients are still scaled inside this block"
+                )
                 yield module.finding(code, event.call, shown)
         elif isinstance(event.call.func, ast.Attribute):
             loss = argument(block.call, "loss", 0)
             if loss is None or block.name == event.subject or event.scope is not module.scope_of[block.call]:
                 continue
             if dotted_text_of(event.receiver) and dotted_text_of(event.receiver) == dotted_text_of(loss):
-                bound = next(item.optional_vars for item in block.node.items if item.context_expr is block.call)
-                edits = () if bound is None else module.replacement_edits(event.receiver, dotted_text_of(bound))
-                yield module.finding("AMP106", event.call, f"`{dotted_text_of(loss)}` is not the scaled loss", edits)
+                bound = next(
+                    item.optional_vars for item in block.node.items if item.context_expr is block.call
+                )
+                edits = (
+                    () if bound is None else module.replacement_edits(event.receiver, dotted_text_of(bound))
+                )
+                yield module.finding(
+                    "AMP106", event.call, f"`{dotted_text_of(loss)}` is not the scaled loss", edits
+                )
 
 
 @register_rule(
@@ -146,10 +161,16 @@ def misused_copies_of_o2(module: LintModule) -> Iterator[Finding]:
             continue
         if event.kind is EventKind.GRADIENT:
             if _changes_gradient_of_copy(module, trace, event):
-                yield module.finding("AMP117", event.call, "this changes the gradient of an fp16 copy under O2")
+                yield module.finding(
+                    "AMP117", event.call, "this changes the gradient of an fp16 copy under O2"
+                )
         elif event.subject.endswith(".parameters()"):
-            if events_before(trace, event, EventKind.SCALE_LOSS) or _clips_model_of_other_method(module, event):
-                yield module.finding("AMP104", event.call, f"`{event.subject_name}` are the fp16 copies under O2")
+            if events_before(trace, event, EventKind.SCALE_LOSS) or _clips_model_of_other_method(
+                module, event
+            ):
+                yield module.finding(
+                    "AMP104", event.call, f"`{event.subject_name}` are the fp16 copies under O2"
+                )
 
 
 def _never_runs_with_initialize(module: LintModule, event: TrainingEvent) -> bool:
@@ -190,7 +211,9 @@ def _clips_model_of_other_method(module: LintModule, event: TrainingEvent) -> bo
     model = event.subject.removesuffix(".parameters()")
     calls = module.calls_of_functions("apex.amp.initialize")
     homes = [
-        module.scope_of[call].owner for call in calls if dotted_text_of(argument(call, "models", 0) or call) == model
+        module.scope_of[call].owner
+        for call in calls
+        if dotted_text_of(argument(call, "models", 0) or call) == model
     ]
     return model.startswith("self.") and event.scope.owner is not None and event.scope.owner in homes
 
@@ -205,8 +228,13 @@ def _changes_gradient_of_copy(module: LintModule, trace: Trace, event: TrainingE
     if not isinstance(loop, ast.For):
         return False
     source = last_name(loop.iter.func) if isinstance(loop.iter, ast.Call) else ""
-    of_model = source in ("modules", "named_modules") or module.kinds.model_of_parameters(loop.iter, event.scope)
-    before, after = events_before(trace, event, EventKind.SCALE_LOSS), events_after(trace, event, EventKind.STEP)
+    of_model = source in ("modules", "named_modules") or module.kinds.model_of_parameters(
+        loop.iter, event.scope
+    )
+    before, after = (
+        events_before(trace, event, EventKind.SCALE_LOSS),
+        events_after(trace, event, EventKind.STEP),
+    )
     return bool(of_model and before and after)
 
 
@@ -285,7 +313,8 @@ def steps_scaled_by_another(module: LintModule) -> Iterator[Finding]:
                     others = [one for one in others if _shares_graph_with_step(trace, one, step, models)]
                 if others and all(name in steps for names in named for name in names):
                     shown = (
-                        f"`{step.subject_name}` gets gradients of line {others[0].call.lineno}, which does not name it"
+                        f"`{step.subject_name}` gets gradients of line {others[0].call.lineno}, which does not "
+                        "name it"
                     )
                     yield module.finding("AMP125", step.call, shown)
 
@@ -419,7 +448,11 @@ def scale_loss_without_step(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of_functions("apex.amp.scale_loss"):
         met = [(trace, event) for trace in module.traces for event in trace if event.call is call]
         met = [(trace, event) for trace, event in met if event.kind is EventKind.SCALE_LOSS]
-        if not met or argument(call, "delay_unscale") is not None or not _is_called_in_module_alone(module, call):
+        if (
+            not met
+            or argument(call, "delay_unscale") is not None
+            or not _is_called_in_module_alone(module, call)
+        ):
             continue
         if any(_leads_to_step(trace, event) for trace, event in met):
             continue
@@ -451,7 +484,9 @@ def _steps_in_other_branch(trace: Trace, block: TrainingEvent) -> bool:
     for step in trace:
         if step.kind is not EventKind.STEP or step.subject != block.target or step.may_follow(block):
             continue
-        decided = [key for key, value in block.facts.items() if key in step.facts and step.facts[key] != value]
+        decided = [
+            key for key, value in block.facts.items() if key in step.facts and step.facts[key] != value
+        ]
         if decided and all(FLAG.fullmatch(key) and not IN_TURN.search(key) for key in decided):
             if any(one.kind is EventKind.SCALE_LOSS and one.may_follow(step) for one in trace):
                 return True

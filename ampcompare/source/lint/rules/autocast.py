@@ -85,7 +85,9 @@ def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     if not module.enters_autocast:
         return
     for trace, _, event in module.events(EventKind.STEP, EventKind.SCALER_STEP):
-        if not event.loops or all(one.loops != event.loops for one in events_before(trace, event, EventKind.BACKWARD)):
+        if not event.loops or all(
+            one.loops != event.loops for one in events_before(trace, event, EventKind.BACKWARD)
+        ):
             continue
         line = _line_of_block_around(event) or _line_of_decorator(module, event)
         if line and not module.mentions(r"clear_autocast_cache"):
@@ -191,8 +193,14 @@ def wrong_device_of_autocast(module: LintModule) -> Iterator[Finding]:
                 edits = module.replacement_edits(device, source.partition(":")[0] + source[-1])
             yield module.finding("AMP229", call, f"{source} is a device, not a device type", edits)
         elif _is_torch_device(module, device):
-            edits = module.replacement_edits(device, f"{dotted_text_of(device)}.type") if dotted_text_of(device) else ()
-            yield module.finding("AMP229", call, f"`{module.source(device)}` is a device, not a device type", edits)
+            edits = (
+                module.replacement_edits(device, f"{dotted_text_of(device)}.type")
+                if dotted_text_of(device)
+                else ()
+            )
+            yield module.finding(
+                "AMP229", call, f"`{module.source(device)}` is a device, not a device type", edits
+            )
 
 
 def _is_torch_device(module: LintModule, node: ast.expr) -> bool:
@@ -200,7 +208,8 @@ def _is_torch_device(module: LintModule, node: ast.expr) -> bool:
     scope = module.scope_of[node]
     values = [node] if isinstance(node, ast.Call) else module.values_of(dotted_text_of(node), scope) or []
     return bool(values) and all(
-        isinstance(value, ast.Call) and module.resolve(value.func, scope) == "torch.device" for value in values
+        isinstance(value, ast.Call) and module.resolve(value.func, scope) == "torch.device"
+        for value in values
     )
 
 
@@ -236,7 +245,9 @@ def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
             continue
         if _may_autocast_be_on(block, event) and _is_autocast_of_cuda(module, block.call):
             edits = edits_moving_outside(module, event.statement, losses[event.statement], block.call)
-            yield module.finding("AMP230", event.call, f"the autocast block begins in line {block.node.lineno}", edits)
+            yield module.finding(
+                "AMP230", event.call, f"the autocast block begins in line {block.node.lineno}", edits
+            )
 
 
 SCALES = r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"
@@ -300,4 +311,8 @@ def is_fp16_autocast(module: LintModule, call: ast.Call) -> bool:
     dtype = argument(call, "dtype", 1)
     half = dtype is None or module.resolve(dtype) in ("torch.float16", "torch.half")
     of_cuda_alone = module.resolve(call.func) == "torch.cuda.amp.autocast"
-    return half and argument(call, "enabled", 0 if of_cuda_alone else 2) is None and _is_autocast_of_cuda(module, call)
+    return (
+        half
+        and argument(call, "enabled", 0 if of_cuda_alone else 2) is None
+        and _is_autocast_of_cuda(module, call)
+    )

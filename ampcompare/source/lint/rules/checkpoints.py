@@ -17,7 +17,9 @@ from ampcompare.source.lint.module import (
 from ampcompare.source.lint.update_events import EventKind, name_in_source
 from ampcompare.source.syntax import argument, argument_values
 
-SCALER_STATE = re.compile(r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:")
+SCALER_STATE = re.compile(
+    r"scaler\w*(?:\[[^\]]*\])?\.state_dict|scaler_state|scaler_dict|['\"]\w*scaler\w*['\"]\s*:"
+)
 AMP_STATE = re.compile(r"\bamp\w*\.state_dict|amp_state|['\"]amp['\"]\s*[:\]]")
 
 SAVER = re.compile(r"_?save(?:_|$)")
@@ -67,7 +69,10 @@ def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
     saves_apex = next(module.calls_of_functions("apex.amp.state_dict"), None) is not None
     apex = None if saves_apex else next(module.calls_of_functions("apex.amp.initialize"), None)
     scalers = [call for call in module.calls_making_scalers if not is_switched_off(call)]
-    for code, maker, state in (("AMP119", apex, AMP_STATE), ("AMP226", scalers[0] if scalers else None, SCALER_STATE)):
+    for code, maker, state in (
+        ("AMP119", apex, AMP_STATE),
+        ("AMP226", scalers[0] if scalers else None, SCALER_STATE),
+    ):
         if maker is None or state.search(source) or _is_scaler_passed_to_saver(module):
             continue
         reported: set[ast.expr] = set()
@@ -96,9 +101,12 @@ def _is_scaler_passed_to_saver(module: LintModule) -> bool:
     """Return whether a scaler is passed to something else than a function of the module that may save it."""
     for call in module.calls:
         name = dotted_text_of(call.func).rpartition(".")[2]
-        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not module.may_be_own_function(call.func):
+        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not module.may_be_own_function(
+            call.func
+        ):
             if any(
-                module.kinds.kind_of_object(value, module.scope_of[call]) == "scaler" for value in argument_values(call)
+                module.kinds.kind_of_object(value, module.scope_of[call]) == "scaler"
+                for value in argument_values(call)
             ):
                 return True
     return False
@@ -114,7 +122,9 @@ def _is_optimizer_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
         or any(one.arg is None for one in call.keywords)
     ):
         return False
-    if re.fullmatch(r"self\.\w+", name) or any(dotted_text_of(value) == "self" for value in argument_values(call)):
+    if re.fullmatch(r"self\.\w+", name) or any(
+        dotted_text_of(value) == "self" for value in argument_values(call)
+    ):
         return False
     if not any(module.kinds.kind_of_object(value, scope) == "optimizer" for value in argument_values(call)):
         return False
@@ -127,14 +137,18 @@ def _is_optimizer_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
 
 def _is_scaler_kept_nowhere_else(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use of a scaler gives it to nothing that may keep it; other names are no matter."""
-    if module.kinds.kind_of_object(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
+    if module.kinds.kind_of_object(node, module.scope_of[node]) != "scaler" or isinstance(
+        node.ctx, ast.Store
+    ):
         return True
     parent = module.parents[node]
     while isinstance(parent, (ast.keyword, ast.IfExp, ast.BoolOp)):
         parent = module.parents[parent]
     if isinstance(parent, ast.Call):
         return parent.func is node or not KEEPER.search(dotted_text_of(parent.func).rpartition(".")[2])
-    return not isinstance(parent, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Assign, ast.Return, ast.Starred))
+    return not isinstance(
+        parent, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.Assign, ast.Return, ast.Starred)
+    )
 
 
 def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
@@ -146,7 +160,9 @@ def _saving_calls(module: LintModule) -> Iterator[ast.Call]:
             yield call
 
 
-def _saves_training_of_scaler(module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool) -> bool:
+def _saves_training_of_scaler(
+    module: LintModule, maker: ast.Call, save: ast.Call, *, of_process: bool
+) -> bool:
     """Return whether a checkpoint belongs to the training of a loss scale; each method reaches one `of_process`."""
     home, here = module.scope_of[maker], module.scope_of[save]
     if of_process and home.owner is not None and home.owner is here.owner:
@@ -174,7 +190,9 @@ def _find_dict_of_value(module: LintModule, value: ast.expr, place: ast.expr) ->
         above = [each for each in values if getattr(each, "lineno", place.lineno) < place.lineno]
         # A method that gets the dict may add entries to it.
         made = [
-            each for each in above if not (isinstance(each, ast.Call) and value.id in map(dotted_text_of, each.args))
+            each
+            for each in above
+            if not (isinstance(each, ast.Call) and value.id in map(dotted_text_of, each.args))
         ]
         nearest = max(made, key=lambda each: each.lineno, default=None)
         return None if nearest is None else _find_dict_of_value(module, nearest, nearest)
@@ -197,7 +215,9 @@ def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | 
     states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
     owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]
     names = {
-        dotted_text_of(one) for one in owners if module.kinds.kind_of_object(one, module.scope_of[call]) == "optimizer"
+        dotted_text_of(one)
+        for one in owners
+        if module.kinds.kind_of_object(one, module.scope_of[call]) == "optimizer"
     }
     events = [event for trace in module.traces for event in trace]
     scaled = {name_in_source(event.target) for event in events if event.kind is EventKind.SCALER_STEP}
@@ -211,7 +231,11 @@ def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bo
         found = module.index.callee(value, module.scope_of[value])
         if isinstance(found, Function) and found.module is module and found.name != "__init__":
             returned = [node.value for node in nodes_of_scope(found.scope) if isinstance(node, ast.Return)]
-            return len(returned) == 1 and returned[0] is not None and _holds_optimizer(module, returned[0], returned[0])
+            return (
+                len(returned) == 1
+                and returned[0] is not None
+                and _holds_optimizer(module, returned[0], returned[0])
+            )
     mapping = _find_dict_of_value(module, value, place)
     values: list[ast.expr | None] = [] if mapping is None else [*_items_of_mapping(mapping)]
     if isinstance(value, ast.Name):
@@ -234,7 +258,11 @@ def _values_added_to_dict(module: LintModule, name: str, place: ast.expr) -> Ite
             yield from (one.value if one.arg else None for one in node.keywords)
             for one in node.args:
                 yield from _items_of_value(module, one, node)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr) and dotted_text_of(node.target) == name:
+        elif (
+            isinstance(node, ast.AugAssign)
+            and isinstance(node.op, ast.BitOr)
+            and dotted_text_of(node.target) == name
+        ):
             yield from _items_of_value(module, node.value, node.value)
 
 
@@ -291,7 +319,8 @@ def scale_state_unloaded(module: LintModule) -> Iterator[Finding]:
         shown = "the state of the optimizer is loaded, but that of Apex is saved and never loaded"
         yield module.finding("AMP122", of_optimizer[0], shown)
     elif any(
-        module.kinds.kind_of_method_owner(one, "state_dict", module.scope_of[one]) == "scaler" for one in module.calls
+        module.kinds.kind_of_method_owner(one, "state_dict", module.scope_of[one]) == "scaler"
+        for one in module.calls
     ):
         shown = "the state of the optimizer is loaded, but that of the scaler is saved and never loaded"
         yield module.finding("AMP231", of_optimizer[0], shown)

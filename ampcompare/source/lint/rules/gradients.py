@@ -25,7 +25,8 @@ from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name
 from ampcompare.source.torch_methods import is_gradient
 
-IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")  # `mul_` by a mask is right at any scale
+# `mul_` by a mask is right at any scale
+IN_PLACE = ("add_", "sub_", "clamp_", "clip_", "addcmul_", "addcdiv_")
 READS = ("norm", "vector_norm", "pow", "square", "abs", "get_total_norm")
 OF_MODEL = re.compile(r"param|modules\(")
 SCALE_WORDS = re.compile(r"get_scale|inv_scale")
@@ -123,7 +124,9 @@ def _latest_scaled_passes(trace: Trace, event: TrainingEvent) -> list[TrainingEv
     return [one for one in found if one.scaler]
 
 
-def _steps_with_scaled_gradients(trace: Trace, last: TrainingEvent, event: TrainingEvent) -> list[TrainingEvent]:
+def _steps_with_scaled_gradients(
+    trace: Trace, last: TrainingEvent, event: TrainingEvent
+) -> list[TrainingEvent]:
     """Return the steps that use the gradients of an event, if nothing unscales them between backward pass and event."""
     unscaling = (EventKind.UNSCALE, EventKind.SCALER_STEP, EventKind.STEP, EventKind.UPDATE, EventKind.OPAQUE)
     if any(other.call is not event.call for other in events_between(trace, last, event, *unscaling)):
@@ -143,7 +146,12 @@ def _steps_with_scaled_gradients(trace: Trace, last: TrainingEvent, event: Train
 
 
 def _scaled_gradient_finding(
-    module: LintModule, event: TrainingEvent, last: TrainingEvent, steps: list[TrainingEvent], *, may_unscale: bool
+    module: LintModule,
+    event: TrainingEvent,
+    last: TrainingEvent,
+    steps: list[TrainingEvent],
+    *,
+    may_unscale: bool,
 ) -> Finding:
     """Return the finding, with the edit that unscales unless something near it does, or will once it is corrected."""
     code = "AMP218" if event.kind is EventKind.GRADIENT else "AMP201"
@@ -157,7 +165,9 @@ def _scaled_gradient_finding(
         unscale = Edits(module)
         unscale.insert_above(event.statement, [line])
         edits = unscale.sorted_edits() if module.is_alone(event.statement) else ()
-    return module.finding(code, event.call, f"the gradients are still scaled by `{name_in_source(last.scaler)}`", edits)
+    return module.finding(
+        code, event.call, f"the gradients are still scaled by `{name_in_source(last.scaler)}`", edits
+    )
 
 
 def _source_around(module: LintModule, event: TrainingEvent) -> str:
@@ -193,7 +203,9 @@ def update_skipped(module: LintModule) -> Iterator[Finding]:
     for trace, _, event in module.events(EventKind.UNSCALE):
         if not (event.loops or _is_in_function_of_one_step(trace, event)):
             continue
-        updates = [other for other in events_after(trace, event, EventKind.UPDATE) if other.subject == event.subject]
+        updates = [
+            other for other in events_after(trace, event, EventKind.UPDATE) if other.subject == event.subject
+        ]
         if any(other.subject == event.subject for other in events_after(trace, event, EventKind.OPAQUE)):
             continue
         keys = {key for update in updates for key in update.facts} - event.facts.keys()
@@ -209,7 +221,8 @@ def update_skipped(module: LintModule) -> Iterator[Finding]:
 def _is_in_function_of_one_step(trace: Trace, event: TrainingEvent) -> bool:
     """Return whether an event stands in a function that makes one step: with a backward pass, and without a loop."""
     return isinstance(event.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
-        other.scaler == event.subject and not other.loops for other in events_before(trace, event, EventKind.BACKWARD)
+        other.scaler == event.subject and not other.loops
+        for other in events_before(trace, event, EventKind.BACKWARD)
     )
 
 
@@ -221,9 +234,14 @@ def _is_condition_decided_after(module: LintModule, event: TrainingEvent, key: s
     for node in ast.walk(test) if test is not None else ():
         if isinstance(node, (ast.Name, ast.Attribute)):
             values = event.scope.values.get(dotted_text_of(node), ())
-            if any(value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)):
+            if any(
+                value.lineno > event.call.lineno for value in values if not isinstance(value, ast.Starred)
+            ):
                 return True
-        if isinstance(node, ast.Call) and (scope := _find_function_called_by_test(module, event, node)) is not None:
+        if (
+            isinstance(node, ast.Call)
+            and (scope := _find_function_called_by_test(module, event, node)) is not None
+        ):
             inside = list(ast.walk(scope.node))
             if any(is_gradient(one) for one in inside):
                 return True
@@ -246,10 +264,15 @@ def _ends_training_otherwise(module: LintModule, scope: Scope, key: str, value: 
         for branch, holds in ((node.body, True), (node.orelse, False)):
             if branch and conditions_of_test(node.test, holds).get(key, value) != value:
                 last = branch[-1]
-                around = [one for one in module.nodes_up_to_function(node) if isinstance(one, (ast.For, ast.While))]
+                around = [
+                    one for one in module.nodes_up_to_function(node) if isinstance(one, (ast.For, ast.While))
+                ]
                 if isinstance(last, (ast.Raise, ast.Break)) or (isinstance(last, ast.Return) and around):
                     return True
-                if any(isinstance(one, ast.Call) and EXITS.search(dotted_text_of(one.func)) for one in ast.walk(last)):
+                if any(
+                    isinstance(one, ast.Call) and EXITS.search(dotted_text_of(one.func))
+                    for one in ast.walk(last)
+                ):
                     return True
     return False
 
@@ -280,6 +303,10 @@ def penalty_from_scaled_loss(module: LintModule) -> Iterator[Finding]:
             continue
         scope = module.scope_of[call]
         values = scope.values.get(outputs.id, []) if isinstance(outputs, ast.Name) else [outputs]
-        scaled = [value for value in values if module.kinds.kind_of_method_owner(value, "scale", scope) == "scaler"]
-        if len(scaled) == len(values) == 1 and not re.search(r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)):
+        scaled = [
+            value for value in values if module.kinds.kind_of_method_owner(value, "scale", scope) == "scaler"
+        ]
+        if len(scaled) == len(values) == 1 and not re.search(
+            r"get_scale|inv_|/ *\w*scale", ast.unparse(scope.node)
+        ):
             yield module.finding("AMP220", call, "the gradients of a scaled loss are scaled too")

@@ -25,12 +25,24 @@ OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Pow: math.pow,
 }
 # What autocast runs in fp16, by full name and as methods of tensors.
-CAST_TO_FP16 = frozenset(f"torch.{name}" for name in ("matmul", "bmm", "mm", "einsum", "nn.functional.linear"))
+CAST_TO_FP16 = frozenset(
+    f"torch.{name}" for name in ("matmul", "bmm", "mm", "einsum", "nn.functional.linear")
+)
 CAST_METHODS = ("matmul", "bmm", "mm")
 # Methods whose result has the dtype of the tensor.
 KEEPING = frozenset(
     {
-        *("transpose", "permute", "view", "reshape", "contiguous", "unsqueeze", "squeeze", "flatten", "expand"),
+        *(
+            "transpose",
+            "permute",
+            "view",
+            "reshape",
+            "contiguous",
+            "unsqueeze",
+            "squeeze",
+            "flatten",
+            "expand",
+        ),
         *("detach", "clone", "cuda", "masked_fill", "masked_fill_", "div", "div_", "mul", "mul_"),
     }
 )
@@ -75,7 +87,9 @@ def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
             if dtype is None or module.resolve(dtype) not in HALF:
                 continue
             shown = f"this tensor is fp16, which holds no number beyond {LARGEST:.0f}"
-            yield module.finding("AMP236", call, shown, _dtype_limit_edits(module, value, number, module.source(dtype)))
+            yield module.finding(
+                "AMP236", call, shown, _dtype_limit_edits(module, value, number, module.source(dtype))
+            )
         elif tensor is not None and _is_fp16_tensor(module, tensor, scope, call.lineno):
             shown = f"`{module.source(tensor)}` is fp16, which holds no number beyond {LARGEST:.0f}"
             of_tensor = f"{dotted_text_of(tensor)}.dtype" if dotted_text_of(tensor) else ""
@@ -88,7 +102,10 @@ def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scop
         number = _number_of_expression(module, node.operand, scope)
         return None if number is None else -number
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-        left, right = _number_of_expression(module, node.left, scope), _number_of_expression(module, node.right, scope)
+        left, right = (
+            _number_of_expression(module, node.left, scope),
+            _number_of_expression(module, node.right, scope),
+        )
         try:
             return None if left is None or right is None else float(OPERATIONS[type(node.op)](left, right))
         except (ArithmeticError, TypeError, ValueError):  # no real number
@@ -98,7 +115,9 @@ def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scop
             return _number_of_expression(module, node.args[0], scope)
     if isinstance(node, ast.Attribute) and node.attr in ("min", "max") and isinstance(node.value, ast.Call):
         is_fp32 = (
-            module.resolve(node.value.func) == "torch.finfo" and node.value.args and dotted_text_of(node.value.args[0])
+            module.resolve(node.value.func) == "torch.finfo"
+            and node.value.args
+            and dotted_text_of(node.value.args[0])
         )
         return {"min": -LARGEST_FP32, "max": LARGEST_FP32}[node.attr] if is_fp32 in FP32 else None
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, str)):
@@ -148,7 +167,9 @@ def _is_fp16_tensor(module: LintModule, node: ast.expr, scope: Scope, line: int)
         return is_in_fp16_block(module, node)
     if node.func.attr in ("half", "to"):
         return node.func.attr == "half" or any(module.resolve(one) in HALF for one in node.args)
-    plain = node.func.attr not in ("div", "div_", "mul", "mul_") or _is_plain_number(module, node.args[0], scope)
+    plain = node.func.attr not in ("div", "div_", "mul", "mul_") or _is_plain_number(
+        module, node.args[0], scope
+    )
     return node.func.attr in KEEPING and plain and _is_fp16_tensor(module, node.func.value, scope, line)
 
 
@@ -158,7 +179,10 @@ def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
         return True
     if isinstance(node, ast.BinOp):
         # `head_dim ** -0.5` is one of a size: tensors are not raised to it by hand.
-        return isinstance(node.op, ast.Pow) and _number_of_expression(module, node.right, scope) in (0.5, -0.5)
+        return isinstance(node.op, ast.Pow) and _number_of_expression(module, node.right, scope) in (
+            0.5,
+            -0.5,
+        )
     if isinstance(node, ast.Call):
         return (module.resolve(node.func) or "").startswith(("math.", "numpy.sqrt"))
     values = module.values_of(dotted_text_of(node), scope) or []
@@ -169,7 +193,9 @@ def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
 
 def _is_made_of_name(value: ast.expr, node: ast.AST) -> bool:
     """Return whether a value is an element of something, or made of the name that it is assigned to."""
-    return isinstance(value, ast.Starred) or any(dotted_text_of(one) == dotted_text_of(node) for one in ast.walk(value))
+    return isinstance(value, ast.Starred) or any(
+        dotted_text_of(one) == dotted_text_of(node) for one in ast.walk(value)
+    )
 
 
 def _dtype_limit_edits(module: LintModule, value: ast.expr, number: float, dtype: str) -> tuple[Edit, ...]:

@@ -122,7 +122,12 @@ def removed_imports(module: LintModule) -> Iterator[Finding]:
     for node, _, name in module.imports:
         package, _, last = name.rpartition(".")
         parts = name.split(".")
-        if parts[0] == "apex" and len(parts) > 1 and parts[1] in REMOVED and not _is_import_guarded(module, node):
+        if (
+            parts[0] == "apex"
+            and len(parts) > 1
+            and parts[1] in REMOVED
+            and not _is_import_guarded(module, node)
+        ):
             yield module.finding("AMP301", node, f"`apex.{parts[1]}` was removed from Apex in May 2025")
         elif name == "apex.optimizers.FP16_Optimizer":
             yield module.finding("AMP308", node, "`apex.optimizers` has no `FP16_Optimizer`")
@@ -159,7 +164,9 @@ def bare_except_around_apex(module: LintModule) -> Iterator[Finding]:
                     start = module.offset(handler.lineno, handler.col_offset)
                     written = module.text[start : start + len("except:")] == "except:"
                     edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
-                    yield module.finding("AMP120", handler, "any error from the import of Apex is swallowed", edits)
+                    yield module.finding(
+                        "AMP120", handler, "any error from the import of Apex is swallowed", edits
+                    )
 
 
 def _imports_amp(module: LintModule, node: ast.stmt) -> bool:
@@ -224,8 +231,12 @@ def deprecated_device_amp(module: LintModule) -> Iterator[Finding]:
     if module.versions.torch < (2, 4):  # which has no `torch.amp.custom_fwd`
         return
     statements = dict.fromkeys(each.statement for each in module.imports)
-    groups = {name: edits for node in statements for name, edits in _edits_by_imported_name(module, node).items()}
-    attributes = [node for node in module.nodes if isinstance(node, ast.Attribute) and _may_be_deprecated_name(node)]
+    groups = {
+        name: edits for node in statements for name, edits in _edits_by_imported_name(module, node).items()
+    }
+    attributes = [
+        node for node in module.nodes if isinstance(node, ast.Attribute) and _may_be_deprecated_name(node)
+    ]
     of_attributes = any((module.resolve(each) or "").rpartition(".")[0] in PACKAGES for each in attributes)
     if not of_attributes and not any(each.full.rpartition(".")[0] in PACKAGES for each in module.imports):
         return  # a name means one of these by an import, or by what it is assigned
@@ -285,7 +296,9 @@ def _rename_edits(module: LintModule, node: ast.Attribute, full: str) -> tuple[E
     return () if changed is None else (*module.replacement_edits(node, f"{head}.amp.{last}"), *changed)
 
 
-def _edits_naming_device(module: LintModule, node: ast.expr, name: str, device: str) -> tuple[Edit, ...] | None:
+def _edits_naming_device(
+    module: LintModule, node: ast.expr, name: str, device: str
+) -> tuple[Edit, ...] | None:
     """Return the edits that name the device where a name is used; None where it is not clear how."""
     parent = module.parents[node]
     call = parent if isinstance(parent, ast.Call) and parent.func is node else None
@@ -296,7 +309,8 @@ def _edits_naming_device(module: LintModule, node: ast.expr, name: str, device: 
         if any(one.arg is None for one in call.keywords) or call.args:
             return None
         return module.insertion_edits(
-            _place_behind_parenthesis(module, call), f'device_type="{device}"' + (", " if call.keywords else "")
+            _place_behind_parenthesis(module, call),
+            f'device_type="{device}"' + (", " if call.keywords else ""),
         )
     if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
@@ -313,7 +327,9 @@ def _place_behind_parenthesis(module: LintModule, call: ast.Call) -> int:
     return module.text.index("(", module.end(call.func)) + 1
 
 
-def _edits_by_imported_name(module: LintModule, node: ast.Import | ast.ImportFrom) -> dict[str, tuple[Edit, ...]]:
+def _edits_by_imported_name(
+    module: LintModule, node: ast.Import | ast.ImportFrom
+) -> dict[str, tuple[Edit, ...]]:
     """Return, for the names that an import binds, the edits of the import and of every use of them.
 
     Either names of one of the packages, or the package itself under a name of its own.
@@ -399,10 +415,16 @@ def removed_calls(module: LintModule) -> Iterator[Finding]:
     """Calls of what was renamed, removed, or is no part of the package."""
     for call, full in module.resolved_calls:
         package, _, last = full.rpartition(".")
-        if package in ("torch.cuda.amp", "torch.amp") and last in OF_APEX and isinstance(call.func, ast.Attribute):
+        if (
+            package in ("torch.cuda.amp", "torch.amp")
+            and last in OF_APEX
+            and isinstance(call.func, ast.Attribute)
+        ):
             yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
         elif full == "torch.nn.utils.clip_grad_norm":
-            written = dotted_text_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
+            written = dotted_text_of(call.func).endswith("clip_grad_norm") and isinstance(
+                call.func, ast.Attribute
+            )
             edits = module.insertion_edits(module.end(call.func), "_") if written else ()
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
@@ -442,7 +464,9 @@ def mixed_tf32_switches(module: LintModule) -> Iterator[Finding]:
         for node in module.nodes
         if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in TF32_NAMES
     ]
-    new = [node for node, full in used if full.endswith(".fp32_precision") and isinstance(node.ctx, ast.Store)]
+    new = [
+        node for node, full in used if full.endswith(".fp32_precision") and isinstance(node.ctx, ast.Store)
+    ]
     for node, full in used if new else ():
         if full in OLD_TF32 and not is_only_fallback(module, node):
             setting = next((one for one in new if not exclude_each_other(module, one, node)), None)
@@ -478,13 +502,17 @@ except NameError:  # right
 )
 def amp_not_imported(module: LintModule) -> Iterator[Finding]:
     """Calls of `amp`, where nothing binds that name."""
-    called = [each for each in module.calls if dotted_text_of(each.func) in ("amp.initialize", "amp.scale_loss")]
+    called = [
+        each for each in module.calls if dotted_text_of(each.func) in ("amp.initialize", "amp.scale_loss")
+    ]
     if not called or any(each.alias.name == "*" for each in module.imports):
         return
     if module.mentions(r"globals\(\)|setattr\(|exec\("):
         return
     bound = {
-        name for scope in module.scopes for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)
+        name
+        for scope in module.scopes
+        for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)
     }
     if "amp" in bound:
         return

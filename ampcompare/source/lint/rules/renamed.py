@@ -43,7 +43,11 @@ def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
             full = module.resolve(node) or ""
             if full.endswith(".fp32_precision"):
                 return  # AMP312 says so where both are set
-            if full in OLD_TF32 and full != "torch.backends.cudnn.flags" and not is_only_fallback(module, node):
+            if (
+                full in OLD_TF32
+                and full != "torch.backends.cudnn.flags"
+                and not is_only_fallback(module, node)
+            ):
                 uses.append((node, full))
     edits, lines = Edits(module), [_find_new_switch_statement(module, node, full) for node, full in uses]
     for (node, _), line in zip(uses, lines, strict=True):

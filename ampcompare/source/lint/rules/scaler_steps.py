@@ -59,32 +59,46 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
         same = [
             other
             for other in trace
-            if other.kind is EventKind.SCALER_STEP and other.target == event.subject and other.may_follow(event)
+            if other.kind is EventKind.SCALER_STEP
+            and other.target == event.subject
+            and other.may_follow(event)
         ]
         twins = [other for other in same if other.loops == event.loops]
         for other in twins:
             first, last = sorted((event, other), key=trace.index)
-            if events_between(trace, first, last, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD, EventKind.UPDATE):
-                if first is event or events_between(trace, first, last, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD):
+            if events_between(
+                trace, first, last, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD, EventKind.UPDATE
+            ):
+                if first is event or events_between(
+                    trace, first, last, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD
+                ):
                     continue
             backward = last_event_before(trace, first, EventKind.BACKWARD)
             if backward is None or not backward.scaler:
                 continue
-            message = f"`{name_in_source(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
+            message = (
+                f"`{name_in_source(event.subject)}` steps in line {other.call.lineno} too, by the scaler"
+            )
             yield module.finding("AMP202", event.call, message)
             break
         if not same:
             yield from _steps_without_scaler_findings(module, trace, event)
 
 
-def _steps_without_scaler_findings(module: LintModule, trace: Trace, event: TrainingEvent) -> Iterator[Finding]:
+def _steps_without_scaler_findings(
+    module: LintModule, trace: Trace, event: TrainingEvent
+) -> Iterator[Finding]:
     last = last_event_before(trace, event, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD)
     if last is None or not last.scaler or last.loops != event.loops:
         return
     # Which optimizer a pass belongs to is known only where there is one.
     optimizers = {other.subject for other in trace if other.kind is EventKind.STEP}
     stepped = [other for other in trace if other.kind in (EventKind.SCALER_STEP, EventKind.UNSCALE, *UNKNOWN)]
-    if len(optimizers) > 1 or stepped or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\("):
+    if (
+        len(optimizers) > 1
+        or stepped
+        or module.mentions(r"get_scale|inv_scale|\.unscale_?\(|\w*scaler\.step\(")
+    ):
         return
     yield module.finding("AMP203", event.call, f"the gradients are scaled by `{name_in_source(last.scaler)}`")
 
@@ -141,7 +155,8 @@ def steps_again(module: LintModule) -> Iterator[Finding]:
             continue
         if (first.subject, first.target, first.loops) == (event.subject, event.target, event.loops):
             shown = (
-                f"`{name_in_source(event.target)}` steps again in line {event.call.lineno}, without an update between"
+                f"`{name_in_source(event.target)}` steps again in line {event.call.lineno}, without an "
+                "update between"
             )
             yield module.finding("AMP204", first.call, shown)
 
@@ -178,7 +193,11 @@ def update_between(module: LintModule) -> Iterator[Finding]:
                 continue
             if other.kind in (EventKind.BACKWARD, EventKind.UPDATE, *UNKNOWN):
                 break
-            if other.kind is EventKind.SCALER_STEP and other.loops == event.loops and other.subject == event.subject:
+            if (
+                other.kind is EventKind.SCALER_STEP
+                and other.loops == event.loops
+                and other.subject == event.subject
+            ):
                 if other.target != before.target:
                     line = other.call.lineno
                     shown = f"`{name_in_source(other.target)}` steps in line {line}, without a backward pass between"
@@ -231,7 +250,9 @@ def misplaced_unscale(module: LintModule) -> Iterator[Finding]:
                 if other.kind is EventKind.UPDATE:
                     break
                 continue
-            if other.kind is EventKind.UPDATE or (other.kind is EventKind.OPAQUE and other.subject == event.subject):
+            if other.kind is EventKind.UPDATE or (
+                other.kind is EventKind.OPAQUE and other.subject == event.subject
+            ):
                 break
             if other.subject != event.subject or other.target != event.target or other.call is event.call:
                 continue

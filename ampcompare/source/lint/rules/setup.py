@@ -41,7 +41,9 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 )
 def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     """A scaler that is always on, where each autocast is bf16 by a literal."""
-    casts = [call for call in module.calls_of_functions(*AUTOCASTS) if not _is_autocast_literally_off(module, call)]
+    casts = [
+        call for call in module.calls_of_functions(*AUTOCASTS) if not _is_autocast_literally_off(module, call)
+    ]
     kinds = {_autocast_dtype(module, call) for call in casts}
     if kinds != {"torch.bfloat16"} or module.mentions(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
         return
@@ -49,7 +51,8 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
         choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
         enabled = argument(call, "enabled")
         switches = {
-            "" if (one := _argument_node(module, cast, "enabled")) is None else ast.unparse(one) for cast in casts
+            "" if (one := _argument_node(module, cast, "enabled")) is None else ast.unparse(one)
+            for cast in casts
         }
         # A scaler with the switch of each autocast is on where these are.
         is_on = enabled is None or switches == {ast.unparse(enabled)}
@@ -68,7 +71,9 @@ def _is_autocast_literally_off(module: LintModule, call: ast.Call) -> bool:
     return is_literal(argument(call, "enabled", position), False)
 
 
-def _argument_node(module: LintModule, call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+def _argument_node(
+    module: LintModule, call: ast.Call, name: str, position: int | None = None
+) -> ast.expr | None:
     """Return the value of an argument, also one of a dict that is passed as `**` and written out in the module."""
     value = argument(call, name, position)
     for spread in (one.value for one in call.keywords if one.arg is None):
@@ -104,7 +109,9 @@ def _dict_entry(node: ast.expr, name: str) -> ast.expr | None:
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return next((value for key, value in pairs if is_literal(key, name)), None)
-    return argument(node, name) if isinstance(node, ast.Call) and dotted_text_of(node.func) == "dict" else None
+    return (
+        argument(node, name) if isinstance(node, ast.Call) and dotted_text_of(node.func) == "dict" else None
+    )
 
 
 @register_rule(
@@ -138,7 +145,11 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     for trace, index, event in module.events(EventKind.NEW_SCALER):
         if not event.loops or not event.subject or is_switched_off(event.call):
             continue  # one that is off has no scale that it could forget
-        passes = (one for one in trace[index + 1 :] if one.kind is EventKind.BACKWARD and one.scaler == event.subject)
+        passes = (
+            one
+            for one in trace[index + 1 :]
+            if one.kind is EventKind.BACKWARD and one.scaler == event.subject
+        )
         if any(one.loops == event.loops for one in passes) and _is_loop_over_batches(event):
             yield module.finding("AMP225", event.call, f"`{event.subject_name}` is new for each step")
 
@@ -146,8 +157,14 @@ def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
 def _is_loop_over_batches(event: TrainingEvent) -> bool:
     """Return whether a loop is over no trials, and no test that it changes, such as `if epoch == 0:`, decides."""
     loop = event.loops[-1]
-    head = f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}" if isinstance(loop, (ast.For, ast.AsyncFor)) else ""
-    return names_bound_in(loop).isdisjoint(re.findall(r"[\w.]+", " ".join(event.facts))) and not TRIALS.search(head)
+    head = (
+        f"{ast.unparse(loop.target)} {ast.unparse(loop.iter)}"
+        if isinstance(loop, (ast.For, ast.AsyncFor))
+        else ""
+    )
+    return names_bound_in(loop).isdisjoint(
+        re.findall(r"[\w.]+", " ".join(event.facts))
+    ) and not TRIALS.search(head)
 
 
 @register_rule(
@@ -206,10 +223,16 @@ def state_discarded(module: LintModule) -> Iterator[Finding]:
     for trace, index, event in module.events(EventKind.NEW_SCALER):
         if not event.subject or is_switched_off(event.call):
             continue
-        later = [other for other in trace[index + 1 :] if other.subject == event.subject and other.may_follow(event)]
+        later = [
+            other
+            for other in trace[index + 1 :]
+            if other.subject == event.subject and other.may_follow(event)
+        ]
         if any(_loads_scaler(module, other) for other in later):
             continue
-        before = [other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)]
+        before = [
+            other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)
+        ]
         made_before = any(other.call is event.call for other in before)
         lost = [other for other in before if _loads_scaler(module, other)]
         lost = [other for other in lost if not events_between(trace, other, event, EventKind.SCALER_STEP)]
@@ -221,21 +244,29 @@ def state_discarded(module: LintModule) -> Iterator[Finding]:
                 yield _discard_finding(module, event, load)
 
 
-def _find_load_in_another_method(event: TrainingEvent, loads: Sequence[TrainingEvent]) -> TrainingEvent | None:
+def _find_load_in_another_method(
+    event: TrainingEvent, loads: Sequence[TrainingEvent]
+) -> TrainingEvent | None:
     """Return a load of the scaler that a method makes as an attribute, by methods that all are other ones.
 
     One method of an object loads, another one makes and trains: whichever comes first.
     """
     if not event.subject.startswith("self.") or event.facts or event.loops or event.scope.owner is None:
         return None
-    of_object = [one for one in loads if one.subject == event.subject and one.scope.owner is event.scope.owner]
+    of_object = [
+        one for one in loads if one.subject == event.subject and one.scope.owner is event.scope.owner
+    ]
     return of_object[0] if of_object and all(one.scope is not event.scope for one in of_object) else None
 
 
 def _loads_scaler(module: LintModule, event: TrainingEvent) -> bool:
-    return event.kind is EventKind.LOAD and module.kinds.kind_of_object(event.receiver, event.scope) == "scaler"
+    return (
+        event.kind is EventKind.LOAD and module.kinds.kind_of_object(event.receiver, event.scope) == "scaler"
+    )
 
 
 def _discard_finding(module: LintModule, event: TrainingEvent, load: TrainingEvent) -> Finding:
-    shown = f"this replaces `{name_in_source(event.subject)}`, whose state is loaded in line {load.call.lineno}"
+    shown = (
+        f"this replaces `{name_in_source(event.subject)}`, whose state is loaded in line {load.call.lineno}"
+    )
     return module.finding("AMP238", event.call, shown)

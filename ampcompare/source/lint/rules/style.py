@@ -62,6 +62,8 @@ def options_of_type_bool(module: LintModule) -> Iterator[Finding]:
         kind = argument(call, "type")
         flags = [text_of_literal(one) or "" for one in call.args]
         if isinstance(kind, ast.Name) and kind.id == "bool" and argument(call, "action") is None:
-            flag = next((flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), "")
+            flag = next(
+                (flag for flag in flags if PRECISION.search(flag.replace("_", " ").replace("-", " "))), ""
+            )
             if flag:
                 yield module.finding("AMP403", call, f"`{flag} False` is true")

@@ -39,7 +39,9 @@ def apex_arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
         if name.startswith(PACKAGES) and name.endswith(".Trainer"):
             wrong = [one for one in call.keywords if one.arg in OF_APEX]
             if wrong:
-                yield module.finding("AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`")
+                yield module.finding(
+                    "AMP310", wrong[0].value, f"Lightning's Trainer has no argument `{wrong[0].arg}`"
+                )
 
 
 @register_rule(
@@ -73,7 +75,8 @@ def _options_set_by_node(module: LintModule, node: ast.AST) -> Iterator[tuple[as
         yield from ((one.value, one.arg or "", one.value) for one in node.keywords)
     elif isinstance(node, ast.Dict):
         yield from (
-            (value, text_of_literal(key) or "", value) for key, value in zip(node.keys, node.values, strict=True)
+            (value, text_of_literal(key) or "", value)
+            for key, value in zip(node.keys, node.values, strict=True)
         )
     elif isinstance(node, ast.Assign):
         yield from ((node, one.attr, node.value) for one in node.targets if isinstance(one, ast.Attribute))

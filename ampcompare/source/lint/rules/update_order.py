@@ -104,9 +104,15 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
                 continue
             for event in trace:
                 condition = (
-                    _accumulation_condition(step, event) if event.loops == step.loops and event.may_follow(step) else ""
+                    _accumulation_condition(step, event)
+                    if event.loops == step.loops and event.may_follow(step)
+                    else ""
                 )
-                if not condition or any("%" in key for key in event.facts) or _other_step_runs_as_often(trace, event):
+                if (
+                    not condition
+                    or any("%" in key for key in event.facts)
+                    or _other_step_runs_as_often(trace, event)
+                ):
                     continue
                 if code := _code_of_microbatch(trace, event, step):
                     yield module.finding(code, event.call, f"the step runs only if `{condition}`")
@@ -139,7 +145,12 @@ def _other_step_runs_as_often(trace: Trace, event: TrainingEvent) -> bool:
     """Return whether another step runs as often as a call does, which then belongs to that one."""
     for other in trace:
         is_conditional = any("%" in key for key in other.facts)
-        if other.kind in STEPS and other.loops == event.loops and other.may_follow(event) and not is_conditional:
+        if (
+            other.kind in STEPS
+            and other.loops == event.loops
+            and other.may_follow(event)
+            and not is_conditional
+        ):
             return True
     return False
 
@@ -173,14 +184,18 @@ for batch in loader:
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
     for trace, _, event in module.events(EventKind.CLIP, with_amp=True):
-        before = events_before(trace, event, *STEPS, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD, EventKind.UNSCALE)
+        before = events_before(
+            trace, event, *STEPS, EventKind.BACKWARD, EventKind.FOREIGN_BACKWARD, EventKind.UNSCALE
+        )
         if not before or before[-1].kind not in STEPS or before[-1].loops != event.loops:
             continue
         if events_after(trace, event, *STEPS, EventKind.UNSCALE) or all(
             one.kind is not EventKind.BACKWARD for one in before
         ):
             continue
-        shown = f"`{name_in_source(_optimizer_name(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+        shown = (
+            f"`{name_in_source(_optimizer_name(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+        )
         yield module.finding("AMP212", event.call, shown)
 
 
@@ -210,8 +225,15 @@ def scheduler_before_step(module: LintModule) -> Iterator[Finding]:
         if not event.loops:
             continue
         last = last_event_before(trace, event, *STEPS, EventKind.BACKWARD)
-        following = first_event_after(trace, event, *STEPS, EventKind.BACKWARD, EventKind.SCHEDULE, EventKind.OPAQUE)
-        if last is None or following is None or last.kind is not EventKind.BACKWARD or following.kind not in STEPS:
+        following = first_event_after(
+            trace, event, *STEPS, EventKind.BACKWARD, EventKind.SCHEDULE, EventKind.OPAQUE
+        )
+        if (
+            last is None
+            or following is None
+            or last.kind is not EventKind.BACKWARD
+            or following.kind not in STEPS
+        ):
             continue
         if (
             last.loops != event.loops
@@ -219,7 +241,9 @@ def scheduler_before_step(module: LintModule) -> Iterator[Finding]:
             or _is_scheduler_of_own_class(module, event, own)
         ):
             continue
-        shown = f"`{name_in_source(_optimizer_name(following))}` steps after it, in line {following.call.lineno}"
+        shown = (
+            f"`{name_in_source(_optimizer_name(following))}` steps after it, in line {following.call.lineno}"
+        )
         yield module.finding("AMP213", event.call, shown)
 
 
@@ -318,7 +342,9 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
                 continue
             if not _step_follows_scaled_pass(trace, event):
                 continue
-            if not any(_node_may_clear_for_step(module, event, node, cleared, others, scopes) for node in clearing):
+            if not any(
+                _node_may_clear_for_step(module, event, node, cleared, others, scopes) for node in clearing
+            ):
                 where = " in this branch" if seen or len(cleared) < len(clearing) else ""
                 shown = f"the gradients of `{name_in_source(optimizer)}` are never cleared{where}"
                 yield module.finding("AMP215", event.call, shown)
@@ -333,7 +359,12 @@ def _step_follows_scaled_pass(trace: Trace, step: TrainingEvent) -> bool:
 
 
 def _node_may_clear_for_step(
-    module: LintModule, step: TrainingEvent, node: ast.AST, cleared: Cleared, others: set[str], scopes: set[Scope]
+    module: LintModule,
+    step: TrainingEvent,
+    node: ast.AST,
+    cleared: Cleared,
+    others: set[str],
+    scopes: set[Scope],
 ) -> bool:
     """Return whether a node that clears gradients may clear those of a step.
 
@@ -347,7 +378,8 @@ def _node_may_clear_for_step(
     """
     if id(node) in cleared:
         return any(
-            _event_may_clear_for_step(module, step, one.subject in others, one.facts) for one in cleared[id(node)]
+            _event_may_clear_for_step(module, step, one.subject in others, one.facts)
+            for one in cleared[id(node)]
         )
     return _unseen_node_may_clear_for_step(module, step, node, scopes)
 
@@ -368,7 +400,9 @@ def _may_clear_gradients(node: ast.AST) -> bool:
     return any(is_gradient(one) for target in targets for one in ast.walk(target))
 
 
-def _event_may_clear_for_step(module: LintModule, event: TrainingEvent, of_others: bool, facts: Facts) -> bool:
+def _event_may_clear_for_step(
+    module: LintModule, event: TrainingEvent, of_others: bool, facts: Facts
+) -> bool:
     """Return whether gradients may be cleared for a step: not those of others, nor where the step never runs."""
     if of_others:
         return False
@@ -405,7 +439,9 @@ def _is_condition_constant(module: LintModule, key: str, step: TrainingEvent) ->
     loop = step.loops[0] if step.loops else step.scope.node
     stored = (one for one in ast.walk(loop) if isinstance(getattr(one, "ctx", None), (ast.Store, ast.Del)))
     kept = [one for one in names if one.startswith("self.")]
-    once = all(len(values) < 2 for scope in module.scopes for name, values in scope.values.items() if name in kept)
+    once = all(
+        len(values) < 2 for scope in module.scopes for name, values in scope.values.items() if name in kept
+    )
     return once and not names & {dotted_text_of(one) for one in stored}
 
 

@@ -22,7 +22,8 @@ OF_LIGHTNING = {"16-true": "fp16", "bf16-true": "bf16"}
 LIGHTNING = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 # Words of optimizers and libraries that keep fp32 copies, and of training only other weights than these.
 KEEPS_MASTERS = (
-    r"(?i)master|FP16_Optimizer|deepspeed|fully_?shard|fsdp|MixedPrecision|kahan|stochastic_?round|amp\.initialize"
+    r"(?i)master|FP16_Optimizer|deepspeed|"
+    r"fully_?shard|fsdp|MixedPrecision|kahan|stochastic_?round|amp\.initialize"
 )
 TRAINS_OTHERS = r"(?i)\bpeft\b|lora|add_adapter|\.requires_grad\b"
 
@@ -168,7 +169,11 @@ def _half_weight_findings(module: LintModule) -> Iterator[Finding]:
             ]
             cast = casts_of_weights[-1] if casts_of_weights else None
             if cast is not None and cast.kind != "fp32" and _optimizer_steps(module, event, cast):
-                what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
+                what = (
+                    "has the type of its checkpoint, mostly bf16,"
+                    if cast.kind == "auto"
+                    else f"is {cast.kind}"
+                )
                 shown = f"`{name_in_source(cast.name)}` {what} since line {cast.event.call.lineno}"
                 yield module.finding("AMP239", event.call, shown + _lost_updates_text(cast.kind))
 
@@ -209,7 +214,9 @@ def _optimizer_steps(module: LintModule, new: TrainingEvent, cast: ModelCast) ->
             continue
         for event in trace:
             steps = event.kind is EventKind.STEP and event.subject == new.subject
-            scaled = event.kind is EventKind.SCALER_STEP and event.target == new.subject and cast.kind == "bf16"
+            scaled = (
+                event.kind is EventKind.SCALER_STEP and event.target == new.subject and cast.kind == "bf16"
+            )
             if (steps or scaled) and event.may_follow(cast.event):
                 return True
     return False

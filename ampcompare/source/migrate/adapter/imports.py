@@ -19,7 +19,12 @@ from ampcompare.source.migrate.replacements import (
     ddp_may_lack_gradients,
     is_used_as_type,
 )
-from ampcompare.source.migrate.rewrite import Migration, may_use_apex, remove_try_of_imports, torch_name_and_place
+from ampcompare.source.migrate.rewrite import (
+    Migration,
+    may_use_apex,
+    remove_try_of_imports,
+    torch_name_and_place,
+)
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import argument, catches_import_error, is_literal, last_name, root_name
 
@@ -112,7 +117,9 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     for node, full in missing:
         never = is_of_no_apex(full)
         findings.append(
-            Finding.at_node(node, NOTE if never else BY_HAND, (NEVER_THERE if never else MISSING).format(full))
+            Finding.at_node(
+                node, NOTE if never else BY_HAND, (NEVER_THERE if never else MISSING).format(full)
+            )
         )
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
@@ -122,7 +129,9 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
             edits.replace(text_node, repr(adapter).replace("'", '"'))
     findings += [Finding.at_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
     findings += _ddp_limit_notes(module, names) + _apex_option_findings(module, names)
-    return Migration(edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+    return Migration(
+        edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
+    )
 
 
 def _uses_keeping_apex(
@@ -133,13 +142,17 @@ def _uses_keeping_apex(
     What an imported name alone means stays with its import; the rest of `amp` must be of one kind. `FP16_Optimizer`
     steps the optimizers of Apex alone, which must stay with it.
     """
-    through_amp = [each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)]
+    through_amp = [
+        each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)
+    ]
     return through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
 
 
 def _timm_scaler_calls(module: Module) -> Iterator[ast.Call]:
     for call in module.calls:
-        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
+        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith(
+            "timm."
+        ):
             yield call
 
 
@@ -248,7 +261,11 @@ def _root_node(node: ast.AST) -> ast.AST:
 
 
 def _adapt_import(
-    statement: ast.Import | ast.ImportFrom, adapter: str, used: set[str] | None, roots: set[str], offered: set[str]
+    statement: ast.Import | ast.ImportFrom,
+    adapter: str,
+    used: set[str] | None,
+    roots: set[str],
+    offered: set[str],
 ) -> _ImportChange:
     """Return what becomes of an import.
 
@@ -303,7 +320,9 @@ def _import_of_kept_names(statement: ast.Import | ast.ImportFrom, kept: list[ast
     if not kept:
         return []
     text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept)
-    return [f"import {text}" if isinstance(statement, ast.Import) else f"from {statement.module} import {text}"]
+    return [
+        f"import {text}" if isinstance(statement, ast.Import) else f"from {statement.module} import {text}"
+    ]
 
 
 def _apex_text_of(node: ast.AST) -> str:
@@ -315,7 +334,12 @@ def _apex_text_of(node: ast.AST) -> str:
 def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
     """Yield the strings by which a module looks for Apex, with their values."""
     for node in module.nodes:
-        if isinstance(node, ast.Call) and node.args and last_name(node.func) in LOOKUPS and _apex_text_of(node.args[0]):
+        if (
+            isinstance(node, ast.Call)
+            and node.args
+            and last_name(node.func) in LOOKUPS
+            and _apex_text_of(node.args[0])
+        ):
             yield node.args[0], _apex_text_of(node.args[0])
         elif (
             isinstance(node, ast.Subscript)

@@ -17,7 +17,8 @@ OFFERED = {
     "normalization": frozenset({"FusedLayerNorm"}),
     "fp16_utils": frozenset(),
 }  # fmt: skip
-INNER = {"apex.amp.scaler": "", "apex.amp.scaler.LossScaler": "LossScaler"}  # of modules that show it nowhere else
+# of modules that show it nowhere else
+INNER = {"apex.amp.scaler": "", "apex.amp.scaler.LossScaler": "LossScaler"}
 _HEAD_BYTES = 4096  # a project may put its license above the docstring
 
 

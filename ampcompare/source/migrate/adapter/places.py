@@ -42,12 +42,19 @@ class Places:
         it is imported, or the one that holds its package.
         """
         folders = _folders(path)
-        dots = [len(found[1]) for found in RELATIVE.finditer(read_source_bytes(path))] if path.suffix == ".py" else []
-        folders = folders[max(dots, default=0) :] or folders[-1:]  # so many are packages, with `__init__.py` or without
+        dots = (
+            [len(found[1]) for found in RELATIVE.finditer(read_source_bytes(path))]
+            if path.suffix == ".py"
+            else []
+        )
+        # so many are packages, with `__init__.py` or without
+        folders = folders[max(dots, default=0) :] or folders[-1:]
         exact, near = self._roots_by_imports(path)
         shown = {absolute_path(folder): folder for folder in folders}
         for roots in (exact, near):
-            found = [(count, -list(shown).index(root), root) for root, count in roots.items() if root in shown]
+            found = [
+                (count, -list(shown).index(root), root) for root, count in roots.items() if root in shown
+            ]
             if found:
                 return shown[max(found)[2]]
             if roots is exact:
@@ -80,7 +87,10 @@ class Places:
                 continue
             root = self._root_above(importer.parent, name, base)
             if root is None:  # the importer changes `sys.path`, or is run by one that does
-                root = next((each for each in own.parents if each.is_relative_to(base) and _file_of(each, parts)), None)
+                root = next(
+                    (each for each in own.parents if each.is_relative_to(base) and _file_of(each, parts)),
+                    None,
+                )
             if root is None or not own.is_relative_to(root):
                 continue
             if _file_of(root, parts) == own:
@@ -128,7 +138,9 @@ def is_script(path: Path) -> bool:
     if path.suffix == ".py" and RELATIVE.search(content):
         return False
     return (
-        path.suffix != ".py" or b"__main__" in content or (b"scale_loss" in content and _scales_at_top(path, content))
+        path.suffix != ".py"
+        or b"__main__" in content
+        or (b"scale_loss" in content and _scales_at_top(path, content))
     )
 
 
@@ -141,7 +153,9 @@ def early_import(path: Path, text: str) -> ast.stmt | None:
     imports = [each for each in nodes if isinstance(each, (ast.Import, ast.ImportFrom))]
     of_apex = [each for each in imports if _is_of_apex(each)]
     first = min(of_apex, key=lambda each: each.lineno, default=None)
-    changes = [each.lineno for each in nodes if isinstance(each, ast.Attribute) and ast.unparse(each) == "sys.path"]
+    changes = [
+        each.lineno for each in nodes if isinstance(each, ast.Attribute) and ast.unparse(each) == "sys.path"
+    ]
     for each in imports if first is not None else ():
         names = [alias.name for alias in each.names] if isinstance(each, ast.Import) else [each.module or ""]
         helpers = [path.with_name(f"{name}.py") for name in names if name.isidentifier()]

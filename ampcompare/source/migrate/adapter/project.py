@@ -20,7 +20,8 @@ from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
 
 CORE_STAYS = (
-    "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what the other initialized"
+    "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what "
+    "the other initialized"
 )
 LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies: move it below"
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
@@ -70,7 +71,9 @@ class AdapterPlan:
     files: list[FileMigration] = field(default_factory=list)
 
 
-def plan_adapters(paths: Iterable[Path], others: Iterable[Path] = ()) -> tuple[list[AdapterPlan], list[FileMigration]]:
+def plan_adapters(
+    paths: Iterable[Path], others: Iterable[Path] = ()
+) -> tuple[list[AdapterPlan], list[FileMigration]]:
     """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed.
 
     Args:
@@ -79,7 +82,8 @@ def plan_adapters(paths: Iterable[Path], others: Iterable[Path] = ()) -> tuple[l
     """
     faults: list[FileMigration] = []
     groups: dict[Path, list[Path]] = {}
-    early: dict[Path, ast.stmt] = {}  # scripts that import Apex before `sys.path` leads elsewhere, with the import
+    # scripts that import Apex before `sys.path` leads elsewhere, with the import
+    early: dict[Path, ast.stmt] = {}
     paths = list(paths)
     places = Places(dict.fromkeys([*paths, *others]))
     for path in paths:
@@ -132,7 +136,12 @@ def _plan_project(root: Path, paths: list[Path], early: Mapping[Path, ast.stmt])
     if left is not None:
         files = [_keep_asking_for_apex(each, left) for each in files]
     core_left = next(
-        (each.path.name for each in files if each.by_hand and not each.changed and _core_uses_in_original(each)), None
+        (
+            each.path.name
+            for each in files
+            if each.by_hand and not each.changed and _core_uses_in_original(each)
+        ),
+        None,
     )
     if core_left is not None:
         files = [_leave_core_on_apex(each, core_left) for each in files]

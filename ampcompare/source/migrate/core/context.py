@@ -93,7 +93,11 @@ class ApexCore:
             names = {waiting.pop()}
             new: set[str] = set()
             for call in module.calls:
-                new |= {name for name, function in self.parameters_receiving(call, names) if function.module is module}
+                new |= {
+                    name
+                    for name, function in self.parameters_receiving(call, names)
+                    if function.module is module
+                }
             for targets, values in (*members, *assigned):
                 new |= targets if names & values else set()
             new = new & called - found - {""}
@@ -121,14 +125,16 @@ class ApexCore:
         later = [each.statement for each in self.sites.initializes if each.function is function]
         loops = {each for each in module.nodes_up_to_function(statement) if isinstance(each, LOOPS)}
         return bool(later) and all(
-            statement.lineno < each.lineno and loops.isdisjoint(module.nodes_up_to_function(each)) for each in later
+            statement.lineno < each.lineno and loops.isdisjoint(module.nodes_up_to_function(each))
+            for each in later
         )
 
     def _is_above_scaler(self, node: ast.AST) -> bool:
         """Return whether a node stands above all that makes the scaler in its function."""
         line, function = self.module.statement_around(node).lineno, self.module.function_around(node)
         made = [each for each in self.sites.initializes if each.function is function]
-        first = [[each.statement, *ifs_around_call(self.module, each)][-1] for each in made]  # which has the default
+        # which has the default
+        first = [[each.statement, *ifs_around_call(self.module, each)][-1] for each in made]
         return bool(first) and all(line < each.lineno for each in first)
 
     def add_note(self, node: ast.AST, message: str) -> None:
@@ -143,7 +149,12 @@ class ApexCore:
     def is_without_casts(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""
         blocks = (each for each in self.module.ancestors(node) if isinstance(each, ast.With))
-        calls = (item.context_expr for each in blocks for item in each.items if isinstance(item.context_expr, ast.Call))
+        calls = (
+            item.context_expr
+            for each in blocks
+            for item in each.items
+            if isinstance(item.context_expr, ast.Call)
+        )
         return any(self.names.full_name_of(each.func) == "apex.amp.disable_casts" for each in calls)
 
     def has_autocast(self, node: ast.AST) -> bool:
@@ -156,7 +167,9 @@ class ApexCore:
         if any(first <= statement.lineno <= last for first, last in spans):
             return True
         contexts = [item.context_expr for each in above if isinstance(each, ast.With) for item in each.items]
-        if any(self.names.full_name_of(each.func) in AUTOCASTS for each in contexts if isinstance(each, ast.Call)):
+        if any(
+            self.names.full_name_of(each.func) in AUTOCASTS for each in contexts if isinstance(each, ast.Call)
+        ):
             return True
         return any(each.statement in above and node in walk(each.loss) for each in self.forward.inline)
 
@@ -207,7 +220,9 @@ def held_names(node: ast.expr) -> set[str]:
 
 def _members_written_out(node: ast.expr) -> list[ast.expr]:
     """Return the values of a list, tuple or dict that is written out; any other expression is its only one."""
-    return [each for each in node.values if each is not None] if isinstance(node, ast.Dict) else elements(node)
+    return (
+        [each for each in node.values if each is not None] if isinstance(node, ast.Dict) else elements(node)
+    )
 
 
 def _names_stored_by(target: ast.expr) -> set[str]:
@@ -235,6 +250,8 @@ def _loop_targets_with_holders(target: ast.expr, over: ast.expr) -> list[tuple[a
         return _loop_targets_with_holders(targets[1], over.args[0])
     if name == "zip" and len(targets) == len(over.args):
         return [
-            pair for each, one in zip(targets, over.args, strict=True) for pair in _loop_targets_with_holders(each, one)
+            pair
+            for each, one in zip(targets, over.args, strict=True)
+            for pair in _loop_targets_with_holders(each, one)
         ]
     return []

@@ -9,11 +9,20 @@ from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, is_only_asked_for, names_switched_by_script
+from ampcompare.source.migrate.apex_guards import (
+    PASSED_ON,
+    SWITCHED,
+    is_only_asked_for,
+    names_switched_by_script,
+)
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
-from ampcompare.source.migrate.core.model_casts import fp16_level_of_file, initialize_gets_optimizer, model_casts_itself
+from ampcompare.source.migrate.core.model_casts import (
+    fp16_level_of_file,
+    initialize_gets_optimizer,
+    model_casts_itself,
+)
 from ampcompare.source.migrate.core.outside import OUTSIDE, cast_or_refuse_other_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
 from ampcompare.source.migrate.core.state_dict import rewrite_amp_state
@@ -29,7 +38,13 @@ from ampcompare.source.migrate.read.forward import ForwardPasses, find_forward_p
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors
 from ampcompare.source.migrate.read.order import BLOCK, find_event_order, is_backward_pass, is_step_or_read
-from ampcompare.source.migrate.read.sites import BackwardPass, InitializeCall, OptimizerStep, Sites, collect_sites
+from ampcompare.source.migrate.read.sites import (
+    BackwardPass,
+    InitializeCall,
+    OptimizerStep,
+    Sites,
+    collect_sites,
+)
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import argument_values, dotted_name, is_literal, last_name, last_part, walk
 
@@ -43,7 +58,8 @@ CLIPPED_INSIDE = (
     "below the block"
 )
 CHANGED_INSIDE = (
-    "{0} reads or changes gradients inside the block of scale_loss, where they are scaled; move it below the block"
+    "{0} reads or changes gradients inside the block of scale_loss, where they are "
+    "scaled; move it below the block"
 )
 HANDED_ON = "{0} gets the loss and the optimizer, and is no function of this file; what it does with them is not known"
 NO_BACKWARD = (
@@ -60,7 +76,8 @@ NO_INITIALIZE = (
     "train together move together, with the adapter"
 )
 FORWARD_UNSEEN = (
-    "what computes this loss is not all in sight, so it cannot be put under autocast; the adapter casts where it runs"
+    "what computes this loss is not all in sight, so it cannot be put under autocast; the "
+    "adapter casts where it runs"
 )
 UPDATES_ABOVE = (
     "`{0}` in line {1} of {2}, which imports this file, may belong to this training; files that train together move "
@@ -78,7 +95,9 @@ NAMED = (
 PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 
 
-def rewrite_core(module: Module, names: ModuleImports, edits: Edits, torch: str, around: Neighbors) -> ApexCore | None:
+def rewrite_core(
+    module: Module, names: ModuleImports, edits: Edits, torch: str, around: Neighbors
+) -> ApexCore | None:
     """Rewrite the core of a module, all of it; return None where it has none.
 
     Args:
@@ -155,10 +174,14 @@ def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, a
     if trains and not scales and not any(True for _ in module.method_calls("backward")):
         raise UnsureRewrite(nodes[0], NO_BACKWARD)
     for path, above in around.modules_above(module) if scales else ():
-        updates = (each for each in above.nodes if is_backward_pass(above, each) or is_step_or_read(above, each))
+        updates = (
+            each for each in above.nodes if is_backward_pass(above, each) or is_step_or_read(above, each)
+        )
         if (found := next(updates, None)) is not None:
             line = getattr(found, "lineno", 0)
-            raise UnsureRewrite(nodes[0], UPDATES_ABOVE.format(ast.unparse(found), line, around.relative_path_of(path)))
+            raise UnsureRewrite(
+                nodes[0], UPDATES_ABOVE.format(ast.unparse(found), line, around.relative_path_of(path))
+            )
 
 
 def is_list_of_optimizers(module: Module, optimizers: ast.expr) -> bool:
@@ -185,14 +208,20 @@ def _refuse_apex_passed_on(module: Module, names: ModuleImports) -> None:
 def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> None:
     """Refuse a loss that a library scales by Apex: timm's `ApexScaler`, or the Trainer of transformers."""
     for call in module.calls:
-        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith("timm."):
+        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith(
+            "timm."
+        ):
             raise UnsureRewrite(
                 call, "ApexScaler of timm scales the loss by Apex; take timm's NativeScaler, and autocast"
             )
     holder = module.class_of(initialize.function)
     bases = {dotted_name(base) for base in holder.bases} if holder is not None else set()
     for _, alias, full in module.imports:
-        if full.startswith("transformers.") and alias.name == "Trainer" and (alias.asname or alias.name) in bases:
+        if (
+            full.startswith("transformers.")
+            and alias.name == "Trainer"
+            and (alias.asname or alias.name) in bases
+        ):
             raise UnsureRewrite(
                 initialize.call,
                 "the backward pass is in transformers.Trainer, which is not migrated; let it use torch.amp, by the "
@@ -215,7 +244,9 @@ def _refuse_torch_amp(module: Module, names: ModuleImports, sites: Sites) -> Non
         if isinstance(node, (ast.Name, ast.Attribute)) and _is_use_of_torch_amp(names, node):
             apart = _is_harmless_use(module, names, node) or _is_in_function_without_apex(module, sites, node)
             if not (apart and trains_here):
-                raise UnsureRewrite(node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand")
+                raise UnsureRewrite(
+                    node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand"
+                )
 
 
 def _is_use_of_torch_amp(names: ModuleImports, node: ast.Name | ast.Attribute) -> bool:
@@ -239,7 +270,8 @@ def _is_harmless_use(module: Module, names: ModuleImports, node: ast.Name | ast.
         return isinstance(call, ast.Assign)
     before_enabled = 2 if meaning in ("torch.autocast", "torch.amp.autocast") else 0
     return len(call.args) <= before_enabled and not any(
-        each.arg is None or (each.arg == "enabled" and not (isinstance(each.value, ast.Constant) and each.value.value))
+        each.arg is None
+        or (each.arg == "enabled" and not (isinstance(each.value, ast.Constant) and each.value.value))
         for each in call.keywords
     )
 
@@ -286,7 +318,9 @@ def _rewrite_backward(core: ApexCore, backward: BackwardPass) -> None:
     _refuse_misuse_in_block(core, statement)
     named = [node for node in module.nodes if isinstance(node, ast.Name) and node.id == backward.name]
     uses = [
-        node for node in named if isinstance(node.ctx, ast.Load) and module.function_around(node) is backward.function
+        node
+        for node in named
+        if isinstance(node.ctx, ast.Load) and module.function_around(node) is backward.function
     ]
     inside = [node for node in uses if statement in module.ancestors(node)]
     # Blocks that bind the name for themselves.
@@ -309,7 +343,9 @@ def _refuse_misuse_in_block(core: ApexCore, statement: ast.With) -> None:
     for read in core.sites.reads:
         if statement in core.module.ancestors(read.statement) and isinstance(read.node, ast.Call):
             name = ast.unparse(read.node.func)
-            raise UnsureRewrite(read.node, CLIPPED_INSIDE if "clip" in name else CHANGED_INSIDE.format(f"{name}()"))
+            raise UnsureRewrite(
+                read.node, CLIPPED_INSIDE if "clip" in name else CHANGED_INSIDE.format(f"{name}()")
+            )
     for step in core.sites.steps:
         if statement in core.module.ancestors(step.statement):
             raise UnsureRewrite(
@@ -332,7 +368,9 @@ def _refuse_loss_without_step(module: Module, sites: Sites) -> None:
 
 def calls_given_loss_and_optimizer(core: ApexCore) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
-    known = {last_part(key) for key in core.sites.optimizers} | {last_part(each.optimizer) for each in core.sites.steps}
+    known = {last_part(key) for key in core.sites.optimizers} | {
+        last_part(each.optimizer) for each in core.sites.steps
+    }
     for node in core.module.calls:
         key = dotted_name(node.func)
         if key is None or core.names.full_name_of(node.func) is not None:

@@ -58,7 +58,9 @@ class AutocastCoverage:
         if scope not in self._always:
             self._always[scope] = False
             module = self._core.module
-            calls, complete = ([], False) if scope is module.top else self._core.index.calls_of_function(scope)
+            calls, complete = (
+                ([], False) if scope is module.top else self._core.index.calls_of_function(scope)
+            )
             self._always[scope] = (
                 complete
                 and bool(calls)

@@ -39,7 +39,9 @@ def refuse_half_weights(core: ApexCore) -> None:
     if not any(each.block for each in core.sites.backwards):
         return
     for call, owner in calls_casting_to_fp16(core.module):
-        if not core.runs_before_initialize(core.module.statement_around(call)) and _is_model_or_part(core, owner):
+        if not core.runs_before_initialize(core.module.statement_around(call)) and _is_model_or_part(
+            core, owner
+        ):
             raise UnsureRewrite(call, HALF_WEIGHTS)
     for call in core.module.calls:
         for parameter, function in core.parameters_receiving(call, core.model_names):
@@ -155,10 +157,18 @@ def _find_cast_before(module: Module, call: ast.Call, cast: ast.Call, name: str)
     """Return a cast that may have run where a call stands: above it, in another function, or in a round of a loop."""
     function = module.function_around(cast)
     if function is not module.function_around(call):
-        is_shared = name.startswith("self.") or function is None or function in list(module.functions_around(call))
+        is_shared = (
+            name.startswith("self.") or function is None or function in list(module.functions_around(call))
+        )
         return cast if is_shared else None
-    loops = [each for each in module.nodes_up_to_function(call) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
-    return cast if cast.lineno < call.lineno or any(each in module.ancestors(cast) for each in loops) else None
+    loops = [
+        each
+        for each in module.nodes_up_to_function(call)
+        if isinstance(each, (ast.For, ast.AsyncFor, ast.While))
+    ]
+    return (
+        cast if cast.lineno < call.lineno or any(each in module.ancestors(cast) for each in loops) else None
+    )
 
 
 def _names_given_result(module: Module, call: ast.Call) -> set[str]:
@@ -194,7 +204,9 @@ def _is_model_or_part(core: ApexCore, node: ast.expr) -> bool:
     if not core.model_names.isdisjoint(names):
         return True
     loops = [
-        each for each in core.module.nodes if isinstance(each, ast.For) and names[0] in names_bound_in(each.target)
+        each
+        for each in core.module.nodes
+        if isinstance(each, ast.For) and names[0] in names_bound_in(each.target)
     ]
     calls = (each for loop in loops for each in walk(loop.iter) if isinstance(each, ast.Call))
     return any(last_name(each.func) in PARTS for each in calls)

@@ -82,7 +82,12 @@ class BindingsOfScope:
         elif isinstance(node, (ast.AugAssign, ast.NamedExpr)):
             targets, values = [node.target], [node.value]
         elif isinstance(node, (ast.For, ast.AsyncFor)):
-            targets, values, place, within = [node.target], [node.iter], _start_of_node(node.body[0]), node.body
+            targets, values, place, within = (
+                [node.target],
+                [node.iter],
+                _start_of_node(node.body[0]),
+                node.body,
+            )
         elif isinstance(node, ast.comprehension):
             within = self._module.parent(node)
             targets, values, place = [node.target], [node.iter], _start_of_node(within)
@@ -109,20 +114,26 @@ class BindingsOfScope:
         """Return whether what is bound may still be there where a node stands, in a later round of a loop too."""
         module, place = self._module, _start_of_node(node)
         around = [node, *module.nodes_up_to_function(node)]
-        statements = [each for each in around if isinstance(each, ast.stmt) and not isinstance(each, FUNCTIONS)]
+        statements = [
+            each for each in around if isinstance(each, ast.stmt) and not isinstance(each, FUNCTIONS)
+        ]
         inside = {*map(id, around), *(id(module.block_of(each)) for each in statements)}
         last = max(
             (
                 each.place
                 for each in self._of_name[path[0]]
-                if each.place <= place and id(each.within) in inside and items_bound_below(path, each.path) == ()
+                if each.place <= place
+                and id(each.within) in inside
+                and items_bound_below(path, each.path) == ()
             ),
             default=BEGIN,
         )
         if binding.place <= place:
             return binding.place >= last
         loops = (each for each in around if isinstance(each, (ast.For, ast.AsyncFor, ast.While)))
-        both = next((each for each in loops if _start_of_node(each) <= binding.place <= _end_of_node(each)), None)
+        both = next(
+            (each for each in loops if _start_of_node(each) <= binding.place <= _end_of_node(each)), None
+        )
         return both is not None and last < _start_of_node(both)
 
 

@@ -26,7 +26,8 @@ NO_TWIN = (
     "import ampcompare.apex as apex; bf16 parameters with fp32 masters are the third way"
 )
 ONE_FOR_ALL = (
-    "Apex has a loss scale for each loss_id; all losses share one here, so an overflow of one lowers it for all"
+    "Apex has a loss scale for each loss_id; all losses share one here, so an overflow of "
+    "one lowers it for all"
 )
 CONSTANT = "{0} is {1} wherever this file sets it, so the result is that of {1} and does not read it"
 AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
@@ -47,7 +48,8 @@ def create_scalers(core: ApexCore) -> None:
     if made and len({"0" if each.loss_id is None else ast.unparse(each.loss_id) for each in blocks}) > 1:
         core.add_note(made[0][0].call, ONE_FOR_ALL)
     conditional = any(
-        settings.enabled or (ifs_around_call(core.module, each) and _find_earlier_call_always_run(core, each) is None)
+        settings.enabled
+        or (ifs_around_call(core.module, each) and _find_earlier_call_always_run(core, each) is None)
         for each, settings in made
     )
     core.always = bool(made) and not conditional and core.planned.home != "module"
@@ -91,11 +93,15 @@ def _create_scaler(core: ApexCore, initialize: InitializeCall, settings: _Scaler
     replace_initialize_call(core, initialize, lines + models)
 
 
-def _put_default_scaler(core: ApexCore, initialize: InitializeCall, condition: ast.If, default: list[str]) -> None:
+def _put_default_scaler(
+    core: ApexCore, initialize: InitializeCall, condition: ast.If, default: list[str]
+) -> None:
     """Put a scaler that does nothing above the first condition of a call, unless there is one."""
     module = core.module
     above = [each for each in core.defaults if each.lineno < condition.lineno]
-    if condition in core.defaults or any(module.is_in_statements(condition, module.block_of(each)) for each in above):
+    if condition in core.defaults or any(
+        module.is_in_statements(condition, module.block_of(each)) for each in above
+    ):
         return
     others = [each for each in core.sites.initializes if each.function is initialize.function]
     earlier = [each for each in others if each.call.lineno < initialize.call.lineno]
@@ -130,7 +136,9 @@ def _declare_scaler_in_class(core: ApexCore, initialize: InitializeCall) -> None
     core.defaults.add(holder)
     first = _first_below_docstring(holder.body)
     name = initialize.function.name if initialize.function is not None else ""
-    core.edits.insert_above(first, [f"{core.planned.name} = {core.idle_scaler_expression}  # {name} sets it", ""])
+    core.edits.insert_above(
+        first, [f"{core.planned.name} = {core.idle_scaler_expression}  # {name} sets it", ""]
+    )
 
 
 def _result_expression(module: Module, initialize: InitializeCall) -> str:
@@ -154,7 +162,9 @@ def _value_of_each_target(target: ast.expr, values: list[ast.expr]) -> list[tupl
         return None
     if len(values) == 1 and isinstance(values[0], (ast.List, ast.Tuple)):
         values = values[0].elts
-    if len(values) != len(target.elts) or any(isinstance(each, ast.Starred) for each in (*values, *target.elts)):
+    if len(values) != len(target.elts) or any(
+        isinstance(each, ast.Starred) for each in (*values, *target.elts)
+    ):
         return None
     found = [_value_of_each_target(one, [value]) for one, value in zip(target.elts, values, strict=True)]
     return None if None in found else [pair for each in found if each is not None for pair in each]
@@ -167,7 +177,11 @@ def replace_initialize_call(core: ApexCore, initialize: InitializeCall, lines: l
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
         edits.replace_statement(statement, lines)
         return
-    if isinstance(statement, ast.Assign) and statement.value is initialize.call and len(statement.targets) == 1:
+    if (
+        isinstance(statement, ast.Assign)
+        and statement.value is initialize.call
+        and len(statement.targets) == 1
+    ):
         models, optimizers = initialize.arguments["models"], initialize.arguments.get("optimizers")
         values = [models] if optimizers is None or is_literal(optimizers, None) else [models, optimizers]
         pairs = _value_of_each_target(statement.targets[0], values)
@@ -183,7 +197,9 @@ def replace_initialize_call(core: ApexCore, initialize: InitializeCall, lines: l
         if lines:
             edits.insert_above(statement, lines)
         return
-    raise UnsureRewrite(initialize.call, "amp.initialize is inside another statement; move it to its own line")
+    raise UnsureRewrite(
+        initialize.call, "amp.initialize is inside another statement; move it to its own line"
+    )
 
 
 @dataclass
@@ -224,7 +240,9 @@ def _scaler_settings(module: Module, initialize: InitializeCall, *, single: bool
         if not settings.arguments:
             settings.arguments.append(f"init_scale=min(2.0**16, {module.source(limit)})")
     if "cast_model_outputs" in given:
-        settings.notes.append("cast_model_outputs has no equivalent: cast the outputs where their type matters")
+        settings.notes.append(
+            "cast_model_outputs has no equivalent: cast the outputs where their type matters"
+        )
     patched = given.get("patch_torch_functions")
     if is_literal(patched, False) and settings.level == "O1":
         raise UnsureRewrite(initialize.call, "O1 without casts is loss scaling alone; write that by hand")
@@ -237,7 +255,9 @@ def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _Scale
         settings.level = "O1"
     elif isinstance(level, ast.Constant):
         if level.value not in LEVELS:
-            raise UnsureRewrite(level, f"opt_level is {level.value!r}; Apex knows O0, O1, O2 and O3, with the letter O")
+            raise UnsureRewrite(
+                level, f"opt_level is {level.value!r}; Apex knows O0, O1, O2 and O3, with the letter O"
+            )
         settings.level = str(level.value)
         if settings.level == "O0":
             settings.enabled.append("False")
@@ -254,9 +274,15 @@ def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _Scale
         )
 
 
-def _read_loss_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool) -> None:
+def _read_loss_scale(
+    module: Module, given: dict[str, ast.expr], settings: _ScalerSettings, single: bool
+) -> None:
     scale = given.get("loss_scale")
-    if scale is None or is_literal(scale, None) or (isinstance(scale, ast.Constant) and scale.value == "dynamic"):
+    if (
+        scale is None
+        or is_literal(scale, None)
+        or (isinstance(scale, ast.Constant) and scale.value == "dynamic")
+    ):
         return
     text = module.source(scale)
     if isinstance(scale, ast.Constant) and isinstance(scale.value, (int, float, str)):
@@ -264,12 +290,18 @@ def _read_loss_scale(module: Module, given: dict[str, ast.expr], settings: _Scal
         settings.arguments.append(f"init_scale={text}")
         if single:
             settings.update = f"new_scale={text}"
-            settings.notes.append("a static scale: GradScaler skips a step whose gradients overflow; Apex takes it")
+            settings.notes.append(
+                "a static scale: GradScaler skips a step whose gradients overflow; Apex takes it"
+            )
         else:  # what updates the scale in another place does not know it
             settings.arguments.append(NO_GROWTH)
             settings.notes.append("a static scale halves after an overflow, where Apex takes the step")
         return
-    if isinstance(scale, ast.IfExp) and isinstance(scale.body, ast.Constant) and scale.body.value == "dynamic":
+    if (
+        isinstance(scale, ast.IfExp)
+        and isinstance(scale.body, ast.Constant)
+        and scale.body.value == "dynamic"
+    ):
         dynamic, text = module.source(scale.test), module.source(scale.orelse)
     else:
         text = text if _needs_no_parentheses(scale) else f"({text})"
@@ -278,7 +310,9 @@ def _read_loss_scale(module: Module, given: dict[str, ast.expr], settings: _Scal
         f"init_scale=2.0**16 if {dynamic} else float({text})",
         f"growth_interval=2000 if {dynamic} else 2**31 - 1",
     ]
-    settings.notes.append("a static scale given at run time halves after an overflow, where Apex takes the step")
+    settings.notes.append(
+        "a static scale given at run time halves after an overflow, where Apex takes the step"
+    )
 
 
 def _needs_no_parentheses(node: ast.expr) -> bool:
@@ -303,9 +337,13 @@ def declare_scaler_global(core: ApexCore, function: Function | None) -> None:
         core.has_global = True
         outermost = module.outermost_statement(function)
         first_use = next(
-            each for each in module.tree.body if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
+            each
+            for each in module.tree.body
+            if isinstance(each, (ast.FunctionDef, ast.ClassDef)) or each is outermost
         )
-        edits.insert_above(first_use, [f"{name} = {core.idle_scaler_expression}  # {function.name} sets it", "", ""])
+        edits.insert_above(
+            first_use, [f"{name} = {core.idle_scaler_expression}  # {function.name} sets it", "", ""]
+        )
 
 
 def _first_below_docstring(body: Block) -> ast.stmt:

@@ -60,7 +60,11 @@ def find_internals(index: Index) -> Iterator[tuple[ast.expr, str]]:
             name = getattr(node.args[1], "value", None)
         elif isinstance(node, ast.Attribute):
             name = node.attr
-        if name in NAMES and isinstance(node, ast.expr) and not _is_attribute_of_project(index, node, str(name)):
+        if (
+            name in NAMES
+            and isinstance(node, ast.expr)
+            and not _is_attribute_of_project(index, node, str(name))
+        ):
             yield node, str(name)
 
 
@@ -72,6 +76,12 @@ def _is_attribute_of_project(index: Index, node: ast.expr, name: str) -> bool:
         for each in functions_of_callee(index.function_of_expression(node, module.scope_of[node]))
     ):
         return True
-    owner = node.value if isinstance(node, ast.Attribute) else node.args[0] if isinstance(node, ast.Call) else None
+    owner = (
+        node.value
+        if isinstance(node, ast.Attribute)
+        else node.args[0]
+        if isinstance(node, ast.Call)
+        else None
+    )
     holder = module.class_of(module.function_around(node))
     return dotted_name(owner) == "self" and holder is not None and f"self.{name}" in names_bound_in(holder)

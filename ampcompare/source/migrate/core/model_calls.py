@@ -35,7 +35,11 @@ def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
         return True
     if is_called_item_of_model(call.func, tails):
         return bool(call.args or call.keywords)
-    if not isinstance(call.func, ast.Attribute) or NO_COMPUTATION.search(name) or not (call.args or call.keywords):
+    if (
+        not isinstance(call.func, ast.Attribute)
+        or NO_COMPUTATION.search(name)
+        or not (call.args or call.keywords)
+    ):
         return False
     return owner_name_of_method(call.func) in tails
 
@@ -43,7 +47,9 @@ def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
 def owner_name_of_method(method: ast.Attribute) -> str:
     """Return the last part of the name of the object whose method it is, or of that around its module."""
     owner = method.value
-    return holder_name_of(owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner)
+    return holder_name_of(
+        owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner
+    )
 
 
 def is_called_item_of_model(node: ast.expr, tails: set[str]) -> bool:

@@ -94,7 +94,11 @@ def wrapped_model_lines(core: ApexCore, initialize: InitializeCall) -> list[str]
         key = dotted_name(each)
         if key is None or _is_container_of_models(core, each):
             raise UnsureRewrite(initialize.call, NO_NAME)
-        lines += _autocast_subclass_lines(core, key, level) if is_copied else _wrapped_forward_lines(core, key, level)
+        lines += (
+            _autocast_subclass_lines(core, key, level)
+            if is_copied
+            else _wrapped_forward_lines(core, key, level)
+        )
     if level:
         _define_fp32_function(core, initialize)
     if is_copied:
@@ -110,7 +114,12 @@ def _models_of_initialize(initialize: InitializeCall) -> list[ast.expr]:
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(given) == 1 and isinstance(target, ast.Name):
         return [target]
-    if len(given) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted_name(target.elts[0]):
+    if (
+        len(given) == 1
+        and isinstance(target, ast.Tuple)
+        and len(target.elts) == 2
+        and dotted_name(target.elts[0])
+    ):
         return [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
     return given
 

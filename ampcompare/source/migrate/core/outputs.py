@@ -81,7 +81,9 @@ RETURNED = (
     "what this returns may come from autocast, in fp16; {0} gets it, and computes on it outside of autocast, where O1 "
     "cast too: write .float() on it, or take the adapter"
 )
-NO_SCALER = "what came from autocast goes on into `{0}`, outside of it, where O1 cast too; the adapter casts it"
+NO_SCALER = (
+    "what came from autocast goes on into `{0}`, outside of it, where O1 cast too; the adapter casts it"
+)
 NOT_KNOWN = (
     "what gets a tensor here that may come from autocast, in fp16, is not in sight; if it computes with torch, O1 cast "
     "there too, so put it under autocast by hand: {0}"
@@ -96,11 +98,15 @@ def add_autocast_behind_outputs(core: ApexCore) -> None:
     """
     follower = AutocastOutputs(core)
     found, unknown = follower.statements_on_outputs()
-    updates = {each.statement for each in core.sites.backwards} | {each.statement for each in core.sites.steps}
+    updates = {each.statement for each in core.sites.backwards} | {
+        each.statement for each in core.sites.steps
+    }
     for each in found:
         if each in updates:
             raise UnsureRewrite(each, IN_CONDITION)
-        if not core.reaches_scaler(each) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in walk(each)):
+        if not core.reaches_scaler(each) or any(
+            isinstance(node, (ast.Yield, ast.YieldFrom)) for node in walk(each)
+        ):
             raise UnsureRewrite(each, NO_SCALER.format(ast.unparse(each).splitlines()[0]))
         _add_to_regions(core, each)
     if unknown:
@@ -132,7 +138,9 @@ class _NamesOfOutputs:
         self.nodes = list(nodes_of_scope(scope))
         self._holders = BindingsOfScope(module, self.nodes, seeds)
         self._returned = [
-            each.value for each in self.nodes if isinstance(each, (ast.Return, ast.Yield)) and each.value is not None
+            each.value
+            for each in self.nodes
+            if isinstance(each, (ast.Return, ast.Yield)) and each.value is not None
         ]
         self.returns = False
 
@@ -264,7 +272,8 @@ class AutocastOutputs:
         self.coverage = AutocastCoverage(core)
         functions = [scope for scope in core.module.scopes if scope.function is scope.node and scope.function]
         self._names = {
-            scope: _NamesOfOutputs(self, core.module, scope, frozenset(), 0) for scope in [*functions, core.module.top]
+            scope: _NamesOfOutputs(self, core.module, scope, frozenset(), 0)
+            for scope in [*functions, core.module.top]
         }
         for _ in range(8):
             changed = [each.follow_assignments_once() for each in self._names.values()]

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import holder_name_of
-from ampcompare.source.migrate.core.half_networks import makes_fp16, refuse_half_weights, refuse_or_note_half_networks
+from ampcompare.source.migrate.core.half_networks import (
+    makes_fp16,
+    refuse_half_weights,
+    refuse_or_note_half_networks,
+)
 from ampcompare.source.migrate.core.model_calls import (
     calls_parameter,
     find_traced_network,
@@ -28,7 +32,14 @@ if TYPE_CHECKING:
     from ampcompare.source.module import Function, Module
 
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
-NETWORKS = ("torch.nn.", "torchvision.models.", "torch.hub.", "timm.", "transformers.", "segmentation_models_pytorch.")
+NETWORKS = (
+    "torch.nn.",
+    "torchvision.models.",
+    "torch.hub.",
+    "timm.",
+    "transformers.",
+    "segmentation_models_pytorch.",
+)
 MAX_DEPTH = 4
 HALF_GIVEN = (
     "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors: put it "
@@ -45,7 +56,9 @@ OF_MODULE = frozenset({
     "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict",
     "to", "to_empty", "train", "type", "xpu", "zero_grad", "join",
 })  # fmt: skip
-OF_TRANSFORMERS = frozenset({"save_pretrained", "resize_token_embeddings", "get_input_embeddings", "tie_weights"})
+OF_TRANSFORMERS = frozenset(
+    {"save_pretrained", "resize_token_embeddings", "get_input_embeddings", "tie_weights"}
+)
 KNOWN = frozenset({*OF_MODULE, *OF_TRANSFORMERS, *dir(dict), *dir(list)})  # lists and dicts hold models, too
 TRUSTED = (
     "{0} is outside of autocast, and nothing here shows what it computes; if it does, it is in fp32 now, where Apex "
@@ -57,7 +70,8 @@ ELSEWHERE = (
 )
 OUTSIDE = "Apex cast in {0} too; it is in fp32 now, unless under autocast"
 MAY_TRAIN = (
-    "{0} is not under autocast in the result, and it may belong to the training that Apex cast; the adapter casts it"
+    "{0} is not under autocast in the result, and it may belong to the training that Apex "
+    "cast; the adapter casts it"
 )
 METHOD = (
     "O2 and O3 cast nothing in {0}, only what forward gets; weights that it uses were fp16 and are fp32 now, and it is "
@@ -90,7 +104,11 @@ def _cast_evaluation(core: ApexCore) -> set[ast.AST]:
     tails = core.model_names
     wrapped: set[ast.AST] = set()
     for node in core.module.nodes:
-        if not isinstance(node, ast.With) or not _is_no_grad_block(core, node) or not _calls_by_name(node, tails):
+        if (
+            not isinstance(node, ast.With)
+            or not _is_no_grad_block(core, node)
+            or not _calls_by_name(node, tails)
+        ):
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not core.reaches_scaler(node):
             continue
@@ -120,7 +138,9 @@ def _cast_own_forward(core: ApexCore) -> set[ast.AST]:
         if function.name != "forward" or function in trained or module.class_of(function) not in holders:
             continue
         inside = [
-            each for each in function.body if any(is_computing_model_call(call, tails) for call in calls_in(each))
+            each
+            for each in function.body
+            if any(is_computing_model_call(call, tails) for call in calls_in(each))
         ]
         if inside and core.reaches_scaler(inside[0]):
             core.edits.put_under_header(inside[0], inside[-1], core.autocast_line)
@@ -148,9 +168,17 @@ def _refuse_half_inputs_outside(core: ApexCore) -> None:
             continue
         function = module.function_around(call)
         for node in halves:
-            if module.function_around(node) is function and module.statement_around(node).lineno < statement.lineno:
+            if (
+                module.function_around(node) is function
+                and module.statement_around(node).lineno < statement.lineno
+            ):
                 raise UnsureRewrite(call, HALF_GIVEN.format(module.statement_around(node).lineno))
-        if is_method and model_casts_itself(core) and name not in noted and not core.runs_before_initialize(statement):
+        if (
+            is_method
+            and model_casts_itself(core)
+            and name not in noted
+            and not core.runs_before_initialize(statement)
+        ):
             noted.add(name)
             core.add_note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
 
@@ -162,11 +190,17 @@ def _note_trusted_methods(core: ApexCore) -> None:
         name = last_name(call.func)
         if not isinstance(call.func, ast.Attribute) or name in KNOWN | core.model_names | noted:
             continue
-        if owner_name_of_method(call.func) in core.model_names and not is_computing_model_call(call, core.model_names):
-            if not core.has_autocast(call) and not core.runs_before_initialize(core.module.statement_around(call)):
+        if owner_name_of_method(call.func) in core.model_names and not is_computing_model_call(
+            call, core.model_names
+        ):
+            if not core.has_autocast(call) and not core.runs_before_initialize(
+                core.module.statement_around(call)
+            ):
                 noted.add(name)
                 methods = list(_methods_named_in_project(core, name))
-                if not methods or any(_method_surely_computes(core, module, each) for module, each in methods):
+                if not methods or any(
+                    _method_surely_computes(core, module, each) for module, each in methods
+                ):
                     seen = METHOD if model_casts_itself(core) else OUTSIDE
                     core.add_note(call, (seen if methods else TRUSTED).format(f"{ast.unparse(call.func)}()"))
 
@@ -193,7 +227,9 @@ def _method_surely_computes(core: ApexCore, module: Module, method: ast.Function
         inner = list(_methods_named_in_project(core, name))
         if not inner and owner == "self" and f"self.{name}" in names_bound_in(module.tree):
             return True  # a layer
-        if depth < MAX_DEPTH and any(_method_surely_computes(core, home, each, depth + 1) for home, each in inner):
+        if depth < MAX_DEPTH and any(
+            _method_surely_computes(core, home, each, depth + 1) for home, each in inner
+        ):
             return True
     return False
 
@@ -214,9 +250,9 @@ def _note_other_computations(core: ApexCore) -> None:
         ):
             continue
         name = ast.unparse(call.func)
-        if (module.function_around(call) in homes and _is_call_of_other_network(core, call)) or _passes_model_on(
-            core, call
-        ):
+        if (
+            module.function_around(call) in homes and _is_call_of_other_network(core, call)
+        ) or _passes_model_on(core, call):
             found.setdefault(name, call.lineno)
     if found and core.sites.initializes:
         named = ", ".join(f"{name}() (line {line})" for name, line in found.items())
@@ -245,15 +281,21 @@ def _is_call_of_other_network(core: ApexCore, call: ast.Call) -> bool:
 
 def _passes_model_on(core: ApexCore, call: ast.Call) -> bool:
     """Return whether a call hands a model to a library that traces it, or a function of another file that calls it."""
-    if (network := find_traced_network(core.module, call)) is not None and holder_name_of(network) in core.model_names:
+    if (network := find_traced_network(core.module, call)) is not None and holder_name_of(
+        network
+    ) in core.model_names:
         return True
     given = core.parameters_receiving(call, core.model_names)
-    return any(each.module is not core.module and calls_parameter(core.index, each, name) for name, each in given)
+    return any(
+        each.module is not core.module and calls_parameter(core.index, each, name) for name, each in given
+    )
 
 
 def _is_no_grad_block(core: ApexCore, node: ast.With) -> bool:
     contexts = [item.context_expr for item in node.items]
-    return all(isinstance(each, ast.Call) and core.names.full_name_of(each.func) in NO_GRAD for each in contexts)
+    return all(
+        isinstance(each, ast.Call) and core.names.full_name_of(each.func) in NO_GRAD for each in contexts
+    )
 
 
 def _calls_by_name(node: ast.AST, tails: set[str]) -> list[ast.Call]:
@@ -334,7 +376,8 @@ class _CallsOutsideAutocast:
         if any(each.function is function for each in self._core.sites.backwards):
             return False
         return any(
-            (isinstance(each, ast.Attribute) and each.attr == "eval") or self._core.names.full_name_of(each) in NO_GRAD
+            (isinstance(each, ast.Attribute) and each.attr == "eval")
+            or self._core.names.full_name_of(each) in NO_GRAD
             for each in walk(within)
             if isinstance(each, (ast.Name, ast.Attribute))
         )

@@ -37,7 +37,11 @@ def plan_scaler(module: Module, sites: Sites) -> PlannedScaler:
 
 
 def _unused_scaler_name(module: Module, *, attribute: bool) -> str:
-    used = {node.attr for node in module.nodes if isinstance(node, ast.Attribute) and dotted_name(node.value) == "self"}
+    used = {
+        node.attr
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and dotted_name(node.value) == "self"
+    }
     if not attribute:
         used = {node.id for node in module.nodes if isinstance(node, ast.Name)}
         used |= {node.arg for node in module.nodes if isinstance(node, ast.arg)}
@@ -60,7 +64,11 @@ def _home_of_scaler(module: Module, sites: Sites) -> str:
             return "local"
     owners = {module.class_of(_outermost_function(module, each)) for each in created | used}
     if len(owners) == 1 and None not in owners:
-        return "self" if all(_has_self(_outermost_function(module, each)) for each in created | used) else "module"
+        return (
+            "self"
+            if all(_has_self(_outermost_function(module, each)) for each in created | used)
+            else "module"
+        )
     return "module"
 
 
@@ -96,8 +104,12 @@ def runs_under_varying_tests(index: Index, initialize: InitializeCall) -> bool:
 
 def _tests_around(module: Module, initialize: InitializeCall) -> list[ast.expr]:
     """Return the tests that decide on a call in each round of its loop, or else in each call of its function."""
-    loop = next((each for each in module.nodes_up_to_function(initialize.statement) if isinstance(each, LOOPS)), None)
-    inside = [each for each in ifs_around_call(module, initialize) if loop is None or loop in module.ancestors(each)]
+    loop = next(
+        (each for each in module.nodes_up_to_function(initialize.statement) if isinstance(each, LOOPS)), None
+    )
+    inside = [
+        each for each in ifs_around_call(module, initialize) if loop is None or loop in module.ancestors(each)
+    ]
     return [each.test for each in inside]
 
 
@@ -135,7 +147,9 @@ def _scaler_outlasts_call(index: Index, initialize: InitializeCall) -> bool:
         return True
     asked = keys & module.scope_from[function].parameters
     if any(
-        isinstance(each, ast.Compare) and _compares_with_numbers(each, asked) for test in tests for each in walk(test)
+        isinstance(each, ast.Compare) and _compares_with_numbers(each, asked)
+        for test in tests
+        for each in walk(test)
     ):
         return True
     names = module.positional_parameters(function)

@@ -3,13 +3,25 @@
 import ast
 
 from ampcompare.source.amp_names import CLIPS
-from ampcompare.source.branches import branches_around, conditions_around, conditions_of_test, exclude_each_other
+from ampcompare.source.branches import (
+    branches_around,
+    conditions_around,
+    conditions_of_test,
+    exclude_each_other,
+)
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import GradientRead, OptimizerStep, UnsureRewrite
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, last_part, names_bound_in
+from ampcompare.source.syntax import (
+    argument_values,
+    arguments,
+    dotted_name,
+    last_name,
+    last_part,
+    names_bound_in,
+)
 
 MASTERS = "apex.amp.master_params"
 PACE = (
@@ -21,16 +33,23 @@ MIXED = (
     "steps"
 )
 STILL_SCALED = (
-    "gradients of {0} may be scaled here still, where they are read, and no step of it is below in this function"
+    "gradients of {0} may be scaled here still, where they are read, and no step of it is "
+    "below in this function"
 )
-TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+TOGETHER = (
+    "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
+)
 IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
-HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
+HALF_LEAF = (
+    "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
+)
 GUARDED = (
     "gradients decide on this step, and nothing above it unscales them: the scale would never be lowered after an "
     "overflow"
 )
-GUARDED_PATHS = "gradients decide on this step, whose branches leave in several ways: update the scale on each by hand"
+GUARDED_PATHS = (
+    "gradients decide on this step, whose branches leave in several ways: update the scale on each by hand"
+)
 CAUGHT = (
     "an error of these lines is caught and the loop goes on: GradScaler would take gradients that it has unscaled for "
     "scaled ones in the next step, or none at all; the adapter does not"
@@ -59,7 +78,9 @@ def place_unscale(core: ApexCore) -> None:
             elif id(read.node) in core.order.pending:
                 raise UnsureRewrite(read.node, STILL_SCALED.format(optimizer))
             elif read.optimizers:
-                raise UnsureRewrite(read.node, f"no {optimizer}.step() follows these gradients in the same function")
+                raise UnsureRewrite(
+                    read.node, f"no {optimizer}.step() follows these gradients in the same function"
+                )
     for (optimizer, _), (step, reads) in groups.items():
         _place_unscale_of_step(core, optimizer, step, reads)
     for call in core.sites.masters:
@@ -68,7 +89,11 @@ def place_unscale(core: ApexCore) -> None:
 
 def _find_step_after(core: ApexCore, read: GradientRead, optimizer: str) -> OptimizerStep | None:
     steps = (each for each in core.sites.steps if last_part(each.optimizer) == last_part(optimizer))
-    after = [each for each in steps if each.function is read.function and each.statement.lineno > read.statement.lineno]
+    after = [
+        each
+        for each in steps
+        if each.function is read.function and each.statement.lineno > read.statement.lineno
+    ]
     return min(after, key=lambda each: each.statement.lineno, default=None)
 
 
@@ -87,14 +112,20 @@ def _may_test_vary(test: str, loop: ast.AST | None) -> bool:
     )
 
 
-def _place_unscale_of_step(core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]) -> None:
+def _place_unscale_of_step(
+    core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]
+) -> None:
     module = core.module
     loop = _find_loop_or_function_around(module, step.statement)
     only_if: set[str] = set()
     guards = _gradient_guards_around(core, step)
-    guarded = {ast.unparse(each.test) for each in guards} | {f"not ({ast.unparse(each.test)})" for each in guards}
+    guarded = {ast.unparse(each.test) for each in guards} | {
+        f"not ({ast.unparse(each.test)})" for each in guards
+    }
     for read in reads:
-        missing = set(conditions_around(module, step.statement, loop) - conditions_around(module, read.statement, loop))
+        missing = set(
+            conditions_around(module, step.statement, loop) - conditions_around(module, read.statement, loop)
+        )
         missing -= guarded
         if _find_loop_or_function_around(module, read.statement) is not loop or any(
             _may_test_vary(test, loop) for test in missing
@@ -107,7 +138,8 @@ def _place_unscale_of_step(core: ApexCore, optimizer: str, step: OptimizerStep, 
     statements = {_statement_to_unscale_above(core, read) for read in reads}
     scaler = core.scaler_expression
     lines = [f"{scaler}.unscale_({optimizer})"]
-    if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
+    # one of several may be None, or not step
+    if only_if and len({each.optimizer for each in core.sites.steps}) > 1:
         lines = [f"if {' and '.join(sorted(only_if))}:", f"{module.indentation_unit}{lines[0]}"]
     ordered = sorted(statements, key=lambda each: each.lineno)
     _insert_unscale(core, lines, ordered)
@@ -136,7 +168,9 @@ def _gradient_guards_around(core: ApexCore, step: OptimizerStep) -> list[ast.If]
     ]
 
 
-def _refuse_mixed_gradients(core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]) -> None:
+def _refuse_mixed_gradients(
+    core: ApexCore, optimizer: str, step: OptimizerStep, reads: list[GradientRead]
+) -> None:
     """Refuse to unscale where another backward pass would add scaled gradients to unscaled ones before the step."""
     first = min(read.statement.lineno for read in reads)
     for backward in core.sites.backwards:
@@ -147,7 +181,9 @@ def _refuse_mixed_gradients(core: ApexCore, optimizer: str, step: OptimizerStep,
                 raise UnsureRewrite(reads[0].node, MIXED)
 
 
-def _let_scaled_gradients_be_read(core: ApexCore, optimizer: str, step: OptimizerStep, read: GradientRead) -> None:
+def _let_scaled_gradients_be_read(
+    core: ApexCore, optimizer: str, step: OptimizerStep, read: GradientRead
+) -> None:
     """Let gradients that stay scaled until the step be read, or clipped, at another pace than that of the steps.
 
     A clip of torch gets a limit that is scaled as they are, and its norm is scaled back; around anything else the
@@ -166,7 +202,9 @@ def _let_scaled_gradients_be_read(core: ApexCore, optimizer: str, step: Optimize
             core.edits.replace_span(end, end, f" / {scaler}.get_scale()")
         return
     if any(isinstance(node, (ast.Return, ast.Yield, ast.Continue)) for node in ast.walk(read.statement)):
-        raise UnsureRewrite(read.node, "gradients that stay scaled are read on a path that leaves this statement")
+        raise UnsureRewrite(
+            read.node, "gradients that stay scaled are read on a path that leaves this statement"
+        )
     if read.statement in core.bracketed:
         return
     core.bracketed.add(read.statement)
@@ -251,7 +289,9 @@ def _find_parameters_of_plain_branch(core: ApexCore, call: ast.Call) -> str | No
             for each in module.calls
             if core.names.full_name_of(each.func) == MASTERS and module.is_in_statements(each, here)
         ]
-        theirs = [each for each, _ in module.method_calls("parameters") if module.is_in_statements(each, there)]
+        theirs = [
+            each for each, _ in module.method_calls("parameters") if module.is_in_statements(each, there)
+        ]
         if not any(_differ_in_calls_only(module, call, each) for each in theirs):
             continue
         # One for each optimizer, in the same order: with one more or less nothing says which belongs to which.
@@ -266,7 +306,8 @@ def _find_parameters_of_plain_branch(core: ApexCore, call: ast.Call) -> str | No
 def _differ_in_calls_only(module: Module, call: ast.Call, other: ast.Call) -> bool:
     """Return whether the statements of two calls differ in these calls only."""
     texts = [
-        ast.unparse(module.statement_around(each)).replace(ast.unparse(each), "PARAMETERS") for each in (call, other)
+        ast.unparse(module.statement_around(each)).replace(ast.unparse(each), "PARAMETERS")
+        for each in (call, other)
     ]
     return texts[0] == texts[1]
 
@@ -300,7 +341,9 @@ def _refuse_step_in_try(module: Module, step: OptimizerStep) -> None:
     for place, outer in enumerate(around):
         loops = [each for each in around[place:] if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
         if isinstance(outer, ast.Try) and loops and module.is_in_statements(step.statement, outer.body):
-            if any(not isinstance(each.body[-1], (ast.Raise, ast.Break, ast.Return)) for each in outer.handlers):
+            if any(
+                not isinstance(each.body[-1], (ast.Raise, ast.Break, ast.Return)) for each in outer.handlers
+            ):
                 raise UnsureRewrite(step.call, CAUGHT)
 
 
@@ -315,7 +358,9 @@ def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None
         core.edits.insert_below(last, [line])
         return
     here, other = (
-        (last.body, last.orelse) if core.module.is_in_statements(step.call, last.body) else (last.orelse, last.body)
+        (last.body, last.orelse)
+        if core.module.is_in_statements(step.call, last.body)
+        else (last.orelse, last.body)
     )
     if len(_gradient_guards_around(core, step)) > 1 or step.statement not in here:
         raise UnsureRewrite(step.call, GUARDED_PATHS)
@@ -341,10 +386,17 @@ def _steps_without_apex(core: ApexCore, function: Function | None) -> list[tuple
     found, kinds = [], ObjectKinds(module, core.index)
     for node, stepped in module.method_calls("step"):
         key = dotted_name(stepped)
-        if key is None or node.args or last_part(key) in known or module.function_around(node) is not function:
+        if (
+            key is None
+            or node.args
+            or last_part(key) in known
+            or module.function_around(node) is not function
+        ):
             continue
         if kinds.kind_of_object(stepped, module.scope_of[node]) == "optimizer":
-            if any(each.lineno < node.lineno and not exclude_each_other(module, each, node) for each in passes):
+            if any(
+                each.lineno < node.lineno and not exclude_each_other(module, each, node) for each in passes
+            ):
                 found.append((node, key))
     return found
 
@@ -386,7 +438,11 @@ def _makes_fp16_tensor(core: ApexCore, value: ast.expr | None) -> bool:
             return True
         if name in ("float", "double") or types & {"torch.float", "torch.float32", "torch.bfloat16"}:
             return False
-        inner = function.value if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call) else None
+        inner = (
+            function.value
+            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Call)
+            else None
+        )
         value = inner or (value.args[0] if value.args else None)
     return False
 
@@ -419,7 +475,9 @@ def _statement_before_update(core: ApexCore, step: OptimizerStep) -> ast.stmt:
 def _is_step_before_backward(core: ApexCore, step: OptimizerStep) -> bool:
     """Return whether a step comes before all backward passes of its function: GradScaler refuses such a step."""
     backwards = [each.statement for each in core.sites.backwards if each.function is step.function]
-    around = [each for each in core.module.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))]
+    around = [
+        each for each in core.module.ancestors(step.statement) if isinstance(each, (ast.For, ast.While))
+    ]
     repeated = any(outer in core.module.ancestors(each) for outer in around for each in backwards)
     return bool(backwards) and not repeated and all(each.lineno > step.statement.lineno for each in backwards)
 

@@ -41,7 +41,9 @@ SAME = frozenset({
     "cuda", "expand", "expand_as", "view_as", "data", "T", "detach_", "narrow", "chunk", "split", "repeat",
 })  # fmt: skip
 # Under autocast as under O1 alike: all but what leaves the GPU or asks for a type.
-LEAVE = frozenset({"cpu", "numpy", "tolist", "to", "type", "double", "half", "bfloat16", "backward", "__array__"})
+LEAVE = frozenset(
+    {"cpu", "numpy", "tolist", "to", "type", "double", "half", "bfloat16", "backward", "__array__"}
+)
 SHOWN = frozenset({
     "print", "str", "repr", "format", "float", "int", "bool", "round", "len", "isinstance", "type", "id", "hasattr",
     "callable",
@@ -53,7 +55,9 @@ SHOWN_ELSEWHERE = frozenset({
 })  # fmt: skip
 TALKS = frozenset({"torch.distributed.all_reduce", "torch.distributed.reduce", "torch.distributed.broadcast"})
 STORE = frozenset({"torch.save", "torch.as_tensor", "torch.tensor", "torch.onnx.export"})
-HOLDING = frozenset({"list", "tuple", "zip", "enumerate", "sum", "reversed", "iter", "filter", "sorted", "min", "max"})
+HOLDING = frozenset(
+    {"list", "tuple", "zip", "enumerate", "sum", "reversed", "iter", "filter", "sorted", "min", "max"}
+)
 OF_MODEL = frozenset({
     "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules", "named_modules", "children",
     "named_children", "buffers", "named_buffers", "__class__", "training",
@@ -122,9 +126,9 @@ class _ValueFlow:
                 self._follow_name(module, scope, dotted_name(one) or "", kind, is_cast=False)
         for first, last in core.forward.regions:
             for call in module.calls:
-                if first.lineno <= call.lineno <= (last.end_lineno or last.lineno) and not self._only_shows_arguments(
-                    module, call
-                ):
+                if first.lineno <= call.lineno <= (
+                    last.end_lineno or last.lineno
+                ) and not self._only_shows_arguments(module, call):
                     self._add_use(_FollowedUse(module, call, VALUE, is_cast=True))
         for call in module.calls:
             if core.has_autocast(call):
@@ -145,7 +149,9 @@ class _ValueFlow:
                     name = name_unfit_for_network(each.module, node)
                     if name:
                         self._refuse_use(
-                            _FollowedUse(each.module, node, VALUE, is_cast=True), node, UNDER_CASTS.format(name)
+                            _FollowedUse(each.module, node, VALUE, is_cast=True),
+                            node,
+                            UNDER_CASTS.format(name),
                         )
                 elif isinstance(node, ast.Call):
                     if depth >= MAX_DEPTH:
@@ -177,7 +183,10 @@ class _ValueFlow:
         for node in module.nodes:
             if not isinstance(node, ast.Name) or node.id != name:
                 continue
-            if isinstance(node.ctx, ast.Load) and self._scope_of_variable(module, module.scope_of[node], name) is home:
+            if (
+                isinstance(node.ctx, ast.Load)
+                and self._scope_of_variable(module, module.scope_of[node], name) is home
+            ):
                 self._add_use(_FollowedUse(module, node, kind, is_cast))
             elif kind == VALUE and isinstance(around := module.parent(node), ast.AugAssign):
                 if isinstance(around.op, POWERS) and not self._is_under_autocast(module, node, is_cast):
@@ -199,7 +208,11 @@ class _ValueFlow:
         return module.top
 
     def _is_under_autocast(self, module: Module, node: ast.AST, is_cast: bool) -> bool:
-        return is_cast or self._core.is_all_fp32 or (module is self._core.module and self._core.has_autocast(node))
+        return (
+            is_cast
+            or self._core.is_all_fp32
+            or (module is self._core.module and self._core.has_autocast(node))
+        )
 
     def _refuse_use(self, use: _FollowedUse, at: ast.AST, message: str = "") -> None:
         """Refuse a use, with the place that it goes to."""
@@ -215,11 +228,18 @@ class _ValueFlow:
     def _follow_use(self, use: _FollowedUse) -> None:
         module, node = use.module, use.node
         around = module.parent(node)
-        if module.statement_around(node) in self._sites or id(node) in self._losses | self._optimizers | self._masters:
+        if (
+            module.statement_around(node) in self._sites
+            or id(node) in self._losses | self._optimizers | self._masters
+        ):
             return
         if isinstance(around, ast.keyword):
             around = module.parent(around)
-        if use.kind == PARAMETERS and self._is_under_autocast(module, node, use.is_cast) and not self._core.is_all_fp32:
+        if (
+            use.kind == PARAMETERS
+            and self._is_under_autocast(module, node, use.is_cast)
+            and not self._core.is_all_fp32
+        ):
             self._refuse_use(use, around)  # which may write to weights of which autocast keeps the casts
         if isinstance(around, ast.Attribute):
             self._follow_attribute(use, around)
@@ -239,7 +259,9 @@ class _ValueFlow:
             self._follow_sum(use, around, [around.target])
         elif isinstance(around, ast.Return):
             self._follow_return(use, around)
-        elif isinstance(around, (ast.Tuple, ast.List)) and isinstance(module.parent(around), (ast.Assign, ast.Return)):
+        elif isinstance(around, (ast.Tuple, ast.List)) and isinstance(
+            module.parent(around), (ast.Assign, ast.Return)
+        ):
             self._add_use(use._replace(node=around))
         else:
             self._follow_part(use, around)
@@ -248,7 +270,9 @@ class _ValueFlow:
         """Settle a part of an expression, or of a test."""
         if isinstance(around, (ast.Compare, ast.BoolOp, ast.If, ast.While, ast.Assert, ast.Expr, ast.Delete)):
             return
-        if isinstance(around, (ast.FormattedValue, ast.JoinedStr)) or self._is_percent_formatting(use.module, around):
+        if isinstance(around, (ast.FormattedValue, ast.JoinedStr)) or self._is_percent_formatting(
+            use.module, around
+        ):
             return
         is_value = use.kind == VALUE
         if isinstance(around, ast.IfExp) and around.test is use.node:
@@ -262,7 +286,11 @@ class _ValueFlow:
                 self._add_use(use._replace(node=around))
         elif isinstance(around, HOLDERS if use.kind == PARAMETERS else (ast.IfExp, ast.UnaryOp)):
             self._add_use(use._replace(node=around))
-        elif is_value and isinstance(around, (ast.Tuple, ast.List)) and self._is_under_autocast(*use[:2], use.is_cast):
+        elif (
+            is_value
+            and isinstance(around, (ast.Tuple, ast.List))
+            and self._is_under_autocast(*use[:2], use.is_cast)
+        ):
             self._add_use(use._replace(node=around))  # as of torch.cat
         else:
             self._refuse_use(use, around)
@@ -275,7 +303,9 @@ class _ValueFlow:
             return False
         return isinstance(node.left, ast.JoinedStr) or isinstance(getattr(node.left, "value", None), str)
 
-    def _follow_sum(self, use: _FollowedUse, around: ast.BinOp | ast.AugAssign, targets: list[ast.expr]) -> None:
+    def _follow_sum(
+        self, use: _FollowedUse, around: ast.BinOp | ast.AugAssign, targets: list[ast.expr]
+    ) -> None:
         is_cast = self._is_under_autocast(use.module, use.node, use.is_cast)
         if use.kind != VALUE or (isinstance(around.op, POWERS) and not is_cast):
             self._refuse_use(use, around)
@@ -294,11 +324,17 @@ class _ValueFlow:
                 parts = target.elts
                 if isinstance(use.node, (ast.Tuple, ast.List)) and len(parts) == len(use.node.elts):
                     parts = [
-                        one for one, value in zip(parts, use.node.elts, strict=True) if self._was_use_seen(use, value)
+                        one
+                        for one, value in zip(parts, use.node.elts, strict=True)
+                        if self._was_use_seen(use, value)
                     ]
                 elif use.kind != VALUE:
                     self._refuse_use(use, around)
-                elif isinstance(use.node, ast.Call) and last_name(use.node.func) in WITH_INDICES and len(parts) == 2:
+                elif (
+                    isinstance(use.node, ast.Call)
+                    and last_name(use.node.func) in WITH_INDICES
+                    and len(parts) == 2
+                ):
                     parts = parts[:1]
                 self._follow_targets(use, parts, around)
             elif isinstance(target, ast.Name):
@@ -319,7 +355,9 @@ class _ValueFlow:
         for call in calls:
             home = self._core.index.scope_of_call(call).module
             self._add_use(
-                _FollowedUse(home, call, use.kind, is_cast=False if home is self._core.module else use.is_cast)
+                _FollowedUse(
+                    home, call, use.kind, is_cast=False if home is self._core.module else use.is_cast
+                )
             )
 
     # Attributes and calls.
@@ -336,7 +374,9 @@ class _ValueFlow:
         elif use.kind == PARAMETERS:
             self._refuse_use(use, called or around)
         elif (
-            self._is_under_autocast(module, around, use.is_cast) and not self._core.is_all_fp32 and name not in IN_BLOCK
+            self._is_under_autocast(module, around, use.is_cast)
+            and not self._core.is_all_fp32
+            and name not in IN_BLOCK
         ):
             self._refuse_use(use, called or around)  # autocast keeps the casts of the weights as they were
         elif name in PARAMETER_LISTS and called is not None:
@@ -352,7 +392,9 @@ class _ValueFlow:
         core = self._core
         return module is core.module and core.runs_before_initialize(module.statement_around(node))
 
-    def _follow_tensor_attribute(self, use: _FollowedUse, around: ast.Attribute, called: ast.Call | None) -> None:
+    def _follow_tensor_attribute(
+        self, use: _FollowedUse, around: ast.Attribute, called: ast.Call | None
+    ) -> None:
         module, name = use.module, around.attr
         whole: ast.expr = called or around
         given = [] if called is None else argument_values(called)
@@ -398,7 +440,12 @@ class _ValueFlow:
         is_held = is_builtin and name in HOLDING and kind in (VALUE, PARAMETERS)
         if is_held or (kind == MODEL and full in WRAPPERS):
             self._add_use(use._replace(node=call))
-        elif kind == VALUE and full.startswith("torch.") and full not in STORE and (is_cast or _returns_pairs(full)):
+        elif (
+            kind == VALUE
+            and full.startswith("torch.")
+            and full not in STORE
+            and (is_cast or _returns_pairs(full))
+        ):
             above = module.parent(call)
             if not (isinstance(above, ast.Subscript) and is_literal(above.slice, 1) and name in WITH_INDICES):
                 self._add_use(use._replace(node=call))

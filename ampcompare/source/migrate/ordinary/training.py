@@ -136,7 +136,9 @@ def _refuse_apex_uses(core: ApexCore) -> None:
         if not is_core and not meaning.startswith(BESIDE_CORE):
             raise UnsureRewrite(node, USES.format(meaning))
     for path, _ in core.around.modules_above(core.module):
-        raise UnsureRewrite(core.sites.initializes[0].call, IMPORTED_BY.format(core.around.relative_path_of(path)))
+        raise UnsureRewrite(
+            core.sites.initializes[0].call, IMPORTED_BY.format(core.around.relative_path_of(path))
+        )
 
 
 def _is_plain_import(module: Module, statement: ast.stmt) -> bool:
@@ -164,7 +166,9 @@ def _refuse_unusual_initialize(core: ApexCore) -> None:
     """Refuse all but one call, for one model and one optimizer, with a literal level, behind one test at most."""
     sites, module = core.sites, core.module
     if len(sites.initializes) != 1:
-        raise UnsureRewrite(sites.initializes[1].call, SEVERAL.format(len(sites.initializes), "amp.initialize"))
+        raise UnsureRewrite(
+            sites.initializes[1].call, SEVERAL.format(len(sites.initializes), "amp.initialize")
+        )
     (initialize,) = sites.initializes
     for name in ("models", "optimizers"):
         given = initialize.arguments.get(name)
@@ -177,7 +181,8 @@ def _refuse_unusual_initialize(core: ApexCore) -> None:
         raise OrdinaryForm.INITIALIZE.refusal_of(initialize.call)
     _refuse_initialize_options(initialize)
     if initialize.function is not None and (
-        module.class_of(initialize.function) is not None or len(list(module.functions_around(initialize.call))) > 1
+        module.class_of(initialize.function) is not None
+        or len(list(module.functions_around(initialize.call))) > 1
     ):
         raise UnsureRewrite(initialize.call, FLOW.format("in a method, or in a function inside of another"))
     for outer in module.nodes_up_to_function(initialize.statement):
@@ -217,7 +222,10 @@ def _refuse_several_updates(core: ApexCore) -> None:
         raise OrdinaryForm.LOSS_ABOVE.refusal_of(blocks[0].statement)
     kinds = ObjectKinds(module, core.index)
     for call, owner in module.method_calls("step"):
-        if call is not sites.steps[0].call and kinds.kind_of_object(owner, module.scope_of[call]) != "scheduler":
+        if (
+            call is not sites.steps[0].call
+            and kinds.kind_of_object(owner, module.scope_of[call]) != "scheduler"
+        ):
             raise UnsureRewrite(call, SEVERAL.format("several", "step"))
     known = {each.node for each in sites.backwards}
     for call, _ in module.method_calls("backward"):
@@ -282,7 +290,9 @@ def _statement_of_backward(core: ApexCore, block: BackwardPass) -> ast.stmt:
     plain = [each for each in core.sites.backwards if not each.block]
     if isinstance(outer, ast.If) and plain:
         if all(module.parent_statement(each.statement) is outer for each in plain) and len(plain) == 1:
-            if exclude_each_other(module, plain[0].statement, block.statement) and _is_plain_test(module, outer.test):
+            if exclude_each_other(module, plain[0].statement, block.statement) and _is_plain_test(
+                module, outer.test
+            ):
                 return outer
     if plain:
         raise UnsureRewrite(plain[0].statement, SEVERAL.format("several", "backward"))
@@ -314,7 +324,9 @@ def _refuse_unusual_block(block: BackwardPass) -> None:
     """Refuse all but a block with one backward pass, of a variable."""
     inside = block.statement.body if isinstance(block.statement, ast.With) else []
     call = getattr(inside[0], "value", None) if len(inside) == 1 else None
-    is_plain = isinstance(call, ast.Call) and last_name(call.func) == "backward" and not (call.args or call.keywords)
+    is_plain = (
+        isinstance(call, ast.Call) and last_name(call.func) == "backward" and not (call.args or call.keywords)
+    )
     if not is_plain or set(block.arguments) != {"loss", "optimizers"}:
         raise OrdinaryForm.BLOCK.refusal_of(block.statement)
     if any(isinstance(each, ast.Call) for each in walk(block.loss)) or len(block.optimizers) != 1:
@@ -360,12 +372,16 @@ def _refuse_unusual_clears(core: ApexCore, step: OptimizerStep, outer: ast.stmt)
     """
     module = core.module
     body = module.block_of(step.statement)
-    calls = [each for each, _ in module.method_calls("zero_grad") if module.function_around(each) is step.function]
+    calls = [
+        each for each, _ in module.method_calls("zero_grad") if module.function_around(each) is step.function
+    ]
     if not any(module.statement_around(each) in body for each in calls):
         raise OrdinaryForm.CLEARED_BY_STEP.refusal_of(step.call)
     for call in calls:
         statement = module.statement_around(call)
-        place = next((number for number, each in enumerate(body) if module.is_in_statements(statement, [each])), None)
+        place = next(
+            (number for number, each in enumerate(body) if module.is_in_statements(statement, [each])), None
+        )
         if place is None:  # above the loop
             continue
         is_apart = place < body.index(outer) or place > body.index(step.statement)

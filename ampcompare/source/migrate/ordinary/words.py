@@ -70,7 +70,9 @@ TYPES = frozenset({
 EMA = re.compile(r"(?:^|_)ema(?:$|_)|^EMA|EMA$|Ema(?:[A-Z]|$)|moving_average|MovingAverage|momentum_update")
 # Calls of builtins that run code which no import names.
 RUN_CODE = frozenset({"exec", "eval", "compile", "globals", "locals"})
-COPIES = re.compile(r"model|net|module|encoder|decoder|generator|discriminator|teacher|student", re.IGNORECASE)
+COPIES = re.compile(
+    r"model|net|module|encoder|decoder|generator|discriminator|teacher|student", re.IGNORECASE
+)
 # In a network: what leaves the GPU, or computes without gradients.
 IN_NETWORKS = frozenset({
     "cpu", "numpy", "tolist", "no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "checkpoint",
@@ -113,7 +115,9 @@ def refuse_forbidden_words(core: ApexCore) -> None:
                 if module is core.module
                 else f"line {_line_of_node(node)} of {core.index.relative_path_of(module)}"
             )
-            raise UnsureRewrite(node if module is core.module else first, message[0].format(where, *message[1:]))
+            raise UnsureRewrite(
+                node if module is core.module else first, message[0].format(where, *message[1:])
+            )
 
 
 def stores_into_tensors(core: ApexCore) -> bool:
@@ -136,8 +140,12 @@ def _network_classes(module: Module) -> Iterator[ast.ClassDef]:
     """Yield the classes with a method `forward`, or that are modules of torch by their bases."""
     for node in module.nodes:
         if isinstance(node, ast.ClassDef):
-            has_forward = any(isinstance(each, ast.FunctionDef) and each.name == "forward" for each in node.body)
-            if has_forward or any((module.resolve(each) or "").startswith("torch.nn.") for each in node.bases):
+            has_forward = any(
+                isinstance(each, ast.FunctionDef) and each.name == "forward" for each in node.body
+            )
+            if has_forward or any(
+                (module.resolve(each) or "").startswith("torch.nn.") for each in node.bases
+            ):
                 yield node
 
 
@@ -161,7 +169,9 @@ def _forbidden_nodes_of(core: ApexCore, module: Module) -> Iterator[tuple[ast.AS
             yield node, (NAMED, name)
         elif name == "__getitem__" and not isinstance(node, ast.Attribute):
             yield node, (WIDE, "a data set of its own")
-        elif (full := unlisted_torch_name(module, node)).startswith("torch.nn.") and not full.startswith(NO_NETWORKS):
+        elif (full := unlisted_torch_name(module, node)).startswith("torch.nn.") and not full.startswith(
+            NO_NETWORKS
+        ):
             yield node, (UNLISTED, full)
     for network in _network_classes(module):
         for node in walk(network):
@@ -201,9 +211,15 @@ def _consists_of_literals(value: ast.expr) -> bool:
 
 def _loads_images_or_tensors(module: Module, call: ast.Call) -> bool:
     """Return whether a DataLoader gets a data set of torchvision, or tensors."""
-    given = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == "dataset"), None)
+    given = (
+        call.args[0]
+        if call.args
+        else next((each.value for each in call.keywords if each.arg == "dataset"), None)
+    )
     values = (
-        [given] if isinstance(given, ast.Call) else module.values_of(dotted_name(given) or "", module.scope_of[call])
+        [given]
+        if isinstance(given, ast.Call)
+        else module.values_of(dotted_name(given) or "", module.scope_of[call])
     )
     made = [module.resolve(each.func) or "" if isinstance(each, ast.Call) else "" for each in values or []]
     return bool(made) and all(
@@ -229,7 +245,11 @@ def makes_wide_number(module: Module, node: ast.AST) -> bool:
     if last_name(node) in ("ones", "zeros", "full", "rand", "randn", "empty") and isinstance(call, ast.Call):
         shape = call.args[0] if call.args and call.func is node else None
         return isinstance(shape, (ast.List, ast.Tuple)) and not shape.elts
-    if last_name(node) not in ("sum", "norm", "prod") or not isinstance(call, ast.Call) or call.func is not node:
+    if (
+        last_name(node) not in ("sum", "norm", "prod")
+        or not isinstance(call, ast.Call)
+        or call.func is not node
+    ):
         return False
     is_function = (module.resolve(node) or "").startswith("torch.")
     return len(call.args) <= is_function and not call.keywords

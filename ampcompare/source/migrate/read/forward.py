@@ -11,7 +11,15 @@ from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
 from ampcompare.source.migrate.read.sites import BackwardPass, Sites, model_keys
 from ampcompare.source.module import Block, Function
-from ampcompare.source.syntax import arguments, calls_in, dotted_name, last_name, last_part, names_bound_in, walk
+from ampcompare.source.syntax import (
+    arguments,
+    calls_in,
+    dotted_name,
+    last_name,
+    last_part,
+    names_bound_in,
+    walk,
+)
 from ampcompare.source.torch_methods import ADDING, WRITING, receiver_of
 
 BARRIERS = ("backward", "step", "zero_grad")
@@ -73,7 +81,9 @@ class _ForwardFinder:
                 found.missing.append(backward)
         for block, marked in self._marks.values():
             runs = list(self._runs_between_barriers(block, marked))
-            calls = [any(self._calls_model(each) for each in block if _spans_statement(run, each)) for run in runs]
+            calls = [
+                any(self._calls_model(each) for each in block if _spans_statement(run, each)) for run in runs
+            ]
             found.regions += runs[calls.index(True) :] if True in calls else runs  # not what makes the inputs
         found.apart = [
             call
@@ -146,7 +156,8 @@ class _ForwardFinder:
                 break
             if outer is None or isinstance(outer, ast.ClassDef):
                 break
-            if isinstance(outer, ast.For) and names_bound_in(outer.target) & visit[1]:  # one of several losses
+            # one of several losses
+            if isinstance(outer, ast.For) and names_bound_in(outer.target) & visit[1]:
                 needed |= _keys_read_by(outer.iter)
             current = outer
         if before is not None:
@@ -209,7 +220,9 @@ class _ForwardFinder:
 
     def _may_call_compute(self, call: ast.Call) -> bool:
         name = last_name(call.func)
-        return name not in TRIVIAL and not (name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args)
+        return name not in TRIVIAL and not (
+            name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args
+        )
 
     def _uses_outputs(self, statement: ast.stmt) -> bool:
         """Return whether a statement reads what a marked one above it in its function got from a model."""
@@ -228,7 +241,9 @@ class _ForwardFinder:
                 outputs |= _objects_of_keys(names_bound_in(each))
         return bool(_objects_of_keys(_keys_read_by(statement)) & outputs)
 
-    def _runs_between_barriers(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    def _runs_between_barriers(
+        self, block: Block, marked: set[ast.stmt]
+    ) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         run: list[ast.stmt] = []
         for each in [*block, None]:
             if (
@@ -242,7 +257,9 @@ class _ForwardFinder:
             else:
                 run.append(each)
 
-    def _forward_spans_in_run(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    def _forward_spans_in_run(
+        self, run: list[ast.stmt], marked: set[ast.stmt]
+    ) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         chosen = [index for index, each in enumerate(run) if each in marked]
         computing = [index for index in chosen if self._may_call_model(run[index])]
         starts = [
@@ -271,7 +288,9 @@ def _objects_of_keys(keys: set[str]) -> set[str]:
 
 def _defines_needed_name(statement: ast.stmt, needed: set[str]) -> bool:
     """Return whether a statement, or one in it, binds or changes a needed name."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)):
+    if isinstance(
+        statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    ):
         return False
     for node in walk(statement):
         changed: ast.AST | None = None

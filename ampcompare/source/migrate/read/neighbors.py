@@ -14,7 +14,8 @@ from ampcompare.source.module import Module
 from ampcompare.source.project import MAX_MODULES, Project
 from ampcompare.source.syntax import dotted_name, last_name
 
-CARRIED = "grad_scaler"  # the attribute of an optimizer by which files that an earlier version migrated share a scaler
+# the attribute of an optimizer by which files that an earlier version migrated share a scaler
+CARRIED = "grad_scaler"
 INDEXES: dict[frozenset[Module], Index] = {}  # of the projects that were looked at last
 MAX_INDEXES = 4
 NEEDED = frozenset({"scale_loss", "master_params", "state_dict", "load_state_dict"})
@@ -87,9 +88,9 @@ class Neighbors:
         project = self.project_of(module)
         assert project.path is not None
         for path, other in self.modules_linked_to(module):
-            apart = project.path not in _files_reached_from(project, path) and path not in _files_reached_from(
-                project, project.path
-            )
+            apart = project.path not in _files_reached_from(
+                project, path
+            ) and path not in _files_reached_from(project, project.path)
             if not (apart and _trains_alone(module) and _trains_alone(other)):
                 yield path
         for path, other in project.modules_with(project.path, frozenset(APEX)) if everywhere else ():
@@ -187,7 +188,9 @@ def needs_scaler(module: Module) -> bool:
 
 def _trains_alone(module: Module) -> bool:
     """Return whether a module initializes and scales a loss, so that it may train without another one."""
-    scales = any(last_name(call.func) == "scale_loss" and _is_call_of_amp(module, call) for call in module.calls)
+    scales = any(
+        last_name(call.func) == "scale_loss" and _is_call_of_amp(module, call) for call in module.calls
+    )
     return scales and initializes_apex(module)
 
 

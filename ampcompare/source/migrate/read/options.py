@@ -12,7 +12,9 @@ WITHOUT_TWIN = frozenset({"keep_batchnorm_fp32", "master_weights", "verbosity"})
 FUNCTIONS = {"bool", "hasattr", "isinstance", "callable"}
 
 
-def find_dict_entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict[str, ast.expr] | None:
+def find_dict_entries(
+    module: Module, options: ast.expr, optional: frozenset[str]
+) -> dict[str, ast.expr] | None:
     """Return the entries of a dict that one statement above makes; None if something else may change it.
 
     What it holds is evaluated there and used at the call, so a name in it must not be bound again in between. Of
@@ -31,7 +33,9 @@ def find_dict_entries(module: Module, options: ast.expr, optional: frozenset[str
         parent = module.parent(node)
         if isinstance(parent, ast.Assign) and parent.targets == [node] and found is None:
             found = _find_literal_entries(parent.value)
-            is_above = parent.lineno < options.lineno and module.is_in_statements(options, module.block_of(parent))
+            is_above = parent.lineno < options.lineno and module.is_in_statements(
+                options, module.block_of(parent)
+            )
             if found is None or not is_above or _is_read_name_rebound(scope, parent, options):
                 return None
         elif isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store) and parent.value is node:
@@ -50,7 +54,9 @@ def _find_literal_entries(value: ast.expr) -> dict[str, ast.expr] | None:
         return None if value.args or given.keys() & HIDDEN else given
     if not isinstance(value, ast.Dict):
         return None
-    keys = [each.value for each in value.keys if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    keys = [
+        each.value for each in value.keys if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    ]
     return dict(zip(keys, value.values, strict=True)) if len(keys) == len(value.keys) else None
 
 
@@ -66,7 +72,9 @@ def _is_read_name_rebound(scope: ast.AST, statement: ast.Assign, use: ast.expr) 
     )
 
 
-def bind_arguments_by_name(call: ast.Call, names: tuple[str, ...], module: Module | None = None) -> dict[str, ast.expr]:
+def bind_arguments_by_name(
+    call: ast.Call, names: tuple[str, ...], module: Module | None = None
+) -> dict[str, ast.expr]:
     """Return the arguments of a call by name.
 
     Args:
@@ -79,7 +87,9 @@ def bind_arguments_by_name(call: ast.Call, names: tuple[str, ...], module: Modul
         single = sum(each.arg is None for each in call.keywords) == 1
         options = find_dict_entries(module, spread, WITHOUT_TWIN) if module and single else None
     if "*" in bound or options is None:
-        raise UnsureRewrite(call, "its arguments are passed as * or **, so they cannot be seen here; write them out")
+        raise UnsureRewrite(
+            call, "its arguments are passed as * or **, so they cannot be seen here; write them out"
+        )
     bound |= options
     unknown = next((name for name in bound if name not in names), None)
     if unknown is not None:
@@ -90,7 +100,9 @@ def bind_arguments_by_name(call: ast.Call, names: tuple[str, ...], module: Modul
 def expression_as_bool(module: Module, text: str) -> str:
     """Return an expression with `bool(...)` around it, unless it is one already."""
     return (
-        text if _is_boolean_expression(ast.parse(text, mode="eval").body, _boolean_names(module)) else f"bool({text})"
+        text
+        if _is_boolean_expression(ast.parse(text, mode="eval").body, _boolean_names(module))
+        else f"bool({text})"
     )
 
 
@@ -114,7 +126,9 @@ def _boolean_names(module: Module) -> set[str]:
             given = arguments(node)
             action = given.get("action")
             if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
-                names = [each.value for each in (*node.args, given.get("dest")) if isinstance(each, ast.Constant)]
+                names = [
+                    each.value for each in (*node.args, given.get("dest")) if isinstance(each, ast.Constant)
+                ]
                 found |= {str(name).lstrip("-").replace("-", "_") for name in names}
         elif isinstance(node, ast.arg | ast.AnnAssign):
             if isinstance(node.annotation, ast.Name) and node.annotation.id == "bool":

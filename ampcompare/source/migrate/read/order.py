@@ -10,7 +10,12 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.branches import Facts, add_conditions_of_test, conditions_contradict, expression_of_condition
+from ampcompare.source.branches import (
+    Facts,
+    add_conditions_of_test,
+    conditions_contradict,
+    expression_of_condition,
+)
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, CallFrame
 from ampcompare.source.index import (
     Answer,
@@ -171,7 +176,11 @@ def is_gradient_read(module: Module, node: ast.AST) -> bool:
 
 def is_optimizer_step(module: Module, node: ast.AST) -> bool:
     """Return whether a node is a step of something that is no scheduler by its name."""
-    if not isinstance(node, ast.Call) or last_name(node.func) != "step" or not isinstance(node.func, ast.Attribute):
+    if (
+        not isinstance(node, ast.Call)
+        or last_name(node.func) != "step"
+        or not isinstance(node.func, ast.Attribute)
+    ):
         return False
     owner = node.func.value.value if isinstance(node.func.value, ast.Subscript) else node.func.value
     return SCHEDULER.search(last_name(owner).strip("_").lower()) is None
@@ -199,7 +208,9 @@ def is_gradient_event(module: Module, node: ast.AST) -> bool:
     """Return whether a node is an event of any kind."""
     if isinstance(node, ast.Call) and last_name(node.func) in (*CLEARING, "backward"):
         return True
-    return is_optimizer_step(module, node) or is_gradient_read(module, node) or is_scale_loss_call(module, node)
+    return (
+        is_optimizer_step(module, node) or is_gradient_read(module, node) or is_scale_loss_call(module, node)
+    )
 
 
 OF_INTEREST = SoughtEvent("of interest", is_gradient_event, is_harmless_by_name)
@@ -219,7 +230,14 @@ def _gradient_holders_given(module: Module, call: ast.Call) -> set[str]:
         name = last_name(node)
         if isinstance(node, ast.Call):
             maker = last_name(node.func)
-            if maker in ("parameters", "named_parameters", "modules", "named_modules", "master_params", "children"):
+            if maker in (
+                "parameters",
+                "named_parameters",
+                "modules",
+                "named_modules",
+                "master_params",
+                "children",
+            ):
                 found.add("parameters")
             elif maker in JOINING:
                 waiting += argument_values(node)
@@ -261,7 +279,9 @@ class _EventFollower(CallFollower):
         for read in sites.reads:
             self._sites[id(read.node)] = read
         self._calls: tuple[tuple[Scope, ast.AST], ...] = ()
-        self._tails = {last_part(key) for key in sites.optimizers} | {last_part(each.optimizer) for each in sites.steps}
+        self._tails = {last_part(key) for key in sites.optimizers} | {
+            last_part(each.optimizer) for each in sites.steps
+        }
         self._models = model_names(index.module, sites)
 
     def events_of_scope(self, scope: Scope) -> list[GradientEvent]:
@@ -279,7 +299,9 @@ class _EventFollower(CallFollower):
                 "backward", node, frame, site, self._optimizers_of_backward(site, frame), block=site.block
             )
         elif isinstance(site, OptimizerStep):
-            self._record_event("step", node, frame, site, (self.canonical_text_of(_receiver_of_call(node), frame),))
+            self._record_event(
+                "step", node, frame, site, (self.canonical_text_of(_receiver_of_call(node), frame),)
+            )
         elif isinstance(site, GradientRead):
             self._record_event(
                 "read", node, frame, site, tuple(self._canonical_key(key, frame) for key in site.optimizers)
@@ -328,7 +350,10 @@ class _EventFollower(CallFollower):
         module, owner = frame.scope.module, _receiver_of_call(call)
         if last_name(call.func) in CLEARING:
             self._record_event(
-                "clear", call, frame, names=(self.canonical_text_of(owner, frame),) if owner is not None else ()
+                "clear",
+                call,
+                frame,
+                names=(self.canonical_text_of(owner, frame),) if owner is not None else (),
             )
         elif is_backward_pass(module, call):
             if not any(_is_scale_loss_block(module, each) for each in module.ancestors(call)):
@@ -347,7 +372,9 @@ class _EventFollower(CallFollower):
     def _record_other_call(self, call: ast.Call, frame: CallFrame) -> None:
         """Record a call that is no event by its name, by what it gets and what is known of it."""
         name, callee = last_name(call.func), self.index.callee(call, frame.scope, frame.receiver)
-        carried = _gradient_holders_given(frame.scope.module, call) | self._holders_given_by_origin(call, frame)
+        carried = _gradient_holders_given(frame.scope.module, call) | self._holders_given_by_origin(
+            call, frame
+        )
         if isinstance(callee, ImportedObject) and callee.name.partition(".")[0] in KNOWN_PACKAGES:
             if not carried - {"gradients"} or _is_harmless_callee(callee):
                 return
@@ -384,7 +411,9 @@ class _EventFollower(CallFollower):
                     found.add("parameters")
                 if isinstance(node, ast.Name) and node.id not in seen:  # of a loop, or another name
                     seen.add(node.id)
-                    waiting += [each for each in frame.scope.values.get(node.id, ()) if isinstance(each, ast.expr)]
+                    waiting += [
+                        each for each in frame.scope.values.get(node.id, ()) if isinstance(each, ast.expr)
+                    ]
         return found
 
     def _record_event(
@@ -406,7 +435,9 @@ class _EventFollower(CallFollower):
         if not backward.block:
             return ()
         given = backward.arguments.get("optimizers")
-        return tuple(self.canonical_text_of(each, frame) for each in (elements(given) if given is not None else ()))
+        return tuple(
+            self.canonical_text_of(each, frame) for each in (elements(given) if given is not None else ())
+        )
 
     def _canonical_key(self, key: str, frame: CallFrame) -> str:
         return (
@@ -435,11 +466,17 @@ class _EventFollower(CallFollower):
                 alias = dotted_name(values[0])
                 if len(values) == 1 and alias is not None and alias.partition(".")[0] != head:
                     return (
-                        self.canonical_text_of(values[0], CallFrame(**{**vars(frame), "scope": one}), depth + 1)
+                        self.canonical_text_of(
+                            values[0], CallFrame(**{**vars(frame), "scope": one}), depth + 1
+                        )
                         + dot
                         + rest
                     )
-                if len(values) == 1 and isinstance(values[0], ast.Starred) and dotted_name(values[0].value) is not None:
+                if (
+                    len(values) == 1
+                    and isinstance(values[0], ast.Starred)
+                    and dotted_name(values[0].value) is not None
+                ):
                     inner = CallFrame(**{**vars(frame), "scope": one})
                     return f"{self.canonical_text_of(values[0].value, inner, depth + 1)}[]{dot}{rest}"
                 return f"{id(one)}:{text}"
@@ -456,7 +493,9 @@ class _EventFollower(CallFollower):
                 found[name] = self.canonical_text_of(value, frame)
             names = names[len(values) :]
             found |= {
-                one.arg: self.canonical_text_of(one.value, frame) for one in given.keywords if one.arg is not None
+                one.arg: self.canonical_text_of(one.value, frame)
+                for one in given.keywords
+                if one.arg is not None
             }
         for name, value in arguments(call, function.module.positional_parameters(node)).items():
             if dotted_name(value) is not None or isinstance(value, ast.Constant):
@@ -484,7 +523,9 @@ READERS = ("clip_grad", "total_norm", "all_reduce_coalesced", "parameters_to_vec
 
 def _is_scale_loss_block(module: Module, node: ast.AST) -> bool:
     """Return whether a node is a `with` of `scale_loss`."""
-    return isinstance(node, ast.With) and any(is_scale_loss_call(module, item.context_expr) for item in node.items)
+    return isinstance(node, ast.With) and any(
+        is_scale_loss_call(module, item.context_expr) for item in node.items
+    )
 
 
 def _is_method_of_self(call: ast.Call) -> bool:
@@ -609,7 +650,8 @@ class _OrderProof:
                 if not others or any(one.site is not None for one in self._steps_behind(trace, each)):
                     if others:
                         raise UnsureRewrite(
-                            each.node, f"{self._place_text(others[0])} may step with this loss, and is not rewritten"
+                            each.node,
+                            f"{self._place_text(others[0])} may step with this loss, and is not rewritten",
                         )
                     continue
                 if all(not each.may_follow(one) for one in blocks):
@@ -670,7 +712,9 @@ class _OrderProof:
 
     def _note_pending_optimizers(self, read: GradientEvent, pending: list[tuple[str, GradientEvent]]) -> None:
         """Note the optimizers whose gradients are still scaled at a read."""
-        texts = dict.fromkeys(self._optimizer_key_at(name, read) for name, one in pending if one.may_follow(read))
+        texts = dict.fromkeys(
+            self._optimizer_key_at(name, read) for name, one in pending if one.may_follow(read)
+        )
         if texts:
             self._order.pending[id(read.node)] = tuple(texts)
 
@@ -680,7 +724,8 @@ class _OrderProof:
         """Note whether a step uses scaled gradients, of the round before too, and is the last; return what waits."""
         order, own = self._order, step.names[0]
         fed_again = step.loops and any(
-            each.block and own in each.names and each.loops[: len(step.loops)] == step.loops for each in behind
+            each.block and own in each.names and each.loops[: len(step.loops)] == step.loops
+            for each in behind
         )
         if fed_again or any(name == own for name, _ in pending):
             order.scaled.add(id(step.node))
@@ -688,18 +733,24 @@ class _OrderProof:
         later = {each.names[0] for each in behind if each.kind == "step" and each.names}
         is_last = not any(name in later for name, _ in left)
         if order.updates.setdefault(id(step.node), is_last) != is_last:
-            raise UnsureRewrite(step.node, "this step comes last in one place and not in another; split it in two")
+            raise UnsureRewrite(
+                step.node, "this step comes last in one place and not in another; split it in two"
+            )
         return left
 
     def _is_pass_rewritten(self, event: GradientEvent) -> bool:
         """Return whether the loss of a backward pass is scaled in the result, here or in another file."""
         if event.scope.module is self._module:
             return event.site is not None and id(event.node) not in self._order.plain
-        return event.block or any(is_scale_loss_call(event.scope.module, node) for node in nodes_of_scope(event.scope))
+        return event.block or any(
+            is_scale_loss_call(event.scope.module, node) for node in nodes_of_scope(event.scope)
+        )
 
     def _own_node_leading_to(self, block: GradientEvent) -> ast.AST:
         """Return the node of this module that leads to a block."""
-        return next((node for scope, node in reversed(block.calls) if scope.module is self._module), self._module.tree)
+        return next(
+            (node for scope, node in reversed(block.calls) if scope.module is self._module), self._module.tree
+        )
 
     def _refuse_mixed_steps(self, trace: list[GradientEvent]) -> None:
         """Refuse a step that goes through the scaler and elsewhere follows a backward pass that is not scaled."""
@@ -713,7 +764,8 @@ class _OrderProof:
                 plain = [each for each in mine if not self._is_pass_rewritten(each)]
                 if id(event.node) in self._order.scaled and plain and not scaled:
                     raise UnsureRewrite(
-                        event.node, f"this step also follows {self._place_text(plain[-1])}, whose loss is not scaled"
+                        event.node,
+                        f"this step also follows {self._place_text(plain[-1])}, whose loss is not scaled",
                     )
                 passes = [each for each in passes if not each.may_follow(event)]
 
@@ -736,9 +788,12 @@ class _OrderProof:
                 steps.append(event)
                 if event.site is None:
                     raise UnsureRewrite(
-                        block.node, f"{self._place_text(event)} steps {_name_in_source(name)}, and is not rewritten"
+                        block.node,
+                        f"{self._place_text(event)} steps {_name_in_source(name)}, and is not rewritten",
                     )
-                if not (set(event.facts.items()) - set(block.facts.items())) or len(event.loops) < len(block.loops):
+                if not (set(event.facts.items()) - set(block.facts.items())) or len(event.loops) < len(
+                    block.loops
+                ):
                     break
                 continue
             window.append(event)
@@ -764,7 +819,11 @@ class _OrderProof:
         above = trace[:place][::-1]
         if block.loops:
             again = [each for each in trace[place:] if each.loops[: len(block.loops)] == block.loops]
-            above = [each for each in above if each.loops[: len(block.loops)] == block.loops] + again[::-1] + above
+            above = (
+                [each for each in above if each.loops[: len(block.loops)] == block.loops]
+                + again[::-1]
+                + above
+            )
         for event in above:
             of_it = event.kind == "clear" and (
                 not event.names or event.names[0] == name or not OPTIMIZERS.search(last_part(event.names[0]))
@@ -780,13 +839,17 @@ class _OrderProof:
                     "rewritten: clear them behind it",
                 )
 
-    def _is_before_step(self, inside: list[GradientEvent], event: GradientEvent, steps: list[GradientEvent]) -> bool:
+    def _is_before_step(
+        self, inside: list[GradientEvent], event: GradientEvent, steps: list[GradientEvent]
+    ) -> bool:
         place = inside.index(event)
         return any(inside.index(step) > place and step.may_follow(event) for step in steps)
 
     def _refuse_block_without_step(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
         unknown = [
-            each for each in self._events_behind(trace, block) if each.kind == "unknown" and each.may_follow(block)
+            each
+            for each in self._events_behind(trace, block)
+            if each.kind == "unknown" and each.may_follow(block)
         ]
         if unknown:
             raise UnsureRewrite(
@@ -803,7 +866,9 @@ class _OrderProof:
                 "where the block is",
             )
 
-    def _computes_next_loss(self, event: GradientEvent, inside: list[GradientEvent], block: GradientEvent) -> bool:
+    def _computes_next_loss(
+        self, event: GradientEvent, inside: list[GradientEvent], block: GradientEvent
+    ) -> bool:
         """Return whether a call of something unknown computes the loss of a backward pass that comes next.
 
         That of the next round is the block itself, whose loss must come from it.
@@ -823,7 +888,9 @@ class _OrderProof:
             behind = {each for value in values.get(name, []) for each in _names_in(value)} - names
             names |= behind
             waiting += behind
-        return statement is module.statement_around(block.node) or not names.isdisjoint(names_bound_in(statement))
+        return statement is module.statement_around(block.node) or not names.isdisjoint(
+            names_bound_in(statement)
+        )
 
     def _refuse_unknown_between(
         self,
@@ -845,13 +912,16 @@ class _OrderProof:
                 event, inside, block
             ):
                 return
-            if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_leading_statement(
-                block, event, steps
-            ):
+            if event.text in (
+                "parameters",
+                "gradients",
+                "gradients,parameters",
+            ) and self._has_leading_statement(block, event, steps):
                 self._add_read(event, steps)
             else:
                 raise UnsureRewrite(
-                    block.node, f"what {self._place_text(event)} does with the gradients, before the step, is not known"
+                    block.node,
+                    f"what {self._place_text(event)} does with the gradients, before the step, is not known",
                 )
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
             if self._has_leading_statement(block, event, steps):
@@ -860,7 +930,9 @@ class _OrderProof:
             elif event.site is not None:
                 return
             else:
-                raise UnsureRewrite(block.node, f"{self._place_text(event)} reads gradients that are still scaled")
+                raise UnsureRewrite(
+                    block.node, f"{self._place_text(event)} reads gradients that are still scaled"
+                )
         elif event.kind == "step" and event.names and event.names[0] != name and event.site is None:
             tail = last_part(event.names[0])
             if tail == last_part(name):
@@ -878,17 +950,28 @@ class _OrderProof:
     def _place_text(self, event: GradientEvent) -> str:
         """Return what an event is, and where."""
         line = _line_of_event(event)
-        what = f"{ast.unparse(event.node.func)}()" if isinstance(event.node, ast.Call) else ast.unparse(event.node)
-        file = "" if event.scope.module is self._module else f" of {self._index.relative_path_of(event.scope.module)}"
+        what = (
+            f"{ast.unparse(event.node.func)}()"
+            if isinstance(event.node, ast.Call)
+            else ast.unparse(event.node)
+        )
+        file = (
+            ""
+            if event.scope.module is self._module
+            else f" of {self._index.relative_path_of(event.scope.module)}"
+        )
         return f"{what} in line {line}{file}"
 
-    def _has_leading_statement(self, block: GradientEvent, event: GradientEvent, steps: list[GradientEvent]) -> bool:
+    def _has_leading_statement(
+        self, block: GradientEvent, event: GradientEvent, steps: list[GradientEvent]
+    ) -> bool:
         """Return whether a statement in the function of each step, in this module, leads to an event.
 
         It must come behind the backward pass: gradients are unscaled above it.
         """
         return all(
-            step.scope.module is self._module and self._is_behind_block(block, event, step.scope) for step in steps
+            step.scope.module is self._module and self._is_behind_block(block, event, step.scope)
+            for step in steps
         )
 
     def _is_behind_block(self, block: GradientEvent, event: GradientEvent, scope: Scope) -> bool:
@@ -896,7 +979,9 @@ class _OrderProof:
         if leading is None:
             return False
         first = next((node for one, node in block.calls if one is scope), None)
-        return first is None or self._module.statement_around(first) is not self._module.statement_around(leading)
+        return first is None or self._module.statement_around(first) is not self._module.statement_around(
+            leading
+        )
 
     def _add_read(self, event: GradientEvent, steps: list[GradientEvent]) -> None:
         """Let the statement of a step's function that leads to a read of gradients count as the read."""
@@ -906,11 +991,15 @@ class _OrderProof:
         statement = self._module.statement_around(node)
         within = {id(each) for each in walk(statement)}
         same = [each for each in self._sites.reads if each.node is node]
-        if not same and any(id(read.node) in within and read.function is scope.function for read in self._sites.reads):
+        if not same and any(
+            id(read.node) in within and read.function is scope.function for read in self._sites.reads
+        ):
             return
         if not same:
             self._sites.reads.append(GradientRead(node, statement, scope.function, ()))
-        self._order.pending[id(node)] = tuple(dict.fromkeys([*self._order.pending.get(id(node), ()), *optimizers]))
+        self._order.pending[id(node)] = tuple(
+            dict.fromkeys([*self._order.pending.get(id(node), ()), *optimizers])
+        )
 
     def _refuse_unmatched_conditions(
         self, trace: list[GradientEvent], block: GradientEvent, step: GradientEvent, name: str
@@ -928,15 +1017,20 @@ class _OrderProof:
         }
         if guards:
             self._order.guards.setdefault(id(step.node), set()).update(guards)
-        clears = [each for each in trace if _clears_gradients_of(each, name) and _share_loop_round(each, step)]
+        clears = [
+            each for each in trace if _clears_gradients_of(each, name) and _share_loop_round(each, step)
+        ]
         if _may_gradients_outlast(clears, block, step, guards):
             tests = _missing_conditions(clears[0], step) if clears else []
-            test = next((each for each in tests if "try at" not in each), "")  # which is no condition of the script
+            # which is no condition of the script
+            test = next((each for each in tests if "try at" not in each), "")
             raise UnsureRewrite(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
 
     def _feeds_optimizer(self, event: GradientEvent, name: str) -> bool:
         """Return whether an event is a backward pass that gives an optimizer scaled gradients in the result."""
-        return event.kind == "backward" and (name in event.names if event.block else self._is_pass_rewritten(event))
+        return event.kind == "backward" and (
+            name in event.names if event.block else self._is_pass_rewritten(event)
+        )
 
     def _asks_for_gradients(self, step: GradientEvent, key: str) -> bool:
         """Return whether a condition asks for something that is read from gradients."""
@@ -950,7 +1044,9 @@ class _OrderProof:
             not names.isdisjoint(read)
             or any(map(is_clip_or_norm_call, calls))
             or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
-            or any(ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names)
+            or any(
+                ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names
+            )
         )
 
     @staticmethod
@@ -996,7 +1092,9 @@ def _may_gradients_outlast(
 ) -> bool:
     """Return whether gradients may outlast a step, or a round in which its guards leave it out."""
     if guards:  # where the step is left out, gradients that are unscaled stay
-        return not _surely_runs_one(clears, {key: value for key, value in step.facts.items() if key not in guards})
+        return not _surely_runs_one(
+            clears, {key: value for key, value in step.facts.items() if key not in guards}
+        )
     following = [each for each in clears if each.may_follow(step)]
     in_turn = any("%" in key for key in step.facts)
     return bool(clears) and not _surely_runs_one(following, {**step.facts, **block.facts}, loose=in_turn)
@@ -1032,7 +1130,8 @@ def _surely_runs_one(
         return False
     values = found[key]
     return all(
-        _surely_runs_one(events, _with_condition(known, key, value), loose=loose, depth=depth + 1) for value in values
+        _surely_runs_one(events, _with_condition(known, key, value), loose=loose, depth=depth + 1)
+        for value in values
     )
 
 
@@ -1055,7 +1154,8 @@ def _missing_conditions(event: GradientEvent, step: GradientEvent) -> list[str]:
 def _conditions_text(feeders: list[GradientEvent], step: GradientEvent) -> str:
     """Return under which conditions alone the backward passes of a step run, as far as the script names them."""
     apart = {
-        frozenset(each for each in _missing_conditions(event, step) if not NO_TEST.match(each)) for event in feeders
+        frozenset(each for each in _missing_conditions(event, step) if not NO_TEST.match(each))
+        for event in feeders
     }
     for each in sorted(set().union(*apart)):  # what runs whether one holds or not does not depend on it
         for one in [one for one in apart if each in one and one - {each} | {f"not ({each})"} in apart]:

@@ -11,7 +11,15 @@ from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import UNSEEN, bind_arguments_by_name
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, last_part, names_bound_in, walk
+from ampcompare.source.syntax import (
+    dotted_name,
+    elements,
+    is_literal,
+    last_name,
+    last_part,
+    names_bound_in,
+    walk,
+)
 from ampcompare.source.torch_methods import is_gradient, receiver_of
 
 __all__ = [
@@ -35,9 +43,15 @@ SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_
 
 OF_ANOTHER = "{0} is no backward pass of a loss by its name and arguments, and what it does is not followed"
 NOT_GIVEN = "{0} steps with this loss, and amp.initialize does not get it"
-AROUND = "{0} steps with this loss, and holds {1}, for which losses are scaled: what its step does is not followed"
-MEMBER = "{0} steps with this loss, and whether it is one of the optimizers that amp.initialize gets is not known"
-SCALED = "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
+AROUND = (
+    "{0} steps with this loss, and holds {1}, for which losses are scaled: what its step does is not followed"
+)
+MEMBER = (
+    "{0} steps with this loss, and whether it is one of the optimizers that amp.initialize gets is not known"
+)
+SCALED = (
+    "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
+)
 
 
 @dataclass
@@ -153,7 +167,9 @@ def collect_sites(module: Module, names: ModuleImports, index: Index) -> Sites:
             sites.masters.append(call)
         else:
             (sites.saves if what == "state_dict" else sites.loads).append(call)
-    known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of_initialize(each)}
+    known = set(sites.optimizers) | {
+        key for each in sites.initializes for key in _optimizers_of_initialize(each)
+    }
     _add_steps(module, sites, known)
     _add_plain_backwards(module, sites, known, names, index)
     _add_gradient_reads(module, sites, index)
@@ -165,7 +181,12 @@ def _replace_name_of_level(module: Module, given: dict[str, ast.expr]) -> str:
     """Put the only value that a file gives a name in the place of that name as the level; return the name, or ""."""
     level = given.get("opt_level")
     values = module.values_of(level.id, module.scope_of[level]) if isinstance(level, ast.Name) else None
-    if not isinstance(level, ast.Name) or values is None or len(values) != 1 or not isinstance(values[0], ast.Constant):
+    if (
+        not isinstance(level, ast.Name)
+        or values is None
+        or len(values) != 1
+        or not isinstance(values[0], ast.Constant)
+    ):
         return ""
     given["opt_level"] = values[0]
     return level.id
@@ -222,7 +243,8 @@ def _make_pass_of_block(module: Module, call: ast.Call) -> BackwardPass:
         raise UnsureRewrite(call, "amp.scale_loss is used without a with statement of its own")
     if len(statement.items) > 1:
         raise UnsureRewrite(
-            call, "amp.scale_loss shares a with statement with another context; give it its own with statement"
+            call,
+            "amp.scale_loss shares a with statement with another context; give it its own with statement",
         )
     name = statement.items[0].optional_vars
     if name is not None and not isinstance(name, ast.Name):
@@ -249,14 +271,18 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
         elif key not in known and any(each.startswith(f"{key}.") for each in known):
             continue  # an object around an optimizer, as `task.optimizer` of `task.optimizer.optimizer`
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
-            raise UnsureRewrite(node, "a step with a closure: GradScaler cannot skip it; call step() without arguments")
+            raise UnsureRewrite(
+                node, "a step with a closure: GradScaler cannot skip it; call step() without arguments"
+            )
         options = tuple(f"{each.arg}={module.source(each.value)}" for each in node.keywords)
         sites.steps.append(
             OptimizerStep(node, module.statement_around(node), module.function_around(node), key, options)
         )
 
 
-def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: ModuleImports, index: Index) -> None:
+def _add_plain_backwards(
+    module: Module, sites: Sites, known: set[str], names: ModuleImports, index: Index
+) -> None:
     """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
 
     So does one that calls such a function, or one that leads to it, and steps itself.
@@ -367,13 +393,19 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
             if _only_copies_weights(module, node):
                 continue
             sites.reads.append(
-                GradientRead(node, _statement_reading(module, node, updates), module.function_around(node), (argument,))
+                GradientRead(
+                    node, _statement_reading(module, node, updates), module.function_around(node), (argument,)
+                )
             )
-        elif module.function_around(node) in functions and (is_clip_or_norm_call(node) or reads_gradient(module, node)):
+        elif module.function_around(node) in functions and (
+            is_clip_or_norm_call(node) or reads_gradient(module, node)
+        ):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
             sites.reads.append(
-                GradientRead(node, _statement_reading(module, node, updates), module.function_around(node), ())
+                GradientRead(
+                    node, _statement_reading(module, node, updates), module.function_around(node), ()
+                )
             )
 
 
@@ -409,7 +441,11 @@ def _functions_of_call(index: Index, call: ast.Call) -> set[Function | None]:
 def _only_copies_weights(module: Module, call: ast.Call) -> bool:
     """Return whether master weights are only saved, or go through a loop that only copies into them."""
     loop, outer = module.statement_around(call), module.parent(call)
-    if isinstance(outer, ast.Call) and dotted_name(outer.func) == "list" and isinstance(module.parent(outer), ast.Dict):
+    if (
+        isinstance(outer, ast.Call)
+        and dotted_name(outer.func) == "list"
+        and isinstance(module.parent(outer), ast.Dict)
+    ):
         save = loop.value if isinstance(loop, ast.Expr) else None
         return isinstance(save, ast.Call) and dotted_name(save.func) == "torch.save"
     if not isinstance(loop, ast.For) or call not in walk(loop.iter):
@@ -445,7 +481,9 @@ def reads_gradient(module: Module, node: ast.AST) -> bool:
     if isinstance(statement, ast.Assign) and node in statement.targets:
         return not is_literal(statement.value, None)
     test = module.parent(node)  # whether there is a gradient is no matter of its scale
-    return not (isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops))
+    return not (
+        isinstance(test, ast.Compare) and any(isinstance(each, (ast.Is, ast.IsNot)) for each in test.ops)
+    )
 
 
 def _is_getattr_of_grad(call: ast.Call) -> bool:

@@ -16,7 +16,9 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, fused=True),
-    "sgd-momentum": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3, fused=True),
+    "sgd-momentum": lambda params: torch.optim.SGD(
+        params, lr=0.05, momentum=0.9, weight_decay=1e-3, fused=True
+    ),
     "sgd-nesterov": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, fused=True),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01, fused=True),
     "adamw-amsgrad": lambda params: torch.optim.AdamW(params, lr=0.01, amsgrad=True, fused=True),
@@ -34,7 +36,9 @@ def start(level: str, make: Make = OPTIMIZERS["sgd-momentum"], *, host: bool = F
     optimizer = make(model.parameters())
     if host:
         read_on_host(optimizer)
-    return amp.initialize(model, optimizer, opt_level=level, **{"loss_scale": "dynamic", "verbosity": 0, **options})
+    return amp.initialize(
+        model, optimizer, opt_level=level, **{"loss_scale": "dynamic", "verbosity": 0, **options}
+    )
 
 
 def train_step(model: nn.Module, optimizer: Any, factor: float = 1.0, **options: Any) -> None:
@@ -50,7 +54,10 @@ def bits(tensors: Any) -> list[Any]:
 
 def moments(optimizer: torch.optim.Optimizer) -> list[Any]:
     return bits(
-        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
     )
 
 

@@ -66,7 +66,10 @@ def test_same_bits_as_through_the_product(level: str, scale: Any) -> None:
         (hooked, lambda loss, scaled: torch.autograd.backward(scaled / 2)),
         (hooked_loss, lambda loss, scaled: torch.autograd.backward(scaled / 2)),
         (twice, lambda loss, scaled: torch.autograd.backward(scaled * 2)),
-        (lambda loss, scaled: scaled.backward(torch.tensor(0.5)), lambda loss, scaled: (scaled / 2).backward()),
+        (
+            lambda loss, scaled: scaled.backward(torch.tensor(0.5)),
+            lambda loss, scaled: (scaled / 2).backward(),
+        ),
         (lambda loss, scaled: (loss.mul_(2), scaled.backward()), lambda loss, scaled: scaled.backward()),
     ],
     ids=["in-place", "hook", "hook-on-loss", "twice", "gradient", "loss-in-place"],

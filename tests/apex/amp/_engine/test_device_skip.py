@@ -222,7 +222,9 @@ class FakeEvent:
         return
 
 
-def test_messages_come_with_the_next_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_messages_come_with_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """On a device whose reads wait, the next `scale_loss`, or reading the scale, reports a skip."""
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **options: empty(*size, **options))
@@ -255,7 +257,9 @@ def test_on_cuda(capsys: pytest.CaptureFixture[str]) -> None:
     for step in range(6):
         if step == 3:
             torch.cuda.set_sync_debug_mode("error")
-        with amp.scale_loss(model(x).square().mean() * (math.inf if step == 4 else 1 / 256), optimizer) as scaled:
+        with amp.scale_loss(
+            model(x).square().mean() * (math.inf if step == 4 else 1 / 256), optimizer
+        ) as scaled:
             scaled.backward()
         optimizer.step()
         optimizer.zero_grad()

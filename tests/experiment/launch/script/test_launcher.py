@@ -57,7 +57,9 @@ FORK = "if not os.fork():\n    step()\n    os._exit(0)\nos.wait()\nstep()"
 
 
 @pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleNamespace) -> Iterator[ScriptLauncher]:
+def launcher(
+    tmp_path_factory: pytest.TempPathFactory, forking: types.SimpleNamespace
+) -> Iterator[ScriptLauncher]:
     """One server for all cells, started in a folder with a file of the package's name."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "ampcompare.py").write_text("raise SystemExit(99)")
@@ -85,10 +87,18 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
 @pytest.mark.parametrize(
     ("body", "status", "why"),
     [
-        ("input('go on? ')", "failed", "the script reads from standard input, but a cell has none; pass the answer"),
+        (
+            "input('go on? ')",
+            "failed",
+            "the script reads from standard input, but a cell has none; pass the answer",
+        ),
         ("step(); sys.exit('no data')", "failed", "the script ended with exit code 1: no data"),
         ("print('no data\\n====='); sys.exit(1)", "failed", "the script ended with exit code 1: no data"),
-        ("import collections; collections.Mapping", "failed", "attribute 'Mapping' (train.py:13). The script may be"),
+        (
+            "import collections; collections.Mapping",
+            "failed",
+            "attribute 'Mapping' (train.py:13). The script may be",
+        ),
         ("step()\n{}['x']", "failed", "KeyError: 'x' (train.py:14)"),
         ("step()\nassert step is None", "failed", "AssertionError (train.py:14)"),
         pytest.param(
@@ -97,7 +107,11 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
             "(train.py:14); this machine has no GPU: add --device cpu",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run"),
         ),
-        ("sys.exit(0)", "failed", "with exit code 0, but made no optimizer step (step() of SGD was not called)"),
+        (
+            "sys.exit(0)",
+            "failed",
+            "with exit code 0, but made no optimizer step (step() of SGD was not called)",
+        ),
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("step(); assert os.environ['PYTHONHASHSEED']; os._exit(0)", "completed", None),
         (FORK, "completed", None),
@@ -125,8 +139,12 @@ def child_cell(tmp_path: Path, *arguments: str) -> RunConfig:
     return RunConfig(arm="bf16", warmup_steps=0, script=script_config([str(script), *arguments]))
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.extended])])
-def test_child_processes_without_a_group_are_named(launcher: ScriptLauncher, tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    "method", ["fork", pytest.param("spawn", marks=[pytest.mark.slow, pytest.mark.extended])]
+)
+def test_child_processes_without_a_group_are_named(
+    launcher: ScriptLauncher, tmp_path: Path, method: str
+) -> None:
     """Their steps are not those of the cell; what they wrote in an earlier run does not count."""
     record = launcher.launch(child_cell(tmp_path, method, "2"), tmp_path / "cell")
     assert record.status == "failed"
@@ -140,7 +158,9 @@ def test_child_processes_without_a_group_are_named(launcher: ScriptLauncher, tmp
     ("method", "more", "note"),
     [
         ("fork", ["1"], "those of a process that the script has started"),
-        pytest.param("spawn", ["2", "--group"], "those of rank 0 of 2 processes that", marks=pytest.mark.slow),
+        pytest.param(
+            "spawn", ["2", "--group"], "those of rank 0 of 2 processes that", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_child_processes_that_train_together_stand_for_the_cell(
@@ -156,7 +176,9 @@ def test_child_processes_that_train_together_stand_for_the_cell(
     first = tmp_path / "cell" / "script.SpawnProcess-1.jsonl"
     if method == "spawn":
         loss = next(
-            row["loss"] for row in map(json.loads, first.read_text().splitlines()) if row.get("kind") == "backward"
+            row["loss"]
+            for row in map(json.loads, first.read_text().splitlines())
+            if row.get("kind") == "backward"
         )
         assert record.summary.loss_tail == loss
 
@@ -196,11 +218,13 @@ def test_ranks_of_a_launcher_stand_for_the_cell(
 ) -> None:
     """torchrun inside of the cell starts ranks under the arm; rank 0 is recorded, and a rank says why it failed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ampcompare.base.processes.client.subprocess", subprocess)  # not what `launcher` forks
+    # not what `launcher` forks
+    monkeypatch.setattr("ampcompare.base.processes.client.subprocess", subprocess)
     (tmp_path / "train.py").write_text(RANKS)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "train.py", size]
     config = RunConfig(arm="bf16", warmup_steps=0, script=script_config(command))
-    with ScriptLauncher() as launcher:  # whose server is a process of its own, as the hook of the ranks needs one
+    # whose server is a process of its own, as the hook of the ranks needs one
+    with ScriptLauncher() as launcher:
         record = launcher.launch(config, tmp_path / "cell")
     assert why in (record.error or "")
     assert (record.status, bool(record.error)) == (("failed", True) if why else ("completed", False))
@@ -228,14 +252,18 @@ def test_the_exit_code_of_a_script_is_not_ours(launcher: ScriptLauncher, tmp_pat
     assert refused.environment["exit_code"] == 2
 
 
-def test_cells_share_nothing(launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_share_nothing(
+    launcher: ScriptLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Environment and working directory are those of the moment; what an earlier cell changed is gone."""
     launcher.launch(cell(tmp_path, "torch.left = True; step()"), tmp_path / "cell")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIVEN", "1")
     shown = "os.environ['GIVEN'], os.getcwd(), hasattr(torch, 'left'), __name__, sys.argv[0], os.getpgid(0)"
     record = launcher.launch(cell(tmp_path, f"step(); print({shown})"), tmp_path / "next")
-    words = next(line for line in (tmp_path / "next" / "log.txt").read_text().splitlines() if line.startswith("1 "))
+    words = next(
+        line for line in (tmp_path / "next" / "log.txt").read_text().splitlines() if line.startswith("1 ")
+    )
     assert record.status == "completed"
     assert words.split()[1:5] == [os.getcwd(), "False", "__main__", str(tmp_path / "train.py")]
     assert int(words.split()[5]) != os.getpgid(0)

@@ -33,7 +33,9 @@ from ampcompare.settings.script import parse_metric
 def test_numbers_as_python_prints_them(line: str, found: dict[str, float]) -> None:
     """Whole, with either exponent, without a digit before the point, and where they are none; not parts of words."""
     listed = list(printed_metrics([line]))
-    assert {one.name: repr(one.last) for one in listed} == {name: repr(value) for name, value in found.items()}
+    assert {one.name: repr(one.last) for one in listed} == {
+        name: repr(value) for name, value in found.items()
+    }
     for one in listed:
         pattern = parse_metric(shlex.split(one.option)[1].replace("MAX-OR-MIN", "max")).pattern
         assert pattern is not None
@@ -62,7 +64,10 @@ def test_colors_are_no_part_of_a_metric() -> None:
             "tot[ctc=0.5, loss=0.75], val[ctc=0.25, loss=0.875]",
             {"tot ctc": 0.5, "tot loss": 0.75, "val ctc": 0.25, "val loss": 0.875},
         ),
-        ("valid | loss 0.5 | nll_loss 7.25 | best_loss 0.25", {"loss": 0.5, "nll_loss": 7.25, "best_loss": 0.25}),
+        (
+            "valid | loss 0.5 | nll_loss 7.25 | best_loss 0.25",
+            {"loss": 0.5, "nll_loss": 7.25, "best_loss": 0.25},
+        ),
         (
             "[train] acc 0.5 loss=0.75 [test] acc 0.25 loss=1.5",
             {"train acc": 0.5, "train loss": 0.75, "test acc": 0.25, "test loss": 1.5},

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.script.launcher import metric_value_that_counts, script_command, script_record
+from ampcompare.experiment.launch.script.launcher import (
+    metric_value_that_counts,
+    script_command,
+    script_record,
+)
 from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.settings.config import RunConfig
@@ -18,7 +22,9 @@ from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric
 
 def rows_of(tmp_path: Path, *rows: dict[str, Any]) -> ScriptRows:
     path = tmp_path / "script.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ({"format": "ampcompare-exec"}, *rows)) + '{"cut')
+    path.write_text(
+        "".join(json.dumps(row) + "\n" for row in ({"format": "ampcompare-exec"}, *rows)) + '{"cut'
+    )
     return read_rows(path)
 
 
@@ -53,14 +59,18 @@ def test_updates_take_turns(tmp_path: Path) -> None:
 def test_a_loss_that_nothing_scales_counts_alone(tmp_path: Path) -> None:
     """Next to a scaled one it does not: the record has the loss that the arm acts on."""
     plain = {"kind": "plain_backward", "loss": 5.0}
-    rows = rows_of(tmp_path, backward(1.0), plain, step(), plain, plain, step(), {"kind": "note", "text": "one scale"})
+    rows = rows_of(
+        tmp_path, backward(1.0), plain, step(), plain, plain, step(), {"kind": "note", "text": "one scale"}
+    )
     assert [one.loss for one in rows.steps] == [1.0, 10.0]
     assert rows.facts().notes == ["one scale"]
 
 
 def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
     """It is the mean over the last tenth of the steps; the record agrees with itself."""
-    rows = rows_of(tmp_path, *[row for loss in range(20) for row in (backward(float(loss), scale=8.0), step())])
+    rows = rows_of(
+        tmp_path, *[row for loss in range(20) for row in (backward(float(loss), scale=8.0), step())]
+    )
     record = record_of(config_of(), rows)
     assert (record.status, record.summary.metric_final, record.metric.better) == ("completed", 18.5, "lower")
     assert (record.summary.num_steps, record.summary.final_loss_scale) == (20, 8.0)
@@ -92,10 +102,17 @@ def test_metrics_are_printed_or_logged(tmp_path: Path) -> None:
     ("losses", "diverged"),
     [([1.0, math.nan, 1.0, *["nan"] * 10, 1.0], 3), ([1.0, "nan", "nan"], 1), ([1.0, 1.0, "inf"], None)],
 )
-def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path, losses: list[Any], diverged: int | None) -> None:
+def test_losses_that_stay_non_finite_are_divergence(
+    tmp_path: Path, losses: list[Any], diverged: int | None
+) -> None:
     """So many in a row, as in our loop, or at the end; a single one may be a step that the scale skips."""
-    record = record_of(config_of(), rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())]))
-    assert (record.status, record.summary.diverged_step) == ("completed" if diverged is None else "diverged", diverged)
+    record = record_of(
+        config_of(), rows_of(tmp_path, *[row for loss in losses for row in (backward(loss), step())])
+    )
+    assert (record.status, record.summary.diverged_step) == (
+        "completed" if diverged is None else "diverged",
+        diverged,
+    )
     assert (record.summary.metric_final is None) == (diverged is not None)
 
 
@@ -113,7 +130,9 @@ def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("ampcompare.experiment.launch.script.output.MAX_LOG_BYTES", limit)
     noise = b"x" * 2**16 + b"\n"
     text = b"Acc 1.5\rAcc 2.5 Acc oops\n" + noise * (limit // len(noise) + 2) + b"Acc 3.5%"
-    reader = OutputReader(io.BufferedReader(io.BytesIO(text)), tmp_path / "log.txt", [parse_metric(r"a:max=Acc (\S+)")])  # type: ignore[arg-type]
+    reader = OutputReader(
+        io.BufferedReader(io.BytesIO(text)), tmp_path / "log.txt", [parse_metric(r"a:max=Acc (\S+)")]
+    )  # type: ignore[arg-type]
     reader.read_to_end()
     assert reader.values == {"a": [1.5, 2.5, 3.5]}
     assert (tmp_path / "log.txt").stat().st_size < limit + 100
@@ -134,7 +153,11 @@ def read(tmp_path: Path, pattern: str, text: str) -> OutputReader:
         (r"a ([\d.]+)", "a 10.0\na  9.0\na  nan\nb  4.0\n", [10.0, 9.0, math.nan]),  # `{:4.1f}`
         (r"a ([\d.]+)", "a 1.5\na -1.#IND\na 1.#INF00\n", [1.5, math.nan, math.inf]),
         (r"a=([\d.]+)", "a=\x1b[32m1.5\x1b[0m\na=\x1b[1;31mnan\x1b[0m\n", [1.5, math.nan]),
-        (r"loss: ([\d.]+)", "loss: 1.5e-05\nloss: 2.5E-3\nloss: .5\nloss: -0.5\n", [1.5e-5, 2.5e-3, 0.5, -0.5]),
+        (
+            r"loss: ([\d.]+)",
+            "loss: 1.5e-05\nloss: 2.5E-3\nloss: .5\nloss: -0.5\n",
+            [1.5e-5, 2.5e-3, 0.5, -0.5],
+        ),
         (r"acc.*([\d.]+)", "acc 0.15", [0.15]),
         (r"n (?P<n>[\d,.]+)", "n 1,234.5, n 12", [1234.5, 12.0]),
         (r"info ([\d.]+)", "info 2 information nano inform", [2.0]),
@@ -167,7 +190,9 @@ def test_a_number_in_another_notation_is_not_cut(tmp_path: Path, text: str, whol
     reader = read(tmp_path, r"n ([\d.]+)", f"{text}\n")
     assert reader.parts["a"][1] == whole
     assert f"of {whole}, which may be one number" in reader.faults_of_matched_values()["a"]
-    assert not read(tmp_path, r"n ([\d.]+)", "n 3,0.51,90\nn 3, 5\nn \u200b9\u200b0.5\n").faults_of_matched_values()
+    assert not read(
+        tmp_path, r"n ([\d.]+)", "n 3,0.51,90\nn 3, 5\nn \u200b9\u200b0.5\n"
+    ).faults_of_matched_values()
 
 
 @pytest.mark.parametrize("pattern", [r"n ([\d.]+)", r"n (\S+)"])
@@ -175,8 +200,13 @@ def test_numbers_of_several_units_are_no_metric(tmp_path: Path, pattern: str) ->
     """0.93 and 91% are a factor of 100 apart, 900ms and 1.2s one of 1000."""
     assert not read(tmp_path, pattern, "n 93%\nn nan\nn 91.5%\nn 1e-05%\n").faults_of_matched_values()
     fault = read(tmp_path, pattern, "n 0.93\nn 91%\n").faults_of_matched_values()["a"]
-    assert fault == "metric a: its numbers have several units, 0.93 and 91%; let its pattern match one of them only"
-    assert "900ms and 1.2s" in read(tmp_path, r"n ([\d.]+)", "n 900ms\nn 1.2s\n").faults_of_matched_values()["a"]
+    assert (
+        fault
+        == "metric a: its numbers have several units, 0.93 and 91%; let its pattern match one of them only"
+    )
+    assert (
+        "900ms and 1.2s" in read(tmp_path, r"n ([\d.]+)", "n 900ms\nn 1.2s\n").faults_of_matched_values()["a"]
+    )
 
 
 def test_a_part_of_a_number_is_no_value(tmp_path: Path) -> None:
@@ -215,7 +245,9 @@ def test_a_metric_that_ends_as_no_number_diverged(
 
 def test_ranks_that_write_into_one_pipe_are_kept_apart(tmp_path: Path) -> None:
     """Rank 0's values count, with a note where others differ; without it ranks that differ fail the cell."""
-    text = "".join(f"\x1e{rank}\x1f{part}\x1d" for rank, part in [(0, "a "), (1, "a 50\n"), (0, "90\n"), (1, "a 5")])
+    text = "".join(
+        f"\x1e{rank}\x1f{part}\x1d" for rank, part in [(0, "a "), (1, "a 50\n"), (0, "90\n"), (1, "a 5")]
+    )
     reader = read(tmp_path, r"a (\d+)", text + "plain\n")
     assert [(float(value), value.rank) for value in reader.values["a"]] == [(50.0, 1), (90.0, 0), (5.0, 1)]  # type: ignore[attr-defined]
     assert (tmp_path / "log.txt").read_text() == "a 50\na 90\nplain\na 5"
@@ -226,9 +258,13 @@ def test_ranks_that_write_into_one_pipe_are_kept_apart(tmp_path: Path) -> None:
         "rank 0 and rank 1 printed different values of a (90 and 5 in the end), and rank 0's count"
     ]
     others = [PrintedValue("50", 1), PrintedValue("60", 2)]
-    assert record_of(config_of(r"a=a (\d+)"), rows, a=others).error.startswith("rank 1 and rank 2 printed different")
+    assert record_of(config_of(r"a=a (\d+)"), rows, a=others).error.startswith(
+        "rank 1 and rank 2 printed different"
+    )
     assert (
-        record_of(config_of(r"a=a (\d+)"), rows, a=[PrintedValue("5", 1), PrintedValue("5", 2)]).summary.metric_final
+        record_of(
+            config_of(r"a=a (\d+)"), rows, a=[PrintedValue("5", 1), PrintedValue("5", 2)]
+        ).summary.metric_final
         == 5.0
     )
 
@@ -238,7 +274,9 @@ def test_a_value_of_no_rank_is_noted_where_there_are_several(tmp_path: Path) -> 
     for size in (1, 2):
         rows = rows_of(tmp_path, {"kind": "rank", "rank": 0, "world_size": size}, backward(1.0), step())
         record = record_of(config_of(r"a=a (\d+)"), rows, a=[PrintedValue("5"), PrintedValue("6")])
-        assert [note.partition(",")[0] for note in record.script.notes] == ["a was printed by C code"] * (size - 1)
+        assert [note.partition(",")[0] for note in record.script.notes] == ["a was printed by C code"] * (
+            size - 1
+        )
 
 
 def test_a_progress_bar_is_not_counted(tmp_path: Path) -> None:
@@ -259,4 +297,9 @@ def test_the_command_of_a_cell(tmp_path: Path) -> None:
     several = script_command(RunConfig(processes=2, script=script), script, tmp_path)
     assert several[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     alone = script.model_copy(update={"torchrun": True})
-    assert script_command(RunConfig(script=alone), alone, tmp_path)[1:8] == [*several[1:5], "1", "-m", "ampcompare"]
+    assert script_command(RunConfig(script=alone), alone, tmp_path)[1:8] == [
+        *several[1:5],
+        "1",
+        "-m",
+        "ampcompare",
+    ]

@@ -14,7 +14,11 @@ import pytest
 
 from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.script import stacks
-from ampcompare.experiment.launch.script.stacks import StackLauncher, current_stack_facts, make_record_of_recorded_cell
+from ampcompare.experiment.launch.script.stacks import (
+    StackLauncher,
+    current_stack_facts,
+    make_record_of_recorded_cell,
+)
 from ampcompare.results.records.run import read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -36,7 +40,11 @@ for k in range(6):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
     print("loss", repr(loss.item()), flush=True)
 """
-ENDS = {"kill": "import os; os.kill(os.getpid(), 9)", "hang": "time.sleep(600)", "fail": "raise ValueError('boom')"}
+ENDS = {
+    "kill": "import os; os.kill(os.getpid(), 9)",
+    "hang": "time.sleep(600)",
+    "fail": "raise ValueError('boom')",
+}
 
 
 @pytest.fixture
@@ -51,7 +59,9 @@ def _config(folder: Path, command: str, end: str = "", **settings: Any) -> RunCo
     script.write_text(SCRIPT + end)
     stack = parse_stacks({"old": command})["old"]
     metric = ["loss:min=loss ([\\d.]+)"]
-    return RunConfig(script=script_config([str(script)], metrics=metric), arm="script", stack=stack, **settings)
+    return RunConfig(
+        script=script_config([str(script)], metrics=metric), arm="script", stack=stack, **settings
+    )
 
 
 @pytest.mark.slow
@@ -77,7 +87,9 @@ def test_a_cell_begins_with_the_first_weights_of_another_stack(width: int, tmp_p
     config = _config(tmp_path, BARE)
     assert config.script is not None
     source = SCRIPT.replace("manual_seed(1)", 'manual_seed(int(__import__("os").environ.get("SEED", 1)))')
-    source = source.replace("Linear(4, 2)", f'Linear(4, {width} if "SEED" in __import__("os").environ else 2)')
+    source = source.replace(
+        "Linear(4, 2)", f'Linear(4, {width} if "SEED" in __import__("os").environ else 2)'
+    )
     Path(config.script.name).write_text(source)
     other = parse_stacks({"other": f"env SEED=9 {BARE.removeprefix('env ')}"})["other"]
     begun = config.model_copy(update={"script": config.script.model_copy(update={"first_weights": other})})
@@ -170,7 +182,9 @@ def test_a_stack_that_cannot_train_is_a_record(
 
 
 @pytest.mark.slow
-def test_only_the_script_as_written_trains_without_ampcompare(tmp_path: Path, launcher: StackLauncher) -> None:
+def test_only_the_script_as_written_trains_without_ampcompare(
+    tmp_path: Path, launcher: StackLauncher
+) -> None:
     config = _config(tmp_path, BARE).model_copy(update={"arm": "native:bf16"})
     record = launcher.launch(config, tmp_path / "cell")
     assert "the stack old has no ampcompare: only the arm script" in str(record.error)
@@ -236,7 +250,9 @@ def test_what_a_stack_has_now_is_asked_once(tmp_path: Path, launcher: StackLaunc
 def test_ranks_are_those_of_torchrun_there(tmp_path: Path, launcher: StackLauncher) -> None:
     config = _config(tmp_path, BARE, processes=2)
     script = Path(config.script.name) if config.script is not None else Path()
-    script.write_text(script.read_text().replace("model = ", "torch.distributed.init_process_group('gloo')\nmodel = "))
+    script.write_text(
+        script.read_text().replace("model = ", "torch.distributed.init_process_group('gloo')\nmodel = ")
+    )
     config = config.model_copy(update={"script": script_config([str(script)])})
     record = launcher.launch(config, tmp_path / "cell")
     assert record.error is None

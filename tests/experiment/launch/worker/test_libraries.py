@@ -42,7 +42,9 @@ def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
         recipe = {"epochs": 2, "grad_accum_steps": 2, "clip_grad": 0.5, "ema_decay": 0.9}
         # Accelerate hands fp32 outputs to the loss. With the casts of CUDA our loop's cross entropy rounds logarithms
         # of 16-bit outputs; the CPU's lists cast the whole loss, so that twins have the same bits.
-        config = make_config(arm=arm, recipe=recipe, drain_every=1, warmup_steps=0, saving=saving, autocast_lists="cpu")
+        config = make_config(
+            arm=arm, recipe=recipe, drain_every=1, warmup_steps=0, saving=saving, autocast_lists="cpu"
+        )
         return run_cell(config, folder)
 
     return cell
@@ -60,7 +62,10 @@ def whole(train: Callable[..., RunRecord], arm: str) -> RunRecord:
 
 @pytest.mark.parametrize(
     ("arm", "twin"),
-    [pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] != "accelerate:bf16")) for pair in TWINS.items()],
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] * (pair[0] != "accelerate:bf16"))
+        for pair in TWINS.items()
+    ],
 )
 def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, twin: str) -> None:
     """Losses and averaged weights are those of our arm of that precision to the last bit; the record names both."""
@@ -111,7 +116,10 @@ def test_a_cell_that_was_stopped_goes_on(train: Callable[..., RunRecord], arm: s
     [
         ("native:fp16,init_scale=1024", "actnn:bits=8,over=native:fp16", 1024),
         pytest.param(
-            "actnn:bits=8,over=native:fp16+init_scale=1024", "apex:O2,engine=compat", 1024, marks=pytest.mark.slow
+            "actnn:bits=8,over=native:fp16+init_scale=1024",
+            "apex:O2,engine=compat",
+            1024,
+            marks=pytest.mark.slow,
         ),
         pytest.param("fabric:bf16-mixed", "native:bf16", None, marks=pytest.mark.slow),
         ("native:bf16", "accelerate:bf16", None),

@@ -42,7 +42,9 @@ class Nvml:
 def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU is read after timed steps only: not before them, in the warm-up, or after an evaluation's end."""
     nvml = Nvml()
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle"))
+    monkeypatch.setattr(
+        "ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle")
+    )
     monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor.INTERVAL_SECONDS", 0.0)
     watch = SystemMonitor(torch.device("cuda", 0))
     watch.sample(timed=False)
@@ -59,10 +61,18 @@ def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch)
 def test_energy_is_that_of_timed_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warm-up, evaluations and the first block of an epoch are left out; the rest is divided by its samples."""
     nvml = Nvml()
-    monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle"))
+    monkeypatch.setattr(
+        "ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle")
+    )
     watch = SystemMonitor(torch.device("cuda", 0))
     assert watch.energy is not None
-    for epoch, timed, joules in [(0, False, 500), (0, True, 20), (0, True, 30), (1, True, 999), (1, True, 10)]:
+    for epoch, timed, joules in [
+        (0, False, 500),
+        (0, True, 20),
+        (0, True, 30),
+        (1, True, 999),
+        (1, True, 10),
+    ]:
         nvml.millijoules += 1000 * joules
         watch.energy.add_block_of_steps(epoch, 5, timed=timed)
     assert (watch.energy.joules, watch.energy.steps) == (60.0, 15)
@@ -79,7 +89,9 @@ def test_no_counter_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError("not supported")
 
     for opened in [(Older(), "handle"), (None, None)]:
-        monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor._open_nvml", lambda _, found=opened: found)
+        monkeypatch.setattr(
+            "ampcompare.experiment.launch.worker.monitor._open_nvml", lambda _, found=opened: found
+        )
         watch = SystemMonitor(torch.device("cuda", 0))
         assert watch.energy is not None
         for _ in range(3):

@@ -19,7 +19,9 @@ def test_cuda_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA asked for on a machine without it is a fault of the environment, with the reason and both remedies."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    with pytest.raises(EnvironmentUnfit, match=r"torch is built without CUDA; use --device cpu, or install torch"):
+    with pytest.raises(
+        EnvironmentUnfit, match=r"torch is built without CUDA; use --device cpu, or install torch"
+    ):
         resolve_device("cuda")
     monkeypatch.setattr(torch.version, "cuda", "12.6")
     with pytest.raises(EnvironmentUnfit, match="torch sees no GPU"):
@@ -40,11 +42,16 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_accelerators_are_taken_where_torch_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is not there is refused with what would bring it; a first one has the index 0."""
-    with pytest.raises(EnvironmentUnfit, match=r"device mps .*an Apple GPU\), but torch sees none; .*macOS 14"):
+    with pytest.raises(
+        EnvironmentUnfit, match=r"device mps .*an Apple GPU\), but torch sees none; .*macOS 14"
+    ):
         resolve_device("mps")
     monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)
-    assert (resolve_device("xpu"), resolve_device("xpu:1")) == (torch.device("xpu", 0), torch.device("xpu", 1))
+    assert (resolve_device("xpu"), resolve_device("xpu:1")) == (
+        torch.device("xpu", 0),
+        torch.device("xpu", 1),
+    )
     with pytest.raises(
         EnvironmentUnfit, match="device xpu:2 was requested, but there are 2 such devices, starting at xpu:0"
     ):
@@ -114,9 +121,16 @@ def test_tf32_is_refused_on_a_cpu(launcher: ForkedLauncher, make_config: MakeCon
     assert launcher.launch(make_config(tf32="off"), tmp_path / "off").status == "completed"
 
 
-def test_compiled_fp16_is_not_emulated(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:
+def test_compiled_fp16_is_not_emulated(
+    launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path
+) -> None:
     """torch.compile cannot see into emulation, so that a compiled cell computes fp16 natively, and says so."""
-    recipe = {"compile": "eager", "max_steps": 2, "data": {"train_size": 32, "val_size": 16}, "batch_size": 16}
+    recipe = {
+        "compile": "eager",
+        "max_steps": 2,
+        "data": {"train_size": 32, "val_size": 16},
+        "batch_size": 16,
+    }
     record = launcher.launch(make_config(arm="half", arch="mlp", recipe=recipe), tmp_path)
     assert record.status == "completed", record.error
     assert record.half == "fp16 native"

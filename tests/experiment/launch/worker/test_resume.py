@@ -28,7 +28,9 @@ def cell(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
     def train(name: str = "cell", *, recipe: dict[str, Any] | None = None, **saving: Any) -> RunRecord:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
-        config = make_config(recipe={"epochs": 2, **(recipe or {})}, drain_every=1, warmup_steps=0, saving=saving)
+        config = make_config(
+            recipe={"epochs": 2, **(recipe or {})}, drain_every=1, warmup_steps=0, saving=saving
+        )
         return run_cell(config, folder)
 
     return train
@@ -49,7 +51,9 @@ def test_a_cell_that_was_stopped_goes_on(cell: Cell, tmp_path: Path) -> None:
     assert second.trace is not None
     assert whole.trace is not None
     assert second.trace.losses == whole.trace.losses
-    assert [epoch.counts for epoch in second.summary.epochs] == [epoch.counts for epoch in whole.summary.epochs]
+    assert [epoch.counts for epoch in second.summary.epochs] == [
+        epoch.counts for epoch in whole.summary.epochs
+    ]
     steps, others = (
         [(step.step, step.epoch, step.loss) for step in iter_steps(tmp_path / name / "steps.jsonl")]
         for name in ("cell", "whole")
@@ -82,7 +86,9 @@ def test_what_another_arm_trained_stays_known(
     if converted_first:
         convert_file(path, tmp_path / "converted.pt", "native")
         saving = {"resume": str(tmp_path / "converted.pt")}
-    settings = make_config(arm="native:fp16", recipe={"epochs": 2}, drain_every=1, warmup_steps=0, saving=saving)
+    settings = make_config(
+        arm="native:fp16", recipe={"epochs": 2}, drain_every=1, warmup_steps=0, saving=saving
+    )
     record = run_cell(settings, tmp_path / "other")
     assert (record.status, record.arm) == ("completed", "native:fp16")
     assert foreign_steps_text(record) == "trained by fp32 for 5 of 8 steps"
@@ -101,7 +107,9 @@ def test_what_is_of_another_run_is_refused(cell: Cell, make_config: MakeConfig, 
     )
     assert record.environment["exit_code"] == 2
     config = make_config(arm="native:bf16", recipe={"epochs": 2}, saving={"resume": path})
-    assert "was written by fp32, and the arm is native:bf16" in (run_cell(config, tmp_path / "other").error or "")
+    assert "was written by fp32, and the arm is native:bf16" in (
+        run_cell(config, tmp_path / "other").error or ""
+    )
     for name, content in (("empty.pt", b""), ("text.pt", b"no checkpoint")):
         (tmp_path / name).write_bytes(content)
         record = cell("other", resume=str(tmp_path / name))
@@ -137,9 +145,13 @@ def test_sigterm_ends_a_cell_with_a_checkpoint(
         "interrupted",
         f"asked to stop after {format_count(record.summary.num_steps, 'update')}, and saved",
     )
-    again = config.model_copy(update={"saving": SavingConfig(resume="auto", stop_at_step=record.summary.num_steps + 2)})
+    again = config.model_copy(
+        update={"saving": SavingConfig(resume="auto", stop_at_step=record.summary.num_steps + 2)}
+    )
     record = launcher.launch(again, tmp_path)
-    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == list(range(record.summary.num_steps))
+    assert [step.step for step in iter_steps(tmp_path / "steps.jsonl")] == list(
+        range(record.summary.num_steps)
+    )
     assert record.resumed[0].step + 2 == record.summary.num_steps
 
 

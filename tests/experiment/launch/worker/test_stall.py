@@ -23,7 +23,11 @@ def world(rank: int, size: int = 3) -> DistributedEnv:
 @pytest.mark.parametrize(
     ("text", "timeout", "lost"),
     [
-        ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation", True, False),
+        (
+            "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation",
+            True,
+            False,
+        ),
         ("wait timeout after 1000ms, keys: /attempt0/group/0", True, False),
         ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234", False, True),
         ("DataLoader timed out after 120 seconds", False, False),
@@ -86,5 +90,7 @@ def test_a_rank_that_hangs_in_code_of_a_user(
     assert record.status == "failed"
     assert (record.error or "").startswith("rank 1 stands still: no answer within 3 s (--stall-timeout)")
     assert "hang_here" in (tmp_path / "rank1.log").read_text()
-    assert "all_reduce" in (tmp_path / "log.txt").read_text() or "backward" in (tmp_path / "log.txt").read_text()
+    assert (
+        "all_reduce" in (tmp_path / "log.txt").read_text() or "backward" in (tmp_path / "log.txt").read_text()
+    )
     assert not list(tmp_path.glob(".rendezvous*"))

@@ -48,19 +48,25 @@ def end_session() -> Iterator[None]:
 def twice(monkeypatch: pytest.MonkeyPatch) -> str:
     """Train with the backend of another package; the answer is the start of its finding."""
     monkeypatch.setattr(
-        "ampcompare.experiment.launch.worker.cell.make_precision", lambda arm, device, **_: Twice(device=device)
+        "ampcompare.experiment.launch.worker.cell.make_precision",
+        lambda arm, device, **_: Twice(device=device),
     )
     monkeypatch.chdir(Path(__file__).parent)
     lines, first = inspect.getsourcelines(Twice)
     line = next(number for number, text in enumerate(lines, start=first) if "optimizer.step()" in text)
-    return f"guard step-twice: {Path(__file__).name}:{line}: optimizer.step() again after scaler.step(optimizer)"
+    return (
+        f"guard step-twice: {Path(__file__).name}:{line}: optimizer.step() again after scaler.step(optimizer)"
+    )
 
 
 @pytest.mark.parametrize(
     "arm",
     [
         *("native:fp16", "apex:O1", "apex:O2"),
-        *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("fp32", "native:bf16", "half", "apex:O0", "apex:O3")),
+        *(
+            pytest.param(arm, marks=pytest.mark.slow)
+            for arm in ("fp32", "native:bf16", "half", "apex:O0", "apex:O3")
+        ),
     ],
 )
 def test_our_own_backends_are_right(arm: str, tmp_path: Path) -> None:
@@ -70,7 +76,9 @@ def test_our_own_backends_are_right(arm: str, tmp_path: Path) -> None:
     assert record.guards == []
 
 
-def test_a_backend_of_others_is_watched(twice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backend_of_others_is_watched(
+    twice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The mistake of another package's backend is in the record and in the log, once, with its own line."""
     record = run_cell(config_of("native:fp16"), tmp_path)
     assert record.status == "completed"
@@ -110,6 +118,8 @@ def test_guards_change_no_number(tmp_path: Path) -> None:
     for number, config in enumerate(configs):
         (tmp_path / str(number)).mkdir()
         run_cell(config, tmp_path / str(number))
-        steps.append([(step.loss, step.loss_scales) for step in iter_steps(tmp_path / str(number) / "steps.jsonl")])
+        steps.append(
+            [(step.loss, step.loss_scales) for step in iter_steps(tmp_path / str(number) / "steps.jsonl")]
+        )
     assert steps[0] == steps[1]
     assert configs[0].digest() == configs[1].digest()

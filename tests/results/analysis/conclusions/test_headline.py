@@ -96,21 +96,30 @@ def test_no_cause_without_proof(runs: Any, arm: str, optimizer: dict[str, Any], 
     ("summary", "cause"),
     [
         ({"first_nonfinite_loss_step": 0}, "the loss is not finite before the first update"),
-        ({"final_loss_scale": 2.0**-6, "skipped_steps": 22}, "gradients overflow at any loss scale, down to 0.0156"),
+        (
+            {"final_loss_scale": 2.0**-6, "skipped_steps": 22},
+            "gradients overflow at any loss scale, down to 0.0156",
+        ),
     ],
 )
 def test_other_proven_causes(runs: Any, summary: dict[str, Any], cause: str) -> None:
     """A first loss that is not finite, and a loss scale that fell below 1, are named."""
     comparison = compare(runs("fp32", FP32), runs("native:fp16", FP32[:2], status="diverged", **summary))
-    assert f"native:fp16 diverged in 2 of 2 seeds at step 7: {cause} (docs/troubleshooting.md)." in comparison.headline
+    assert (
+        f"native:fp16 diverged in 2 of 2 seeds at step 7: {cause} (docs/troubleshooting.md)."
+        in comparison.headline
+    )
 
 
 def test_lost_statistics_are_a_proven_cause(runs: Any) -> None:
     """A step that is skipped keeps what its forward pass wrote into a batch norm: the weights are as they should be."""
     script = ScriptFacts(lost_statistics=["1 (BatchNorm1d)"])
-    lost = [one.model_copy(update={"script": script}) for one in runs("native:fp16", FP32[:2], status="diverged")]
+    lost = [
+        one.model_copy(update={"script": script}) for one in runs("native:fp16", FP32[:2], status="diverged")
+    ]
     assert any(
-        "at step 7: running statistics of 1 (BatchNorm1d) are not finite, though the weights are: a forward" in line
+        "at step 7: running statistics of 1 (BatchNorm1d) are not finite, though the weights are: a forward"
+        in line
         for line in compare(runs("fp32", FP32), lost).headline
     )
 
@@ -120,16 +129,22 @@ def with_adam(records: Sequence[RunRecord], **values: Any) -> list[RunRecord]:
     for record in records:
         optimizer = record.config.recipe.optimizer.model_copy(update={"name": "adam", **values})
         recipe = record.config.recipe.model_copy(update={"optimizer": optimizer})
-        found.append(record.model_copy(update={"config": record.config.model_copy(update={"recipe": recipe})}))
+        found.append(
+            record.model_copy(update={"config": record.config.model_copy(update={"recipe": recipe})})
+        )
     return found
 
 
 def test_untrained(runs: Any) -> None:
     """Where the reference learned nothing there is no verdict and no recommendation, however equal the arms are."""
     comparison = compare(
-        runs("fp32", [102] * 5, majority=102), runs("half", [102] * 5, majority=102, seconds=0.005), command=COMMAND
+        runs("fp32", [102] * 5, majority=102),
+        runs("half", [102] * 5, majority=102, seconds=0.005),
+        command=COMMAND,
     )
-    assert comparison.headline[0] == ("Nothing to compare: fp32 learned nothing (top-1 10.2 %, chance 10.2 %).")
+    assert comparison.headline[0] == (
+        "Nothing to compare: fp32 learned nothing (top-1 10.2 %, chance 10.2 %)."
+    )
     assert not {"Use", "keeps", "keep"} & set(" ".join(comparison.headline).split())
     assert "--epochs 15" in comparison.next_steps[0].command
 
@@ -157,7 +172,11 @@ def test_missing_cells(runs: Any) -> None:
     """A matrix that is not complete was not tested: nothing is claimed, and the same command continues."""
     order = [f"{arm}@{seed}" for seed in range(5) for arm in ("fp32", "half")]
     comparison = compare(
-        runs("fp32", FP32), runs("half", WORSE[:3]), order=order, design=SequentialDesign(0.0, 0.0), command=COMMAND
+        runs("fp32", FP32),
+        runs("half", WORSE[:3]),
+        order=order,
+        design=SequentialDesign(0.0, 0.0),
+        command=COMMAND,
     )
     assert comparison.headline[0] == "No verdicts yet: 2 of 10 runs are missing."
     assert not any("Use" in line or "keep" in line or "accurate" in line for line in comparison.headline)
@@ -173,7 +192,9 @@ def test_what_weakens_the_rest_stands_first(runs: Any) -> None:
         time_margin=0.02, changes=[change],
     )  # fmt: skip
     design = SequentialDesign(look=2, looks=(look,))
-    comparison = compare(runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), design=design, excluded=["a: bad"])
+    comparison = compare(
+        runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), design=design, excluded=["a: bad"]
+    )
     assert comparison.headline[:2] == [
         f"Changed after runs were seen: {change}.",
         "1 record is not used; the details have the reason.",
@@ -206,7 +227,9 @@ SIX = ("apex:O1", "apex:O2", "apex:O3", "half", "native:fp16", "native:bf16")
 def test_an_identical_arm_is_no_exception_to_those_that_keep_the_accuracy(runs: Any) -> None:
     others = [runs(arm, WORSE if arm == "half" else EQUAL) for arm in SIX]
     comparison = compare(identical_runs("fp32"), identical_runs("apex:O0"), *others)
-    assert comparison.headline[0].startswith("All but half keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); ")
+    assert comparison.headline[0].startswith(
+        "All but half keep fp32's accuracy (Δ +0.00 to +0.02 pp, within ±0.5); "
+    )
     assert comparison.headline[1].startswith("half (Δ -8.90 pp, ")
 
 
@@ -233,7 +256,9 @@ def test_an_open_result_names_the_seeds_that_settle_it(runs: Any) -> None:
     )
     word = str(comparison.arms[1].quality)
     more = int(word.split("≤")[1].split()[0])
-    assert comparison.next_steps[0].command == f"ampcompare compare --arm fp32 --arm half --seeds 0-{4 + more}"
+    assert (
+        comparison.next_steps[0].command == f"ampcompare compare --arm fp32 --arm half --seeds 0-{4 + more}"
+    )
     assert f"{more} more seeds at most" in comparison.next_steps[0].why
 
 
@@ -265,7 +290,9 @@ def test_a_judged_metric_where_less_is_better() -> None:
         (0.1, 0.5, 1e-4, True),  # worse, with lower losses
     ],
 )
-def test_a_metric_that_the_training_loss_contradicts(top1: float, loss: float, spread: float, is_said: bool) -> None:
+def test_a_metric_that_the_training_loss_contradicts(
+    top1: float, loss: float, spread: float, is_said: bool
+) -> None:
     """An arm that is better in one and worse in the other is named, by tests: the direction may be wrong."""
     noise = (0.0, 1.0, -1.0, 0.6, -0.6)
     records = [

@@ -36,9 +36,12 @@ def compared() -> Callable[..., Comparison]:
         device: str = "cuda:0",
         **half: Any,
     ) -> Comparison:
-        records = [make_record("fp32", seed, top1=FP32[seed] / 1000, device=device) for seed in range(len(correct))]
+        records = [
+            make_record("fp32", seed, top1=FP32[seed] / 1000, device=device) for seed in range(len(correct))
+        ]
         records += [
-            make_record("half", seed, top1=right / 1000, device=device, **half) for seed, right in enumerate(correct)
+            make_record("half", seed, top1=right / 1000, device=device, **half)
+            for seed, right in enumerate(correct)
         ]
         return summarize(records, arms=["fp32", "half"], reference="fp32", command=command, design=design)
 
@@ -53,7 +56,9 @@ def works(step: NextStep) -> bool:
 
 
 def of_script(arm: str, seed: int, error: str, exit_code: int) -> RunRecord:
-    config = RunConfig(arm=arm, device="cpu", script=ScriptConfig(name="train.py", arguments=("-x", "{seed}")))
+    config = RunConfig(
+        arm=arm, device="cpu", script=ScriptConfig(name="train.py", arguments=("-x", "{seed}"))
+    )
     recipe = config.recipe.model_copy(update={"seed": seed})
     return failed_script_record(config.model_copy(update={"recipe": recipe}), error, exit_code=exit_code)
 
@@ -85,14 +90,18 @@ def test_every_step_is_a_command_that_parses(compared: Any, case: dict[str, Any]
     comparison = compared(**case)
     assert comparison.next_steps
     assert all(works(step) and step.why for step in comparison.next_steps)
-    assert not any("--margin" in step.command and "--margin 0.5" not in step.command for step in comparison.next_steps)
+    assert not any(
+        "--margin" in step.command and "--margin 0.5" not in step.command for step in comparison.next_steps
+    )
 
 
 @pytest.mark.parametrize(("arm", "is_explained"), [("half", True), ("script", False)])
 def test_a_script_as_it_is_written_needs_no_code(arm: str, is_explained: bool) -> None:
     """Where the fastest arm is the script itself, in another stack, there is nothing to write."""
     records = [make_record("fp32", seed, top1=FP32[seed] / 1000, device="cuda:0") for seed in range(5)]
-    records += [make_record(arm, seed, top1=FP32[seed] / 1000, device="cuda:0", seconds=0.005) for seed in range(5)]
+    records += [
+        make_record(arm, seed, top1=FP32[seed] / 1000, device="cuda:0", seconds=0.005) for seed in range(5)
+    ]
     steps = summarize(records, arms=["fp32", arm], reference="fp32").next_steps
     assert any(step.command.startswith("ampcompare explain") for step in steps) == is_explained
 

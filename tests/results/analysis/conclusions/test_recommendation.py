@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.conclusions.recommendation import recommended_arms, use_sentence, why_none_recommended
+from ampcompare.results.analysis.conclusions.recommendation import (
+    recommended_arms,
+    use_sentence,
+    why_none_recommended,
+)
 from ampcompare.results.analysis.inference.terms import Preference
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -24,7 +28,13 @@ EQUAL = "equivalent (±0.5)"
 def _use(*rows: ArmSummary, prefer: Preference = "time") -> str:
     """Return what is said of the first of the recommended arms; "" if there is none."""
     comparison = Comparison(
-        command="", reference="fp32", seeds=[0], arms=[REFERENCE, *rows], reading=[], records=[], prefer=prefer
+        command="",
+        reference="fp32",
+        seeds=[0],
+        arms=[REFERENCE, *rows],
+        reading=[],
+        records=[],
+        prefer=prefer,
     )
     fit = recommended_arms(rows, prefer, TOP1)
     return use_sentence(fit[0], comparison) if fit else ""
@@ -37,7 +47,9 @@ def test_the_fastest_that_keeps_the_accuracy() -> None:
     assert _use(*rows) == "Use b: accuracy of fp32 kept (Δ +0.00 pp, within ±0.5), 0.60x its step time."
 
 
-@pytest.mark.parametrize("accuracy", ["worse", "diverged 1/5", "inconclusive (≤3 more seeds)", "not comparable (x)"])
+@pytest.mark.parametrize(
+    "accuracy", ["worse", "diverged 1/5", "inconclusive (≤3 more seeds)", "not comparable (x)"]
+)
 def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     """An arm that is not known to keep the accuracy is never recommended for its speed."""
     row = _row("a", accuracy, "better", time_ratio=0.1)
@@ -48,7 +60,9 @@ def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
 
 
 def test_accuracy_needs_a_better_arm() -> None:
-    better = _row("a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03)
+    better = _row(
+        "a", "better", metric_difference=0.02, metric_difference_low=0.01, metric_difference_high=0.03
+    )
     assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
     assert recommended_arms([_row("a", EQUAL)], "accuracy", TOP1) == []
     assert list(why_none_recommended([_row("a", EQUAL)], "fp32", "accuracy", TOP1)) == [

@@ -92,18 +92,26 @@ def test_tables_and_gates_know_the_loss() -> None:
     assert "tail loss" in columns_with_values(comparison)
     rows = dict(
         zip(
-            verdict_columns(comparison), table_of_columns(verdict_columns(comparison), comparison).texts[1], strict=True
+            verdict_columns(comparison),
+            table_of_columns(verdict_columns(comparison), comparison).texts[1],
+            strict=True,
         )
     )
     assert rows["tail loss verdict"] == "worse"
     assert rows["Δ tail loss (%)"].startswith("+5.00 [")
 
-    gates = [parse_gate("tail-loss:worse"), parse_gate("tail-loss:non-inferior"), parse_gate("tail-loss:better")]
+    gates = [
+        parse_gate("tail-loss:worse"),
+        parse_gate("tail-loss:non-inferior"),
+        parse_gate("tail-loss:better"),
+    ]
     failures = {check.gate: check.failure for check in gate_outcomes(gates, comparison)}
     assert all(failures.values())
     assert failures["tail-loss:worse"] == "tail-loss worse, and tail-loss:worse fails"
     older = _compared(REFERENCE)
     baseline = older.model_copy(update={"arms": older.arms[:1]})
-    assert [check.arm for check in gate_outcomes([parse_gate("tail-loss:worse")], comparison, baseline)][:1] == ["fp32"]
+    assert [check.arm for check in gate_outcomes([parse_gate("tail-loss:worse")], comparison, baseline)][
+        :1
+    ] == ["fp32"]
     with pytest.raises(ConfigError, match="has verdicts only"):
         parse_gate("tail-loss>1")

@@ -79,7 +79,10 @@ def test_a_verdict_that_new_images_may_not_confirm_is_said(run: Any) -> None:
     said = [line for line in comparison.reading if "not for new ones" in line]
     assert len(said) == 1
     assert "half (equivalent here, -0." in said[0]
-    assert "half keeps fp32's accuracy on these 1,000 images, not shown for new ones (Δ " in comparison.headline[0]
+    assert (
+        "half keeps fp32's accuracy on these 1,000 images, not shown for new ones (Δ "
+        in comparison.headline[0]
+    )
     assert f"about {round_to_two_digits(row.samples.needed):,} images would settle ±0.5" in said[0]
     assert "on new images" not in Terminal().render(comparison)
     for reporter in (Markdown(), Html(), Terminal(details=True)):

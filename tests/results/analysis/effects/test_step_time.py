@@ -22,7 +22,9 @@ from ampcompare.testing import make_comparison, make_record
 GOOD = {"timed_steps": 60, "outlier_share": 0.01, "cpu_share": 0.99, "load_average": 1.0, "cores": 2}
 
 
-def _timed(record: RunRecord, seconds: Sequence[float], numbers: Sequence[int] | None = None, **bad: Any) -> RunRecord:
+def _timed(
+    record: RunRecord, seconds: Sequence[float], numbers: Sequence[int] | None = None, **bad: Any
+) -> RunRecord:
     """Return a record with timing rounds of these median step times; `bad` readings are those of the last."""
     rounds = [
         TimingRound(number=number, step_seconds_median=value, readings=SystemReadings(**GOOD))
@@ -33,7 +35,9 @@ def _timed(record: RunRecord, seconds: Sequence[float], numbers: Sequence[int] |
 
 
 def _with_load(record: RunRecord, load: float) -> RunRecord:
-    return record.model_copy(update={"readings": SystemReadings.model_validate({**GOOD, "load_average": load})})
+    return record.model_copy(
+        update={"readings": SystemReadings.model_validate({**GOOD, "load_average": load})}
+    )
 
 
 def _evidence(*pairs: Pair) -> Evidence:
@@ -67,7 +71,8 @@ def test_an_invalid_round_is_left_out() -> None:
     assert (times.effect.pairs, _ratio(times)) == (1, pytest.approx(1))
     broken = _timed(make_record("half"), [0.09], load_average=9.0)
     assert (
-        str(_evidence((broken, _timed(make_record(), [0.01]))).untested) == "invalid measurement (load 9.0 on 2 cores)"
+        str(_evidence((broken, _timed(make_record(), [0.01]))).untested)
+        == "invalid measurement (load 9.0 on 2 cores)"
     )
 
 
@@ -111,12 +116,15 @@ def test_a_run_with_an_invalid_time_has_none_in_the_csv(unpaired: Comparison) ->
         ("half", "3"),
         ("half", "4"),
     }
-    assert {line[name] for line in slow for name in ("step_seconds_median", "samples_per_second", "epoch_seconds")} == {
-        ""
-    }
+    assert {
+        line[name] for line in slow for name in ("step_seconds_median", "samples_per_second", "epoch_seconds")
+    } == {""}
     assert {line["step_seconds_median"] for line in lines if not line["invalid_time"]} == {"0.0101", "0.0205"}
     half = json.loads(FORMATS["json"].make_reporter().render(unpaired))["arms"][1]
-    assert (half["step_seconds_median"], half["invalid_time"]) == (pytest.approx(0.0205), "load 9.0 on 2 cores")
+    assert (half["step_seconds_median"], half["invalid_time"]) == (
+        pytest.approx(0.0205),
+        "load 9.0 on 2 cores",
+    )
 
 
 def test_older_reports_agree_on_invalid_times(unpaired: Comparison) -> None:

@@ -16,7 +16,9 @@ from ampcompare.results.analysis.inference.effect import min_resolvable_spread
 
 def draws(seeds: int = 4, images: int = 200, rate: float = 0.3) -> np.ndarray:
     """Differences of -1, 0 and 1."""
-    return np.random.default_rng(seeds + images).choice([-1, 0, 1], (seeds, images), p=[rate / 2, 1 - rate, rate / 2])
+    return np.random.default_rng(seeds + images).choice(
+        [-1, 0, 1], (seeds, images), p=[rate / 2, 1 - rate, rate / 2]
+    )
 
 
 def test_mean_squares_are_those_of_the_analysis_of_variance() -> None:
@@ -53,7 +55,9 @@ def test_equal_differences_in_all_seeds_are_known_as_well_as_images_allow() -> N
 
 def test_images_that_all_agree_are_no_proof() -> None:
     """With no disagreement on m images, the interval reaches about as far as the rule of three: 3 / m."""
-    error, freedom = standard_error_over_new_samples(mean_squares_of_differences(np.zeros((3, 400), dtype=np.int8)))
+    error, freedom = standard_error_over_new_samples(
+        mean_squares_of_differences(np.zeros((3, 400), dtype=np.int8))
+    )
     assert freedom > 100
     assert 2.5 / 400 < 1.96 * error < 3.5 / 400
 

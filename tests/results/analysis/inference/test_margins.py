@@ -39,7 +39,9 @@ def test_rules_are_read(given: float | str, rule: MarginRule, value: float | str
     assert Terms(margin=given).margin == value
 
 
-@pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "0", "-1", "nan", "0%", "101%", "2 sds", "", "%"])
+@pytest.mark.parametrize(
+    "given", [0, -1, float("nan"), float("inf"), "0", "-1", "nan", "0%", "101%", "2 sds", "", "%"]
+)
 def test_what_is_no_margin(given: float | str) -> None:
     """A margin that cannot be read or is not above 0 is refused, with what was given and what can be."""
     with pytest.raises(ConfigError, match=r"the margin is .*(10% |more than all errors)"):
@@ -67,7 +69,9 @@ def test_what_a_rule_gives(margin: float | str, accuracies: list[float], points:
     assert (found.points, found.reason) == (points, reason)
 
 
-def _level(margin: float, errors: float, sd: float, correlation: float, count: int, rule: str = "auto") -> float:
+def _level(
+    margin: float, errors: float, sd: float, correlation: float, count: int, rule: str = "auto"
+) -> float:
     """Return in how many of 1000 comparisons an arm that is worse by exactly the margin is called non-inferior."""
     chance = np.random.default_rng(count)
     common, own = chance.standard_normal((2, 1000, count))
@@ -76,7 +80,9 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
     wrong = 0
     for a, r in zip(arm / 100, reference / 100, strict=True):
         found = resolve_margin(parse_margin(rule), [100 * x for x in r], resolution=1e-4, reference="fp32")
-        effect = replace(paired_effect(a, r, 1e-9), margin_error=standard_error_to_margin(a, r, found.error_share))
+        effect = replace(
+            paired_effect(a, r, 1e-9), margin_error=standard_error_to_margin(a, r, found.error_share)
+        )
         # Not rounded down, which would hide a test that errs too often.
         exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100
         (verdict,) = decide_verdicts([effect], Margin(exact, "exact"))

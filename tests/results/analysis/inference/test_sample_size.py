@@ -17,7 +17,9 @@ from ampcompare.results.analysis.inference.verdict import Margin, decide_verdict
 POINT = Margin(0.5, "0.5")
 
 
-def _settle(mean: float, spread: float, pairs: int, alpha: float = 0.05, practical: bool = False) -> int | None:
+def _settle(
+    mean: float, spread: float, pairs: int, alpha: float = 0.05, practical: bool = False
+) -> int | None:
     return pairs_to_settle(mean, spread, pairs - 1, spread / pairs**0.5, 0.5, alpha, practical=practical)
 
 
@@ -64,7 +66,9 @@ def test_the_promise_comes_true(truth: float, sd: float) -> None:
         effect = paired_effect(first, [0.0] * 5, 1e-9)
         if not str(decide_verdicts([effect], POINT, 0.04, 0.005)[0]).startswith("inconclusive"):
             continue
-        more = (pairs_to_settle(effect.mean, effect.spread, 4, effect.error, 0.5, 0.005, practical=False) or 0) - 5
+        more = (
+            pairs_to_settle(effect.mean, effect.spread, 4, effect.error, 0.5, 0.005, practical=False) or 0
+        ) - 5
         whole = first + list(generator.normal(truth, sd, more))
         open_ += 1
         settled += not str(
@@ -85,7 +89,8 @@ def test_steins_number_keeps_level_and_power(arms: int) -> None:
         right, quantile = 0, float(stats.t.ppf(1 - alpha, 4))
         pilots = generator.normal(truth, 0.8, (runs, 5))
         counts = [
-            max(5, pairs_needed_by_stein(spread, 4, 0.5, alpha)) for spread in pilots.std(axis=1, ddof=1).tolist()
+            max(5, pairs_needed_by_stein(spread, 4, 0.5, alpha))
+            for spread in pilots.std(axis=1, ddof=1).tolist()
         ]
         others = iter(generator.normal(truth, 0.8, sum(counts)).tolist())
         for pilot, count in zip(pilots.tolist(), counts, strict=True):

@@ -15,7 +15,12 @@ from ampcompare.results.analysis.inference.effect import (
     unpaired_effect,
 )
 from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_t_test
-from ampcompare.results.analysis.inference.verdict import Evidence, Margin, arms_in_opposite_directions, decide_verdicts
+from ampcompare.results.analysis.inference.verdict import (
+    Evidence,
+    Margin,
+    arms_in_opposite_directions,
+    decide_verdicts,
+)
 from ampcompare.results.records.verdict import Verdict
 
 FLOOR = 1e-9
@@ -90,7 +95,11 @@ def test_a_practical_margin_names_no_small_winner() -> None:
 def test_what_is_missing_stays_empty() -> None:
     """An arm without an effect has no verdict, and does not count among the tests of the others."""
     effect = paired_effect([1.0, 1.2, 0.9], [0.0, 0.0, 0.0], FLOOR)
-    assert decide_verdicts([None, effect, None], POINT) == [Verdict(), *decide_verdicts([effect], POINT), Verdict()]
+    assert decide_verdicts([None, effect, None], POINT) == [
+        Verdict(),
+        *decide_verdicts([effect], POINT),
+        Verdict(),
+    ]
 
 
 def test_holm_by_hand() -> None:
@@ -111,7 +120,8 @@ def test_holm_by_hand() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(-4, 4), st.floats(0.01, 3), st.integers(3, 12)), min_size=1, max_size=9), st.booleans()
+    st.lists(st.tuples(st.floats(-4, 4), st.floats(0.01, 3), st.integers(3, 12)), min_size=1, max_size=9),
+    st.booleans(),
 )
 def test_word_and_interval_agree(arms: list[tuple[float, float, int]], practical: bool) -> None:
     """Whatever the effects and however many arms, the printed interval says what the word says."""
@@ -202,7 +212,10 @@ def test_opposite_directions_by_chance() -> None:
     generator, runs, wrong, zeros = np.random.default_rng(3), 400, 0, [0.0] * 5
     for _ in range(runs):
         metric, loss = (
-            {arm: Evidence(paired_effect(list(generator.normal(mean, size=5)), zeros, FLOOR)) for arm in range(3)}
+            {
+                arm: Evidence(paired_effect(list(generator.normal(mean, size=5)), zeros, FLOOR))
+                for arm in range(3)
+            }
             for mean in (0.0, -40.0)
         )
         wrong += bool(arms_in_opposite_directions(metric, loss))

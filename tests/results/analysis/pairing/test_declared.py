@@ -55,7 +55,9 @@ def test_no_verdict_on_an_arm_that_ran_as_another() -> None:
     assert isinstance(figure, Figure)
     assert table.texts[0][0] == "native:bf16,state=bf16"
     assert "fp32 (bf16)" in table.texts[0]
-    drawn = [(bar["name"], [text for *_, text in bar["segments"]], bar["text"]) for bar in figure.data["bars"]]
+    drawn = [
+        (bar["name"], [text for *_, text in bar["segments"]], bar["text"]) for bar in figure.data["bars"]
+    ]
     assert drawn[0] == ("native:bf16,state=bf16", [], "declared")
     assert ("state", ["fp32: 100%"], "not bf16") in drawn[:5]
     assert ("forward products", ["bf16: 100%"], "bf16") in drawn[:5]
@@ -73,7 +75,9 @@ def test_one_seed_that_ran_otherwise_is_enough() -> None:
 
 
 def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
-    comparison = compared({"native:bf16,state=bf16": ledger(), "fp32": ledger("fp32")}, "native:bf16,state=bf16")
+    comparison = compared(
+        {"native:bf16,state=bf16": ledger(), "fp32": ledger("fp32")}, "native:bf16,state=bf16"
+    )
     assert comparison.headline[0] == f"Nothing to compare: native:bf16,state=bf16 is {WHY}."
     assert "the reference, is not as declared" in str(comparison.arms[1].quality)
 
@@ -141,7 +145,8 @@ def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> Non
         ),
         ("native:bf16,reduce=fp16", ledger(reduced={"fp16": 1.0}), []),
         ("native:bf16,state=bf16", Ledger(steps=[0], skipped=1, groups=[GroupTypes(name="SGD 0")]), []),
-        ("half:bf16,state=bf16", ledger("bf16", "bf16", "bf16"), []),  # not as declared: gradients of a step are fp32
+        # not as declared: gradients of a step are fp32
+        ("half:bf16,state=bf16", ledger("bf16", "bf16", "bf16"), []),
         ("native:bf16,state=bf16", Ledger(), []),  # nothing was seen
         ("fp32", ledger("fp32"), []),
         ("script", ledger("fp32"), []),
@@ -163,7 +168,11 @@ def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) 
         ("native:bf16", ledger(frozen={"bf16": 1.0}), []),
         ("fp32", ledger("bf16"), []),  # that is not as declared
         ("fp8:tensorwise", Ledger(forward={"fp8": 0.9, "bf16": 0.1}), []),
-        ("script", Ledger(forward={"bf16": 1.0}, unseen="torch.compile"), ["products not seen: torch.compile"]),
+        (
+            "script",
+            Ledger(forward={"bf16": 1.0}, unseen="torch.compile"),
+            ["products not seen: torch.compile"],
+        ),
     ],
 )
 def test_what_an_arm_leaves_to_the_training_is_named(arm: str, seen: Ledger, notes: list[str]) -> None:
@@ -245,7 +254,9 @@ def test_what_16_bits_take_from_a_script_stands_in_the_table() -> None:
     """Once for each arm, though each of its seeds has it."""
     text = "a sum in bf16 stands still (train.py:7)"
     records = [
-        make_record(arm, seed, top1=0.8).model_copy(update={"script": ScriptFacts(remarks=[text] * (arm == "script"))})
+        make_record(arm, seed, top1=0.8).model_copy(
+            update={"script": ScriptFacts(remarks=[text] * (arm == "script"))}
+        )
         for arm in ("script", "native:bf16")
         for seed in range(3)
     ]

@@ -41,11 +41,17 @@ def test_nine_equal_arms_are_identical() -> None:
     comparison = _compare(*(_runs(arm) for arm in ("fp32", *arms)))
     assert _words(comparison) == ["identical"] * 8
     assert {row.quality.low for row in comparison.arms[1:]} == {None}
-    assert comparison.headline[0] == "All eight arms are identical to fp32, every loss and all weights to the last bit."
+    assert (
+        comparison.headline[0]
+        == "All eight arms are identical to fp32, every loss and all weights to the last bit."
+    )
 
 
 def test_identical_arms_take_no_share_of_the_error_rate() -> None:
-    tested = [make_record("half", seed, top1=share + 0.004) for seed, share in enumerate([0.50, 0.53, 0.48, 0.51, 0.5])]
+    tested = [
+        make_record("half", seed, top1=share + 0.004)
+        for seed, share in enumerate([0.50, 0.53, 0.48, 0.51, 0.5])
+    ]
     reference = _runs("fp32", 5)
     alone = _compare(reference, tested).arms[1]
     beside = _compare(reference, tested, *(_runs(f"apex:O{level}", 5) for level in range(4))).arms[1]
@@ -60,7 +66,10 @@ def test_identical_keeps_the_accuracy() -> None:
     """A faster identical arm is recommended, and colored as good."""
     fast = _runs("apex:O0", 5, seconds=0.005)
     comparison = _compare(_runs("fp32", 5), fast)
-    assert comparison.headline[0] == "Use apex:O0: identical to fp32, 0.50x (0.50 to 0.50) its step time on this CPU."
+    assert (
+        comparison.headline[0]
+        == "Use apex:O0: identical to fp32, 0.50x (0.50 to 0.50) its step time on this CPU."
+    )
     assert verdict_tone(comparison.arms[1].quality) == "good"
 
 
@@ -93,7 +102,13 @@ def test_what_is_not_called_equal(values: dict[str, Any]) -> None:
 
 def test_older_records_of_several_processes_have_a_hash_of_weights() -> None:
     facts = ProcessFacts(
-        world_size=2, nodes=1, global_batch_size=64, backend="gloo", wrapper="DDP", launcher="spawn", weights="abc"
+        world_size=2,
+        nodes=1,
+        global_batch_size=64,
+        backend="gloo",
+        wrapper="DDP",
+        launcher="spawn",
+        weights="abc",
     )
     arms = [
         [record.model_copy(update={"processes": facts}) for record in _runs(arm, weights=None)]

@@ -38,7 +38,8 @@ def test_a_comparison_at_chance_has_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"top1": 0.131, "majority": 103}, "top-1 13.1 %, chance 10.3 %"),  # 3 sd of 1000 guesses are 2.9 points
+        # 3 sd of 1000 guesses are 2.9 points
+        ({"top1": 0.131, "majority": 103}, "top-1 13.1 %, chance 10.3 %"),
         ({"top1": 0.134, "majority": 103}, ""),
         ({"top1": 0.02, "majority": 5}, ""),
         ({"top1": 0.02}, ""),  # an older record: the number of classes is not known
@@ -64,7 +65,13 @@ def test_losses_that_do_not_fall() -> None:
     spikes = slow + 1e6 * (steps == 50)
     idle = {
         name: sum(bool(why_run_is_idle(_with_losses(make_record(), curve.tolist()))) for curve in curves)
-        for name, curves in {"flat": flat, "late": late, "early": early, "slow": slow, "spikes": spikes}.items()
+        for name, curves in {
+            "flat": flat,
+            "late": late,
+            "early": early,
+            "slow": slow,
+            "spikes": spikes,
+        }.items()
     }
     assert idle["flat"] > 83
     assert {name: idle[name] for name in ("late", "early", "slow", "spikes")} == dict.fromkeys(

@@ -45,11 +45,15 @@ def run_folder(tmp_path: Path) -> MakeFolder:
     """Write a run directory of fp32 and half as `compare` leaves it, without training."""
 
     def write(seeds: Sequence[int] = range(5)) -> Path:
-        plan = make_plan(RunConfig.model_validate({"device": "cpu", "recipe": {"epochs": 1}}), ["fp32", "half"], seeds)
+        plan = make_plan(
+            RunConfig.model_validate({"device": "cpu", "recipe": {"epochs": 1}}), ["fp32", "half"], seeds
+        )
         for config in plan.cells:
             cell = RunDirectory(tmp_path / "run").cell_folder(config)
             cell.mkdir(parents=True)
-            made = make_record(config.arm, config.recipe.seed, top1=TOP1[config.arm][config.recipe.seed] / 1000)
+            made = make_record(
+                config.arm, config.recipe.seed, top1=TOP1[config.arm][config.recipe.seed] / 1000
+            )
             facts = {
                 "cell": config.digest(),
                 "config": config,
@@ -156,7 +160,9 @@ def test_a_run_that_is_not_there_ends_the_test(run_folder: MakeFolder) -> None:
     assert any(line.startswith("Nothing was tested: some runs of this plan") for line in comparison.reading)
 
 
-def test_a_headline_is_never_read_from_a_file(honest: Comparison, stored: tuple[dict[str, Any], Path]) -> None:
+def test_a_headline_is_never_read_from_a_file(
+    honest: Comparison, stored: tuple[dict[str, Any], Path]
+) -> None:
     """Sentences that somebody wrote into a report.json, or that an older one lacks, are those that its rows give."""
     data, path = stored
     for other in (["half is more accurate than fp32."], []):
@@ -169,7 +175,11 @@ def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder) -> None:
     folder = run_folder(range(1))
     path = record_path(folder, "half", 0)
     config = read_record(path).config
-    _edit(path, lambda data: data.update(environment={**data["environment"], **environment_fingerprint()}), seal=True)
+    _edit(
+        path,
+        lambda data: data.update(environment={**data["environment"], **environment_fingerprint()}),
+        seal=True,
+    )
     assert RunDirectory(folder).find_reusable(config).record is not None
     _edit(path, lambda data: data["summary"].update(metric_final=0.9))
     reuse = RunDirectory(folder).find_reusable(config)

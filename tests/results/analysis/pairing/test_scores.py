@@ -105,7 +105,9 @@ def test_the_usual_margin_or_one_by_the_spread(compared: Any) -> None:
 
 def test_a_share_of_errors_needs_errors(compared: Any) -> None:
     """10% is refused where nothing is right or wrong; where ratios are compared it is a percentage of the value."""
-    with pytest.raises(ConfigError, match="share of the reference's errors, and mean IoU counts none; give a number"):
+    with pytest.raises(
+        ConfigError, match="share of the reference's errors, and mean IoU counts none; give a number"
+    ):
         compared(IOU, [0.7] * 3, [0.7] * 3, terms=Terms(margin="10%"))
     assert compared(BITS, FP32, terms=Terms(margin="3%")).margin == 3
     assert compared(BITS, FP32, terms=Terms(margin=3)).margin == 3
@@ -167,7 +169,9 @@ def test_another_metric_is_another_experiment(compared: Any) -> None:
     bits, iou = compared(BITS, FP32), compared(IOU, [0.7] * 3, [0.71] * 3)
     with pytest.raises(ConfigError, match="measured by mean IoU, not bits per byte: runs of another task"):
         make_comparison([*bits.records, *iou.records], arms=["fp32", "half"])
-    with pytest.raises(ConfigError, match="the baseline is measured by mean IoU, and this comparison by bits per byte"):
+    with pytest.raises(
+        ConfigError, match="the baseline is measured by mean IoU, and this comparison by bits per byte"
+    ):
         gate_outcomes([parse_gate("metric>1", [BITS])], bits, iou)
 
 

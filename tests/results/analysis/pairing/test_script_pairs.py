@@ -30,7 +30,9 @@ def record(arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), **mo
 def test_other_weights_or_batches_part_a_pair() -> None:
     """Batches count as far as both have seen them."""
     assert start_difference_reason(record("fp32"), record("half", weights="v")) == "began from other weights"
-    assert start_difference_reason(record("fp32"), record("half", batches=("c",))) == "saw other first batches"
+    assert (
+        start_difference_reason(record("fp32"), record("half", batches=("c",))) == "saw other first batches"
+    )
     assert start_difference_reason(record("fp32"), record("half", batches=("b", "c"))) == ""
 
 
@@ -77,7 +79,8 @@ def _scored(arm: str, seed: int, value: float, difference: str) -> RunRecord:
 
 
 @pytest.mark.parametrize(
-    ("difference", "word"), [("ratio", "not comparable (reward -5.1000 has no ratio"), ("points", "equivalent")]
+    ("difference", "word"),
+    [("ratio", "not comparable (reward -5.1000 has no ratio"), ("points", "equivalent")],
 )
 def test_a_value_below_zero_has_differences_and_no_ratio(difference: str, word: str) -> None:
     """Without `points` the arm is not said to have learned nothing, and the verdict names the option."""
@@ -103,7 +106,9 @@ def test_runs_that_evaluated_unlike_often_are_no_pair() -> None:
     assert quality_incomparable_reason(seen[0], runs[1]) == ""
 
 
-def _started(seed: int, weights: str, batches: tuple[str, ...], losses: str, status: str = "completed") -> RunRecord:
+def _started(
+    seed: int, weights: str, batches: tuple[str, ...], losses: str, status: str = "completed"
+) -> RunRecord:
     config = RunConfig(arm="fp32", script=ScriptConfig(name="train.py"), recipe=Recipe(seed=seed))
     return RunRecord(
         cell=config.digest(), arm="fp32", status=status, config=config,  # type: ignore[arg-type]

@@ -18,11 +18,31 @@ DIRECT = {"place": "", "function": "torch.default_generator.manual_seed", "kind"
 @pytest.mark.parametrize(
     ("shift", "calls", "said", "unsaid"),
     [
-        (None, [], "come from files, fixed numbers or generators of its own, which --shift-seeds all shifts", "state"),
+        (
+            None,
+            [],
+            "come from files, fixed numbers or generators of its own, which --shift-seeds all shifts",
+            "state",
+        ),
         (None, [DIRECT], "come from torch's generator, which a method of its own seeds", "state"),
-        ("global", [OWN, STATE], "of its own, torch.Generator(7) in train.py:3, which --shift-seeds all shifts", ""),
-        ("all", [STATE], "a generator whose state is set (torch.set_rng_state in train.py:4), files or fixed", "own"),
-        ("global", [DIRECT], "torch's generator, which a method of its own seeds (torch.default_generator", "set ("),
+        (
+            "global",
+            [OWN, STATE],
+            "of its own, torch.Generator(7) in train.py:3, which --shift-seeds all shifts",
+            "",
+        ),
+        (
+            "all",
+            [STATE],
+            "a generator whose state is set (torch.set_rng_state in train.py:4), files or fixed",
+            "own",
+        ),
+        (
+            "global",
+            [DIRECT],
+            "torch's generator, which a method of its own seeds (torch.default_generator",
+            "set (",
+        ),
         ("global", [], "which come from files or fixed numbers in a fixed order", "generator of"),
     ],
 )
@@ -43,6 +63,10 @@ def test_a_generator_that_a_library_seeds_with_a_drawn_number_is_not_called_unsh
         config = RunConfig(arm="script", script=script, recipe=Recipe(seed=seed))
         seeds = [SeedCall.model_validate(call) for call in (OWN, {**sampler, "seed": number})]
         facts = ScriptFacts(seeds=seeds)
-        records.append(RunRecord(cell=config.digest(), arm="script", status="completed", config=config, script=facts))
+        records.append(
+            RunRecord(cell=config.digest(), arm="script", status="completed", config=config, script=facts)
+        )
     (_, left) = seed_sentences(records)
-    assert left.startswith("Not shifted, in all seeds as written: torch.Generator(7) in train.py:3; --shift-seeds all")
+    assert left.startswith(
+        "Not shifted, in all seeds as written: torch.Generator(7) in train.py:3; --shift-seeds all"
+    )

@@ -32,7 +32,8 @@ def _read(record: RunRecord, **readings: Any) -> RunRecord:
         ({"clock_low_mhz": 3000, "clock_high_mhz": 3300}, ""),
         ({"clock_low_mhz": 2000, "clock_high_mhz": 3000}, "clock 2000 to 3000 MHz"),
         ({**CAPPED, "clock_low_mhz": 1600, "clock_high_mhz": 1650}, ""),  # the normal state of a GPU
-        ({**CAPPED, "clock_low_mhz": 1400, "clock_high_mhz": 1540}, "clock 1400 to 1540 MHz"),  # narrower than a CPU's
+        # narrower than a CPU's
+        ({**CAPPED, "clock_low_mhz": 1400, "clock_high_mhz": 1540}, "clock 1400 to 1540 MHz"),
         ({"throttled": ["power limit", "temperature"]}, "GPU slowed by temperature"),
         ({"other_processes": 2}, "2 other on the GPU"),
         ({"waiting_share": 0.08}, ""),
@@ -45,7 +46,9 @@ def _read(record: RunRecord, **readings: Any) -> RunRecord:
 )
 def test_each_reading_can_spoil_a_time(readings: dict[str, Any], why: str) -> None:
     """A reading past its threshold is named with its value; a median passes over a few outliers and small changes."""
-    record = make_record(device=readings.get("device", "cpu")).model_copy(update={"jobs": readings.get("jobs", 1)})
+    record = make_record(device=readings.get("device", "cpu")).model_copy(
+        update={"jobs": readings.get("jobs", 1)}
+    )
     readings = {name: value for name, value in readings.items() if name not in ("device", "jobs")}
     assert invalid_time_reason(_read(record, **readings)) == why
 
@@ -62,7 +65,10 @@ def test_workers_may_take_turns() -> None:
     """With loader processes or more threads the share of one core says nothing."""
     record = _read(make_record(), cpu_share=0.5)
     assert (
-        invalid_time_reason(record.model_copy(update={"config": record.config.model_copy(update={"workers": 2})})) == ""
+        invalid_time_reason(
+            record.model_copy(update={"config": record.config.model_copy(update={"workers": 2})})
+        )
+        == ""
     )
 
 

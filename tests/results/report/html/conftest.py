@@ -83,7 +83,9 @@ def _record(arm: str, number: int, seed: int, epochs: int, diverges: bool) -> Ru
 def make_rich() -> MakeRich:
     """Build a comparison of arms with curves; those named in `diverging` stop before their first evaluation."""
 
-    def make(arms: Sequence[str], seeds: int = 3, epochs: int = 4, diverging: Sequence[str] = ()) -> Comparison:
+    def make(
+        arms: Sequence[str], seeds: int = 3, epochs: int = 4, diverging: Sequence[str] = ()
+    ) -> Comparison:
         records = [
             _record(arm, number, seed, epochs, arm in diverging)
             for seed in range(seeds)
@@ -98,7 +100,9 @@ def make_rich() -> MakeRich:
 def hundred_arms(make_rich: MakeRich) -> str:
     """The page of 100 arms with two seeds and more epochs than a curve has points."""
     return (
-        FORMATS["html"].make_reporter().render(make_rich([f"half:loss_scale={number}" for number in range(100)], 2, 30))
+        FORMATS["html"]
+        .make_reporter()
+        .render(make_rich([f"half:loss_scale={number}" for number in range(100)], 2, 30))
     )
 
 
@@ -213,7 +217,9 @@ class Chromium:
         self.requests.clear()
         self.call("Emulation.setScriptExecutionDisabled", value=not script)
         phone = width < 600
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone)
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=phone
+        )
         self.call("Emulation.setTouchEmulationEnabled", enabled=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])

@@ -27,7 +27,9 @@ PAPER = "getComputedStyle(document.querySelector('section')).backgroundColor"
 def path(make_rich: Callable[..., Comparison], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of four arms, one diverged."""
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(FORMATS["html"].make_reporter().render(make_rich(ARMS, diverging=["half"])), encoding="utf-8")
+    path.write_text(
+        FORMATS["html"].make_reporter().render(make_rich(ARMS, diverging=["half"])), encoding="utf-8"
+    )
     return path
 
 
@@ -46,7 +48,8 @@ def test_the_page_fits_and_is_drawn(quiet: Any, path: Path, width: int, dark: bo
     quiet.open(path, width=width, dark=dark)
     sizes = quiet.value(SIZES)
     assert sizes["page"] <= sizes["screen"] == width
-    assert len(sizes["plots"]) == 7 + 12  # charts, and lines of the plots of differences, memory and valid step times
+    # charts, and lines of the plots of differences, memory and valid step times
+    assert len(sizes["plots"]) == 7 + 12
     assert all(100 < plot < width for plot in sizes["plots"])
     assert quiet.value(PAPER) == ("rgb(23, 28, 36)" if dark else "rgb(255, 255, 255)")
     assert len(quiet.screenshot()) > 40_000  # an empty screen has 6,000

@@ -95,14 +95,18 @@ def test_the_page_is_one_file_that_loads_nothing(rich: Comparison) -> None:
     assert FORMATS["html"].make_reporter().render(rich) == text
     parsed = Page(text)
     loading = ("src", "href", "srcset", "data", "action", "poster", "background")
-    targets = [value for _, attributes in parsed.elements for name, value in attributes.items() if name in loading]
+    targets = [
+        value for _, attributes in parsed.elements for name, value in attributes.items() if name in loading
+    ]
     assert targets
     assert all((value or "").startswith("#") for value in targets)
     assert not {tag for tag, _ in parsed.elements} & {"link", "iframe", "img", "object", "embed", "base"}
     style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
-    policy = next(a["content"] for tag, a in parsed.elements if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for tag, a in parsed.elements if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy is not None
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-inline" not in policy.partition("style-src")[0]
@@ -196,7 +200,9 @@ def test_bands_are_ranges_over_seeds(rich: Comparison, make_rich: MakeRich) -> N
     assert line["y"][-1] == pytest.approx(sum(finals) / 3)
     assert (line["lo"][-1], line["hi"][-1]) == (pytest.approx(min(finals)), pytest.approx(max(finals)))
     alone = page(make_rich(["fp32", "half"], 1))
-    assert not any("lo" in one for chart in alone.data["charts"] for view in chart["views"] for one in view["series"])
+    assert not any(
+        "lo" in one for chart in alone.data["charts"] for view in chart["views"] for one in view["series"]
+    )
 
 
 def test_equal_curves_are_named_and_not_drawn(rich: Comparison) -> None:
@@ -217,14 +223,18 @@ def test_constant_curves_are_a_sentence(rich: Comparison) -> None:
         trace = record.trace.model_copy(update={"loss_scales": scales, "skipped": [0] * count})
         records.append(record.model_copy(update={"trace": trace}))
     parsed = page(rich.model_copy(update={"records": records}))
-    assert "Loss scale. Constant: 128 in apex:O2. Without loss scaling: fp32, native:bf16, half." in parsed.text
+    assert (
+        "Loss scale. Constant: 128 in apex:O2. Without loss scaling: fp32, native:bf16, half." in parsed.text
+    )
     assert "Skipped steps. No arm skipped a step." in parsed.text
     assert series(parsed, "loss-scale") == series(parsed, "skipped") == []
 
 
 def test_a_diverged_run_shows_where_it_stopped(rich: Comparison) -> None:
     """Its loss ends in a cross at the step that diverged; where it cannot be drawn, the caption says why."""
-    chart = next(chart for chart in learning_charts(arms_with_runs(rich), "fp32", 100) if chart.key == "training-loss")
+    chart = next(
+        chart for chart in learning_charts(arms_with_runs(rich), "fp32", 100) if chart.key == "training-loss"
+    )
     (stops,) = chart.views[1].stops
     assert (stops["a"], stops["x"]) == (3, [14] * 3)
     assert stops["text"][1] == "seed 1 diverged at step 14"
@@ -245,7 +255,9 @@ def test_time_to_accuracy_counts_runs_that_reach_it(rich: Comparison) -> None:
 
 def _invalid(rich: Comparison, arms: Sequence[str]) -> Comparison:
     """Return the comparison with invalid times of these arms only."""
-    rows = [row.model_copy(update={"invalid_time": "load 9.0" if row.arm in arms else ""}) for row in rich.arms]
+    rows = [
+        row.model_copy(update={"invalid_time": "load 9.0" if row.arm in arms else ""}) for row in rich.arms
+    ]
     return rich.model_copy(update={"arms": rows})
 
 
@@ -279,7 +291,9 @@ def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:
     (tmp_path / "a run" / "cells" / cell).mkdir(parents=True)
     (tmp_path / "a run" / "cells" / cell / "log.txt").write_text("")
     names = [cell, "ffffffffffff", "../../etc", "javascript:alert(1)"]
-    records = [record.model_copy(update={"cell": name}) for record, name in zip(rich.records, names, strict=False)]
+    records = [
+        record.model_copy(update={"cell": name}) for record, name in zip(rich.records, names, strict=False)
+    ]
     comparison = rich.model_copy(update={"records": records})
     links = log_links(comparison, tmp_path / "a run", tmp_path)
     assert links == {cell: f"a%20run/cells/{cell}/log.txt"}
@@ -290,7 +304,9 @@ def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:
 
 def test_records_without_a_trace_are_still_shown(rich: Comparison) -> None:
     """Records from before there were traces have tables and the charts of their epochs; the others say what lacks."""
-    old = rich.model_copy(update={"records": [record.model_copy(update={"trace": None}) for record in rich.records]})
+    old = rich.model_copy(
+        update={"records": [record.model_copy(update={"trace": None}) for record in rich.records]}
+    )
     parsed = page(old)
     keys = {found["key"] for found in parsed.data["charts"]}
     assert keys == {"accuracy", "validation-loss", "time-to-accuracy", "pareto"}
@@ -300,7 +316,15 @@ def test_records_without_a_trace_are_still_shown(rich: Comparison) -> None:
 def test_nothing_measured_is_a_page_too() -> None:
     """Arms that never ran give dashes and words, not an error."""
     row = ArmSummary(
-        arm="half", engine=None, half=None, lr=math.nan, seeds=[], completed=0, diverged=0, failed=0, status="not run"
+        arm="half",
+        engine=None,
+        half=None,
+        lr=math.nan,
+        seeds=[],
+        completed=0,
+        diverged=0,
+        failed=0,
+        status="not run",
     )
     empty = Comparison(command="", reference="fp32", seeds=[], arms=[row], reading=[], records=[])
     parsed = page(empty)
@@ -315,7 +339,9 @@ def test_odd_numbers_are_shown(rich: Comparison) -> None:
     for record in rich.records:
         assert record.trace is not None
         losses = [math.nan, math.inf, *record.trace.losses[2:]]
-        trace = record.trace.model_copy(update={"losses": losses, "loss_scales": [math.inf, 0.0] * (len(losses) // 2)})
+        trace = record.trace.model_copy(
+            update={"losses": losses, "loss_scales": [math.inf, 0.0] * (len(losses) // 2)}
+        )
         records.append(record.model_copy(update={"trace": trace}))
     parsed = page(rich.model_copy(update={"records": records}))
     json.loads(parsed.scripts[0], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -325,10 +351,14 @@ def test_odd_numbers_are_shown(rich: Comparison) -> None:
 
 @pytest.mark.parametrize("arms", [("fp32",), ("fp32", "apex:O2")])
 @pytest.mark.parametrize("value", [math.inf, math.nan, 3e38])
-def test_metrics_that_are_not_finite_have_no_point(make_rich: MakeRich, value: float, arms: Sequence[str]) -> None:
+def test_metrics_that_are_not_finite_have_no_point(
+    make_rich: MakeRich, value: float, arms: Sequence[str]
+) -> None:
     """One seed, or three, that end with such a metric stand in the tables; the data of the page stay strict JSON."""
     for seeds in (1, 3):
-        records = [_ending_with(value, record, arms) for record in make_rich(["fp32", "apex:O2"], seeds).records]
+        records = [
+            _ending_with(value, record, arms) for record in make_rich(["fp32", "apex:O2"], seeds).records
+        ]
         text = FORMATS["html"].make_reporter().render(make_comparison(records, arms=["fp32", "apex:O2"]))
         parsed = Page(text)
         json.loads(parsed.scripts[0], parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -360,9 +390,36 @@ def test_the_differences_stand_first(rich: Comparison) -> None:
 
 
 KNOWN = {
-    *("html", "head", "meta", "title", "style", "body", "header", "nav", "main", "section", "footer", "script"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "header",
+        "nav",
+        "main",
+        "section",
+        "footer",
+        "script",
+    ),
     *("h1", "h2", "h3", "h4", "p", "b", "a", "div", "span", "small", "pre", "code", "noscript", "ul", "li"),
-    *("table", "caption", "thead", "tbody", "tfoot", "tr", "th", "td", "dl", "dt", "dd", "details", "summary"),
+    *(
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tfoot",
+        "tr",
+        "th",
+        "td",
+        "dl",
+        "dt",
+        "dd",
+        "details",
+        "summary",
+    ),
     *("label", "input", "button", "figure", "figcaption"),
     *("svg", "g", "rect", "line", "circle", "path", "text"),
 }
@@ -400,7 +457,10 @@ def test_hostile_text_is_shown_as_text(known: set[str], make_rich: MakeRich, tex
         )
         for record in base.records
     ]  # fmt: skip
-    rows = [row.model_copy(update={"engine": text, "status": f"failed: {text}", "half": text}) for row in base.arms]
+    rows = [
+        row.model_copy(update={"engine": text, "status": f"failed: {text}", "half": text})
+        for row in base.arms
+    ]
     hostile = base.model_copy(
         update={
             "arms": rows,
@@ -430,7 +490,11 @@ def test_many_arms_are_drawn_small(hundred_arms: str) -> None:
     """100 arms with two seeds take 1.2 MB of file; the first twelve are switched on."""
     assert len(hundred_arms.encode()) < 1_200_000
     parsed = Page(hundred_arms)
-    boxes = [attributes for tag, attributes in parsed.elements if tag == "input" and attributes.get("name") == "arm"]
+    boxes = [
+        attributes
+        for tag, attributes in parsed.elements
+        if tag == "input" and attributes.get("name") == "arm"
+    ]
     assert len(boxes) == 100
     assert sum("checked" in attributes for attributes in boxes) == 12
     assert "200 runs, one line each" in parsed.text
@@ -442,8 +506,12 @@ def test_without_the_extra_there_is_one_clear_line(
     rich: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without jinja2 the format says what to install, and a run directory goes without the page."""
-    monkeypatch.setattr("ampcompare.results.report.base.find_spec", lambda name: None if name == "jinja2" else object())
-    with pytest.raises(BackendUnavailable, match=r"needs jinja2, .*pip install \"ampcompare\[html\]\"") as caught:
+    monkeypatch.setattr(
+        "ampcompare.results.report.base.find_spec", lambda name: None if name == "jinja2" else object()
+    )
+    with pytest.raises(
+        BackendUnavailable, match=r"needs jinja2, .*pip install \"ampcompare\[html\]\""
+    ) as caught:
         FORMATS["html"].make_reporter().render(rich)
     assert (caught.value.exit_code, str(caught.value).count("\n")) == (4, 0)
     write_reports(rich, tmp_path)
@@ -467,7 +535,11 @@ def test_a_time_without_a_verdict_is_not_called_missing(rich: Comparison) -> Non
     """Its ratio or median is in the table."""
     rows = [
         row.model_copy(
-            update={"time": row.time.because("not comparable", "2 cells ran at once" if row.arm == "apex:O2" else "")}
+            update={
+                "time": row.time.because(
+                    "not comparable", "2 cells ran at once" if row.arm == "apex:O2" else ""
+                )
+            }
         )
         for row in rich.arms
     ]

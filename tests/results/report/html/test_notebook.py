@@ -40,7 +40,9 @@ def results(comparison: Comparison) -> dict[str, ShownInNotebook]:
     return {
         "comparison": comparison,
         "record": comparison.records[0],
-        "diagnosis": Diagnosis(arm="apex:O2", verdict="overflow in <cube>", steps=1, observed=[0], faults=[fault]),
+        "diagnosis": Diagnosis(
+            arm="apex:O2", verdict="overflow in <cube>", steps=1, observed=[0], faults=[fault]
+        ),
         "explanation": ampcompare.explain_arm("O2"),
         "lint": ampcompare.lint_paths(script),
         "migration": ampcompare.migrate_script(script),
@@ -144,14 +146,18 @@ def test_the_style_stays_inside() -> None:
         elif char == "}":
             depth -= 1
             start = at + 1
-    assert all(".ampcompare-view" in head or head.startswith("@media (prefers-color-scheme") for head in heads)
+    assert all(
+        ".ampcompare-view" in head or head.startswith("@media (prefers-color-scheme") for head in heads
+    )
     assert ":root" not in "".join(heads)
     light, dark = style.index('[data-jp-theme-light="true"]'), style.index('[data-jp-theme-light="false"]')
     assert style.index("prefers-color-scheme") < light < dark
 
 
 def _picture(**view: Any) -> Picture:
-    series = view.pop("series", [{"a": 0, "x": [0, 1, 2], "y": [1.0, 3.0, 2.0], "lo": [0.5, 2, 1], "hi": [2, 4, 3]}])
+    series = view.pop(
+        "series", [{"a": 0, "x": [0, 1, 2], "y": [1.0, 3.0, 2.0], "lo": [0.5, 2, 1], "hi": [2, 4, 3]}]
+    )
     return Chart("loss", "Loss", "", "epoch", [ChartView("", "loss", series, **view)]).pictures[-1]
 
 
@@ -190,7 +196,10 @@ def test_a_logarithmic_axis_has_powers(base: int, y: list[float], mark: str) -> 
 
 def test_single_points_and_stops_are_drawn() -> None:
     """A single value is a point, an arm that diverged may leave the frame, and its cross stays at the edge."""
-    series = [{"a": 0, "x": [1], "y": [2.0], "yr": [(1.0, 3.0)]}, {"a": 1, "x": [1, 2], "y": [2.0, 1e9], "out": 1}]
+    series = [
+        {"a": 0, "x": [1], "y": [2.0], "yr": [(1.0, 3.0)]},
+        {"a": 1, "x": [1, 2], "y": [2.0, 1e9], "out": 1},
+    ]
     stops = [{"a": 1, "x": [2], "y": [1e9], "text": ["seed 0 diverged at step 5"]}]
     picture = _picture(series=series, stops=stops)
     alone, lost = picture.drawn

@@ -46,7 +46,8 @@ def test_names_are_new_from_the_version_on_that_has_them(versions: Versions, tf3
 @pytest.mark.parametrize(
     "line",
     [
-        "print(torch.backends.cuda.matmul.allow_tf32)",  # torch raises where this is read after a new switch was set
+        # torch raises where this is read after a new switch was set
+        "print(torch.backends.cuda.matmul.allow_tf32)",
         'torch.set_float32_matmul_precision("medium")',
         "torch.set_float32_matmul_precision(args.precision)",
     ],
@@ -105,5 +106,7 @@ def test_uses_of_amp_are_renamed_with_their_import(before: str, after: str) -> N
 
 @pytest.mark.parametrize("line", ["print(amp)", "amp.common.x()", "f = amp.GradScaler"])
 def test_an_import_of_amp_with_another_use_is_left(line: str) -> None:
-    found = check_text(f"from torch.cuda import amp\ns = amp.GradScaler()\n{line}\n", lambda code: code == "AMP302")
+    found = check_text(
+        f"from torch.cuda import amp\ns = amp.GradScaler()\n{line}\n", lambda code: code == "AMP302"
+    )
     assert [finding.edits for finding in found] == [()]

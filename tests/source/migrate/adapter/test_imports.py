@@ -168,14 +168,22 @@ def test_parameters_without_gradient_are_an_error_of_the_wrapper(code: str, note
     found = adapt_text(text).findings
     assert [each.line for each in found if "pass delay_allreduce=True" in each.message] == [2] * notes
     found = migrate_text(text).findings
-    assert [each.line for each in found if "takes parameters that never get a gradient" in each.message] == [2] * notes
+    assert [each.line for each in found if "takes parameters that never get a gradient" in each.message] == [
+        2
+    ] * notes
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        ("parallel.DistributedDataParallel(net, gradient_predivide_factor=2, prof=True, num_allreduce_streams=2)", ""),
-        ("parallel.DistributedDataParallel(net, retain_allreduce_buffers=True)", "keeps no allreduce_buffers"),
+        (
+            "parallel.DistributedDataParallel(net, gradient_predivide_factor=2, prof=True, num_allreduce_streams=2)",
+            "",
+        ),
+        (
+            "parallel.DistributedDataParallel(net, retain_allreduce_buffers=True)",
+            "keeps no allreduce_buffers",
+        ),
         ("optimizers.FusedSGD(w, lr=1, momentum=0.5)", ""),
         ("optimizers.FusedSGD(w, lr=1, wd_after_momentum=True)", "has no option wd_after_momentum"),
         ("optimizers.FusedAdam(w, adam_w_mode=False)", ""),
@@ -216,4 +224,6 @@ def test_a_name_of_no_apex_fails_to_import_as_before() -> None:
     for migration in (adapt_text(text), migrate_text(text)):
         assert migration.text == text
         assert [each.kind for each in migration.findings] == ["note"]
-        assert "no version of Apex has apex.normalization.FusedHouseLayerNorm" in migration.findings[0].message
+        assert (
+            "no version of Apex has apex.normalization.FusedHouseLayerNorm" in migration.findings[0].message
+        )

@@ -84,7 +84,9 @@ def test_one_adapter_serves_a_project(tmp_path: Path, files: dict[str, str], pla
         ({"engine/main.py": "from trainer import fit\n"}, f"engine/{ADAPTER}"),
     ],
 )
-def test_the_adapter_lies_where_a_file_is_imported_from(tmp_path: Path, importer: dict[str, str], place: str) -> None:
+def test_the_adapter_lies_where_a_file_is_imported_from(
+    tmp_path: Path, importer: dict[str, str], place: str
+) -> None:
     """Through a folder without `__init__.py`, which itself imports nothing of the project."""
     plans = _plans(tmp_path, {"engine/trainer.py": USE, **importer})
     assert plans == {f"{place}.py": (ADAPTER, ["engine/trainer.py"])}
@@ -140,7 +142,10 @@ def test_projects_next_to_each_other_have_adapters_of_their_own(tmp_path: Path) 
 
 def test_a_script_finds_the_adapter_before_it_changes_the_path(tmp_path: Path) -> None:
     """A line of `sys.path` acts below itself, so the adapter lies next to the script, whose folder is always there."""
-    files = {"tools/amp/train.py": f"import sys\n{USE}sys.path.append('../..')\nimport lib.net\n", "lib/net.py": ""}
+    files = {
+        "tools/amp/train.py": f"import sys\n{USE}sys.path.append('../..')\nimport lib.net\n",
+        "lib/net.py": "",
+    }
     assert _plans(tmp_path, files) == {f"tools/amp/{ADAPTER}.py": (ADAPTER, ["tools/amp/train.py"])}
 
 
@@ -152,7 +157,9 @@ def test_an_import_above_a_change_of_the_path_is_named_where_files_share_the_ada
     assert [*places] == [f"{ADAPTER}.py"]
     (plan,), _ = plan_adapters([*sorted(tmp_path.rglob("t*.py")), tmp_path / "steps.py"])
     migrations = {file.path.name: file.migration for file in plan.files}
-    found = {name: [each.message for each in one.findings] for name, one in migrations.items() if one is not None}
+    found = {
+        name: [each.message for each in one.findings] for name, one in migrations.items() if one is not None
+    }
     assert [len(found[name]) for name in ("steps.py", "test.py", "train.py")] == [0, 0, 1]
     assert "move it below" in found["train.py"][0]
 
@@ -171,10 +178,14 @@ def test_modules_of_a_package_with_names_of_the_standard_library_are_not_those(t
 def test_a_question_for_apex_stays_where_a_file_stays_on_apex(tmp_path: Path) -> None:
     asks = "try:\n    from apex import amp\n    has_apex = True\nexcept ImportError:\n    has_apex = False\n"
     (tmp_path / "settings.py").write_text(asks)
-    (tmp_path / "train.py").write_text("from settings import has_apex\nfrom apex import amp\namp.initialize(model)\n")
+    (tmp_path / "train.py").write_text(
+        "from settings import has_apex\nfrom apex import amp\namp.initialize(model)\n"
+    )
     ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
     assert [each.changed for each in plan.files] == [True, True]
-    (tmp_path / "train.py").write_text("from settings import has_apex\nfrom apex import amp\namp.init(enabled=True)\n")
+    (tmp_path / "train.py").write_text(
+        "from settings import has_apex\nfrom apex import amp\namp.init(enabled=True)\n"
+    )
     ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
     assert [each.changed for each in plan.files] == [False, False]
     assert "train.py is left by hand and imports Apex" in plan.files[0].lines()[0]
@@ -182,8 +193,12 @@ def test_a_question_for_apex_stays_where_a_file_stays_on_apex(tmp_path: Path) ->
 
 def test_a_core_stays_on_apex_with_the_part_that_another_file_has(tmp_path: Path) -> None:
     """The adapter cannot scale what Apex has initialized; a file without a part of the core moves."""
-    (tmp_path / "setup_amp.py").write_text("from apex import amp\nprint(amp.__version__)\namp.initialize(model)\n")
-    (tmp_path / "train.py").write_text("import setup_amp\nfrom apex import amp\namp.master_params(optimizer)\n")
+    (tmp_path / "setup_amp.py").write_text(
+        "from apex import amp\nprint(amp.__version__)\namp.initialize(model)\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import setup_amp\nfrom apex import amp\namp.master_params(optimizer)\n"
+    )
     (tmp_path / "wrap.py").write_text("from apex.parallel import SyncBatchNorm\nSyncBatchNorm(2)\n")
     ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
     assert [(each.path.name, each.changed) for each in plan.files] == [
@@ -235,7 +250,11 @@ def test_copies_in_two_folders_act_as_one(tmp_path: Path) -> None:
     )
     path = os.pathsep.join([str(tmp_path), str(tmp_path / "one")])
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "True 1\n"
 

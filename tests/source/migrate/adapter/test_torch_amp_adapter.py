@@ -45,7 +45,18 @@ SAYS = re.compile(r"Selected |Defaults |Processing |After |Warning:|Skipping los
 
 
 def _run(python: Any, folder: Path, *arguments: str) -> tuple[int, list[str]]:
-    words = ["-W", "ignore", "-m", "ampcompare", "exec", "--no-guards", "--device", "cpu", "train.py", *arguments]
+    words = [
+        "-W",
+        "ignore",
+        "-m",
+        "ampcompare",
+        "exec",
+        "--no-guards",
+        "--device",
+        "cpu",
+        "train.py",
+        *arguments,
+    ]
     done = python.run(words, folder, {**os.environ, "OMP_NUM_THREADS": "1"})
     lines = [line for line in done.stdout.splitlines() if line.strip() and not SAYS.match(line)]
     return done.returncode, lines or done.stderr.splitlines()
@@ -73,7 +84,9 @@ def test_trains_as_the_engine(forked_python: Any, tmp_path: Path, level: str, ki
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_trains_as_the_engine_at_every_level(forked_python: Any, tmp_path: Path, level: str, kind: str) -> None:
+def test_trains_as_the_engine_at_every_level(
+    forked_python: Any, tmp_path: Path, level: str, kind: str
+) -> None:
     _compare(forked_python, tmp_path, SCRIPT.read_text(), level, kind)
 
 
@@ -193,7 +206,9 @@ PUT_IN = "for each in net.parameters(): each.data = torch.full_like(each, k)"
         (PUT_IN, "torch.inference_mode()"),
     ],
 )
-def test_evaluations_see_the_weights_of_their_time(forked_python: Any, tmp_path: Path, change: str, mode: str) -> None:
+def test_evaluations_see_the_weights_of_their_time(
+    forked_python: Any, tmp_path: Path, change: str, mode: str
+) -> None:
     """Those of checkpoints that are loaded, or averages that are swapped in, with no step between them."""
     text = HEAD + (
         "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
@@ -275,8 +290,14 @@ def test_an_error_in_a_block_leaves_the_gradients_that_were_there(forked_python:
     [
         ("amp.initialize(net, optimizer, opt_level='01')", "letter O"),
         ("amp.initialize(net, optimizer, opt_level='O1', keep_batchnorm_fp32=True)", "not for opt_level O1"),
-        ("amp.initialize(net, optimizer, opt_level='O2', patch_torch_functions=True)", "not for opt_level O2"),
-        ("amp.initialize(net, optimizer); amp.initialize(net, optimizer)", "went through amp.initialize before"),
+        (
+            "amp.initialize(net, optimizer, opt_level='O2', patch_torch_functions=True)",
+            "not for opt_level O2",
+        ),
+        (
+            "amp.initialize(net, optimizer); amp.initialize(net, optimizer)",
+            "went through amp.initialize before",
+        ),
         ("amp.scale_loss(x, optimizer).__enter__()", "without amp.initialize"),
         (
             "amp.initialize(net); nn.functional.binary_cross_entropy(net(x).sigmoid(), net(x).sigmoid())",
@@ -366,8 +387,18 @@ def test_has_every_name_that_imports_are_changed_to() -> None:
 
 OF_DDP = (
     {"gradient_predivide_factor": 4.0},
-    {"gradient_predivide_factor": 4.0, "gradient_average": False, "message_size": 25, "num_allreduce_streams": 2},
-    {"allreduce_always_fp32": True, "gradient_average_split_factor": 2.0, "prof": False, "shared_param": None},
+    {
+        "gradient_predivide_factor": 4.0,
+        "gradient_average": False,
+        "message_size": 25,
+        "num_allreduce_streams": 2,
+    },
+    {
+        "allreduce_always_fp32": True,
+        "gradient_average_split_factor": 2.0,
+        "prof": False,
+        "shared_param": None,
+    },
     {"delay_allreduce": True, "retain_allreduce_buffers": True, "allreduce_trigger_params": None},
 )
 

@@ -64,7 +64,9 @@ def test_what_runs_in_fp16_outside_of_autocast_stays(tmp_path: Path, below: str)
     (said,) = _left(tmp_path, below)
     assert "O1 cast its inputs" in said
     assert ("runs a network whose weights line 8 casts" in said) == below.startswith("export")
-    assert said.startswith("line 9 of net.py" if below.startswith("export") else "this runs a network outside of")
+    assert said.startswith(
+        "line 9 of net.py" if below.startswith("export") else "this runs a network outside of"
+    )
 
 
 @pytest.mark.parametrize(

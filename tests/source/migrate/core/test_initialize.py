@@ -21,7 +21,11 @@ with amp.scale_loss(loss, {1}) as scaled:
     ("call", "optimizer", "line"),
     [
         ("nets, steps = amp.initialize([net], [first])", "steps[0]", "nets, steps = [net], [first]"),
-        ("nets, steps = amp.initialize([net, critic], [first])", "steps[0]", "nets, steps = [net, critic], [first]"),
+        (
+            "nets, steps = amp.initialize([net, critic], [first])",
+            "steps[0]",
+            "nets, steps = [net, critic], [first]",
+        ),
         ("nets, first = amp.initialize([net], first)", "first", "nets = [net]"),
         ("[net], first = amp.initialize([net], first)", "first", ""),
         ("(net, critic), (first, second) = amp.initialize([net, critic], [first, second])", "first", ""),
@@ -33,6 +37,6 @@ def test_the_value_keeps_its_form(call: str, optimizer: str, line: str) -> None:
     above, _, below = migration.text.partition("scaler = ")
     assert "amp.initialize" not in migration.text
     between = [*above.splitlines()[4:], *below.splitlines()[1:2]]
-    assert [each for each in between if " = " in each and "with " not in each and "loss" not in each] == [line] * bool(
+    assert [each for each in between if " = " in each and "with " not in each and "loss" not in each] == [
         line
-    )
+    ] * bool(line)

@@ -36,10 +36,14 @@ class Net(torch.nn.Linear):
         return {"z": z, "rest": (Pair(z, x.long()), [z.dtype, None])}
 
 
-@pytest.mark.parametrize("copies", ["", "\nother = copy.deepcopy(model)\nscores = other(x)['z'].softmax(dim=1)"])
+@pytest.mark.parametrize(
+    "copies", ["", "\nother = copy.deepcopy(model)\nscores = other(x)['z'].softmax(dim=1)"]
+)
 def test_what_follows_a_model_of_O2_is_computed_in_fp32(copies: str) -> None:
     """Products of its outputs and functions of other packages as well, in training, evaluation and copies."""
-    text = migrate_text(CONTRASTIVE.replace("EVALUATION", EVALUATION + copies)).text.replace('"cuda"', '"cpu"')
+    text = migrate_text(CONTRASTIVE.replace("EVALUATION", EVALUATION + copies)).text.replace(
+        '"cuda"', '"cpu"'
+    )
     model = Net(4, 4)
     seen: list[Any] = []
 
@@ -70,7 +74,11 @@ def test_a_model_of_O2_that_is_off_returns_what_it_returns(copies: str) -> None:
     """As Apex left it alone."""
     script = CONTRASTIVE.replace('"O2"', '"O2", enabled=False').replace("EVALUATION", copies)
     model = Net(4, 4)
-    names: dict[str, Any] = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "data": []}
+    names: dict[str, Any] = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "data": [],
+    }
     exec("import copy\n" + migrate_text(script).text.replace('"cuda"', '"cpu"'), names)
     assert type(model) is Net
     assert model.forward.__func__ is Net.forward  # type: ignore[attr-defined]
@@ -80,9 +88,9 @@ def test_several_models_under_one_name_are_left() -> None:
     text = "import torch\nfrom apex import amp\nmodels = [first, second]\n"
     text += CONTRASTIVE.replace("import torch\nfrom apex import amp\n", "").replace("model,", "models,")
     found = migrate_text(text.replace("(model, opt", "(models, opt")).findings
-    assert [each.kind for each in found if "no plain name" in each.message or "not a plain name" in each.message] == [
-        BY_HAND
-    ]
+    assert [
+        each.kind for each in found if "no plain name" in each.message or "not a plain name" in each.message
+    ] == [BY_HAND]
 
 
 def test_a_cross_entropy_of_probabilities_inside_a_model_of_O2_is_noted() -> None:

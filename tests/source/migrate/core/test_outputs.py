@@ -182,7 +182,9 @@ def train(options, model, optimizer, data, fp16):
         SEEN = power(options)
 """
     lines = migrate_text(text).text.splitlines()
-    assert [line.strip() for above, line in itertools.pairwise(lines) if above.strip().startswith("with ")] == [
+    assert [
+        line.strip() for above, line in itertools.pairwise(lines) if above.strip().startswith("with ")
+    ] == [
         "loss = model(x).mean()",
         "SEEN = power(options)",
     ]
@@ -191,7 +193,9 @@ def train(options, model, optimizer, data, fp16):
 def test_what_another_file_gets_is_noted(tmp_path: Path) -> None:
     text = TRAINING.replace("DEFINITIONS", DEFINITIONS).replace("    BELOW\n", "")
     (tmp_path / "train.py").write_text(text, encoding="utf-8")
-    (tmp_path / "score.py").write_text("from train import infer\nprint(infer(x).softmax(1))\n", encoding="utf-8")
+    (tmp_path / "score.py").write_text(
+        "from train import infer\nprint(infer(x).softmax(1))\n", encoding="utf-8"
+    )
     migration = migrate_file(tmp_path / "train.py").migration
     assert migration is not None
     (found,) = [each for each in migration.findings if "computes on it outside of autocast" in each.message]

@@ -48,10 +48,18 @@ def test_weights_that_become_fp16_while_they_train_leave_the_file(cast: str) -> 
 
 
 @pytest.mark.parametrize(
-    "cast", ["copy = copy.deepcopy(model).half()", "image = model(x).half()", "model = model.float()", "y = x.half()"]
+    "cast",
+    [
+        "copy = copy.deepcopy(model).half()",
+        "image = model(x).half()",
+        "model = model.float()",
+        "y = x.half()",
+    ],
 )
 def test_casts_of_other_things_are_no_casts_of_weights(cast: str) -> None:
-    assert not any("to fp16; GradScaler" in each.message for each in migrate_text(_script(below=cast)).findings)
+    assert not any(
+        "to fp16; GradScaler" in each.message for each in migrate_text(_script(below=cast)).findings
+    )
 
 
 def test_what_else_computes_is_named(tmp_path: Path) -> None:
@@ -64,10 +72,14 @@ def test_what_else_computes_is_named(tmp_path: Path) -> None:
     above = "teacher = torch.nn.Linear(4, 4)\nvalidate(model, x)\n"
     within = "with torch.no_grad():\n        target = teacher(x)"
     path = tmp_path / "train.py"
-    path.write_text(_script(above=above, within=within, below="count(model)\nvalidate(model, x)"), encoding="utf-8")
+    path.write_text(
+        _script(above=above, within=within, below="count(model)\nvalidate(model, x)"), encoding="utf-8"
+    )
     migration = migrate_file(path).migration
     assert migration is not None
-    (found,) = [each for each in migration.findings if each.message.startswith("O1 cast all over the process")]
+    (found,) = [
+        each for each in migration.findings if each.message.startswith("O1 cast all over the process")
+    ]
     assert found.kind == NOTE
     assert found.message.endswith("as by: teacher() (line 10), validate() (line 16)")
 
@@ -85,7 +97,10 @@ def test_a_model_is_known_by_the_names_of_parameters_that_get_it() -> None:
         ("nets = {'g': model}", "nets['g'](x)"),
         ("nets = [model, other]", "[net(x) for net in nets]"),
         ("loss_of, (nets) = other, [model]", "[net(loss_of(x)) for loss_of, net in zip(losses, nets)]"),
-        ("nets = dict(a=1)\nnets['g'], rest = model, 1\nnets['g'] = model", "sum(net(x) for _, net in nets.items())"),
+        (
+            "nets = dict(a=1)\nnets['g'], rest = model, 1\nnets['g'] = model",
+            "sum(net(x) for _, net in nets.items())",
+        ),
     ],
 )
 def test_a_model_is_known_as_a_member_of_lists_and_dicts(held: str, call: str) -> None:
@@ -114,18 +129,24 @@ def test_what_is_not_seen_to_compute_is_not_named(tmp_path: Path) -> None:
         "for rotate in [left, right]:\n        y = rotate(x)\n"
         "    x = torch.nn.functional.pad(x, 1)\n    x.to(y)\n    net.module.save(y)"
     )
-    below = "count(model)\nload(model, p)\naverage.update(model)\nunseen.wrap(model)\nvalidate({'g': model}, x)"
+    below = (
+        "count(model)\nload(model, p)\naverage.update(model)\nunseen.wrap(model)\nvalidate({'g': model}, x)"
+    )
     path = tmp_path / "train.py"
     path.write_text(_script(above=above, within=within, below=below), encoding="utf-8")
     migration = migrate_file(path).migration
     assert migration is not None
-    (found,) = [each for each in migration.findings if each.message.startswith("O1 cast all over the process")]
+    (found,) = [
+        each for each in migration.findings if each.message.startswith("O1 cast all over the process")
+    ]
     assert found.message.endswith("as by: validate() (line 23)")
 
 
 def test_methods_of_a_model_that_nothing_shows_are_named() -> None:
     """A guess by their names is said; those of torch are known."""
-    script = _script(below="model.update_queue(x)\nmodel.sample()\nmodel.load_state_dict(x)\nmodel.train(True)")
+    script = _script(
+        below="model.update_queue(x)\nmodel.sample()\nmodel.load_state_dict(x)\nmodel.train(True)"
+    )
     found = [each.message for each in migrate_text(script).findings if "nothing here shows" in each.message]
     assert [each.split()[0] for each in found] == ["model.update_queue()", "model.sample()"]
 
@@ -145,7 +166,9 @@ def test_methods_of_a_model_in_the_project_are_named_where_they_are_seen_to_comp
 
 def test_the_methods_of_modules_are_those_of_torch() -> None:
     own = {
-        name for name in dir(torch.nn.Module) if not name.startswith("_") and callable(getattr(torch.nn.Module, name))
+        name
+        for name in dir(torch.nn.Module)
+        if not name.startswith("_") and callable(getattr(torch.nn.Module, name))
     }
     assert own - {"forward"} <= OF_MODULE
     assert all(hasattr(torch, name.removeprefix("torch.").split(".")[0]) for name in NO_GRAD)

@@ -165,7 +165,9 @@ ORDINARY = {
         (MADE, f"    if there:\n    {MADE}"),
     ),
     "a state without that of amp": (('"amp": amp.state_dict()', '"optimizer": optimizer.state_dict()'),),
-    "a resumed state": ((MADE, f'{MADE}    saved = torch.load("old.pt")\n    amp.load_state_dict(saved["amp"])\n'),),
+    "a resumed state": (
+        (MADE, f'{MADE}    saved = torch.load("old.pt")\n    amp.load_state_dict(saved["amp"])\n'),
+    ),
 }
 
 
@@ -242,29 +244,61 @@ OTHERS = {
         "gradients are cleared only if",
     ),
     "not cleared": (CLEAR, "", "another form here: zero_grad stands in the block of the step"),
-    "another step": (TRAINED, below("center.step()"), "several calls of step, and a rewrite is proven right for one"),
+    "another step": (
+        TRAINED,
+        below("center.step()"),
+        "several calls of step, and a rewrite is proven right for one",
+    ),
     "a skipped backward pass": (
         BLOCK,
         "        if loss.item() < 9:\n    " + BLOCK.replace("\n ", "\n     "),
         "the backward pass runs only if",
     ),
     "outputs in a list": (LOSS, f"{LOSS}        kept.append(output)\n", "kept.append"),
-    "outputs in an attribute": (LOSS, f"{LOSS}        args.kept = output\n", "goes into `args.kept = output`"),
+    "outputs in an attribute": (
+        LOSS,
+        f"{LOSS}        args.kept = output\n",
+        "goes into `args.kept = output`",
+    ),
     "outputs in a dict": (TRAINED, below("seen = {'out': output}"), "what the model returns"),
     "outputs on the host": (LOSS, f"{LOSS}        seen = output.cpu().numpy()\n", r"output\.cpu"),
     "a softmax outside": (TRAINED, below("seen = torch.softmax(output, 1)"), "torch.softmax"),
-    "a power outside": (TRAINED, below("seen = output ** 2"), "` computes on what comes from the autocast block"),
-    "a power in its place": (TRAINED, below("output **= 2"), "` computes on what comes from the autocast block"),
-    "a sum outside": (TRAINED, below("seen = output.sum()"), "` computes on what comes from the autocast block"),
+    "a power outside": (
+        TRAINED,
+        below("seen = output ** 2"),
+        "` computes on what comes from the autocast block",
+    ),
+    "a power in its place": (
+        TRAINED,
+        below("output **= 2"),
+        "` computes on what comes from the autocast block",
+    ),
+    "a sum outside": (
+        TRAINED,
+        below("seen = output.sum()"),
+        "` computes on what comes from the autocast block",
+    ),
     "a metric of a library": (TRAINED, below("metric.update(output, target)"), "goes into `metric.update"),
     "losses in a meter": ("losses.update(loss.item()", "losses.update(loss.data", r"loss\.data|value"),
-    "a global": (LOSS, f"        global output\n{LOSS}", "another form here: assignments alone in the forward pass"),
+    "a global": (
+        LOSS,
+        f"        global output\n{LOSS}",
+        "another form here: assignments alone in the forward pass",
+    ),
     "a second call of the model": (TRAINED, below("model(images)"), "is outside of the autocast block"),
     "the model in a library": (MADE, f"{MADE}    watch(model)\n", "the model goes into"),
-    "the optimizer in a library": (MADE, f"{MADE}    schedule = warmup(optimizer)\n", "the optimizer goes into"),
+    "the optimizer in a library": (
+        MADE,
+        f"{MADE}    schedule = warmup(optimizer)\n",
+        "the optimizer goes into",
+    ),
     "parameters in a library": (MADE, f"{MADE}    average = Averages(model.parameters())\n", "parameters"),
     "a method of the model": (TRAINED, below("model.regularize()"), "the model goes into `model.regularize"),
-    "an attribute of the model": (TRAINED, below("print(model.features)"), "the model goes into `model.features"),
+    "an attribute of the model": (
+        TRAINED,
+        below("print(model.features)"),
+        "the model goes into `model.features",
+    ),
     "a network of a library": (
         "network.Net()",
         "timm.create_model('x')",
@@ -308,7 +342,11 @@ OTHERS = {
         "",
         "what makes `model` is not seen in this function",
     ),
-    "other names": (MADE, MADE.replace("model, opt", "args.net, opt", 1), "model, optimizer = amp.initialize"),
+    "other names": (
+        MADE,
+        MADE.replace("model, opt", "args.net, opt", 1),
+        "model, optimizer = amp.initialize",
+    ),
     "another loss": (
         "nn.CrossEntropyLoss()",
         "nn.MultiLabelSoftMarginLoss()",
@@ -324,7 +362,11 @@ OTHERS = {
         "loss = torch.cumsum(criterion(output, target), 0)\n        top",
         " is in a block of autocast, and not on the list",
     ),
-    "an evaluation before": (MADE, f"    validate([], model, criterion)\n{MADE}", "this leads to a forward pass above"),
+    "an evaluation before": (
+        MADE,
+        f"    validate([], model, criterion)\n{MADE}",
+        "this leads to a forward pass above",
+    ),
     "weights written in the evaluation": (
         "        for images, target in loader:\n            output = model(images.cuda())",
         "        for images, target in loader:\n            for each in model.parameters():\n"
@@ -334,7 +376,11 @@ OTHERS = {
     "arrays": (MADE, f"{MADE}    x = torch.from_numpy(array)\n", "which may be of fp64"),
     "a tensor of an array": (MADE, f"{MADE}    x = torch.tensor(array)\n", "which may be of fp64"),
     "a loader": (MADE, f"{MADE}    x = torch.utils.data.DataLoader(rows)\n", "which may be of fp64"),
-    "a data set": ("class Meter:\n", "class Meter:\n    def __getitem__(self, key):\n        return 0\n\n", "fp64"),
+    "a data set": (
+        "class Meter:\n",
+        "class Meter:\n    def __getitem__(self, key):\n        return 0\n\n",
+        "fp64",
+    ),
     "accumulation": (STEP, f"        if (step + 1) % 2 == 0:\n    {STEP}", "a step for each backward pass"),
     "an attribute in the forward pass": (
         LOSS,
@@ -351,7 +397,11 @@ OTHERS = {
         f"        try:\n{indent(ROUND, '    ')}        finally:\n            print(step)\n",
         "another form here: no `try` around the backward pass",
     ),
-    "a step above": (BLOCK + CLIP + STEP, STEP + BLOCK, "another form here: the step stands below its backward pass"),
+    "a step above": (
+        BLOCK + CLIP + STEP,
+        STEP + BLOCK,
+        "another form here: the step stands below its backward pass",
+    ),
     "a divided loss": (
         "scale_loss(loss,",
         "scale_loss(loss / len(images),",
@@ -367,7 +417,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("before", "after", "expected"), OTHERS.values(), ids=OTHERS)
-def test_what_is_not_on_the_list_takes_the_adapter(tmp_path: Path, before: str, after: str, expected: str) -> None:
+def test_what_is_not_on_the_list_takes_the_adapter(
+    tmp_path: Path, before: str, after: str, expected: str
+) -> None:
     assert before in BASE
     said = reason(tmp_path, BASE.replace(before, after), other=OTHER)
     assert said.startswith("line ")

@@ -30,7 +30,8 @@ def main(args, model, optimizer, loader):
 
 
 def _files(folder: Path, **texts: str) -> None:
-    (folder / "README.md").touch()  # the topmost folder: above it lie those of all other tests, which would be searched
+    # the topmost folder: above it lie those of all other tests, which would be searched
+    (folder / "README.md").touch()
     for name, text in texts.items():
         path = folder / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(exist_ok=True)
@@ -118,7 +119,12 @@ def test_a_loss_that_a_file_without_an_import_may_scale(tmp_path: Path) -> None:
     assert _is_left(tmp_path / "train.py", "no backward pass is in this file")
 
 
-UPDATES = ("loop.optimizer.step()", "torch.nn.utils.clip_grad_norm_(w, 1.0)", "loss.backward()", "print(w.grad.norm())")
+UPDATES = (
+    "loop.optimizer.step()",
+    "torch.nn.utils.clip_grad_norm_(w, 1.0)",
+    "loss.backward()",
+    "print(w.grad.norm())",
+)
 
 
 @pytest.mark.parametrize("update", UPDATES)
@@ -137,7 +143,9 @@ def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> N
     migration = migrate_file(tmp_path / "one.py")
     assert migration.by_hand == 1
     assert "engine.backward is no backward pass of a loss by its name and arguments" in migration.lines()[0]
-    branches = "if args.half_prec:\n            opt.zero_grad()\n        else:\n            engine.backward(loss)"
+    branches = (
+        "if args.half_prec:\n            opt.zero_grad()\n        else:\n            engine.backward(loss)"
+    )
     _files(tmp_path, two=HEAD + TWO_PASSES.replace("{call}", branches))
     assert "            engine.backward(loss)\n" in _migrated(tmp_path / "two.py")
     assert "scaler.step fails without one" in "\n".join(migrate_file(tmp_path / "two.py").lines())
@@ -188,10 +196,16 @@ def test_names_that_another_file_imports_are_used(tmp_path: Path, user: str) -> 
 def test_a_name_of_a_package_that_lists_it_is_used(tmp_path: Path) -> None:
     _files(tmp_path, user="from layers import FusedAdam\n")
     (tmp_path / "layers").mkdir()
-    (tmp_path / "layers" / "__init__.py").write_text("from apex.optimizers import FusedAdam\n", encoding="utf-8")
+    (tmp_path / "layers" / "__init__.py").write_text(
+        "from apex.optimizers import FusedAdam\n", encoding="utf-8"
+    )
     assert "FusedAdam" in _migrated(tmp_path / "layers" / "__init__.py")
-    _files(tmp_path, user="", all="from apex.optimizers import FusedAdam, FusedSGD\n__all__ = ['FusedAdam']\n")
-    assert _migrated(tmp_path / "all.py") == "from apex.optimizers import FusedAdam\n__all__ = ['FusedAdam']\n"
+    _files(
+        tmp_path, user="", all="from apex.optimizers import FusedAdam, FusedSGD\n__all__ = ['FusedAdam']\n"
+    )
+    assert (
+        _migrated(tmp_path / "all.py") == "from apex.optimizers import FusedAdam\n__all__ = ['FusedAdam']\n"
+    )
 
 
 def test_apex_itself_stays_where_another_file_has_it_from_there(tmp_path: Path) -> None:
@@ -223,7 +237,9 @@ def test_a_function_of_another_file_that_runs_a_backward_pass_is_not_under_autoc
     _files(tmp_path, one=text.replace(clears, ""))
     assert "adds to the gradients of optimizer before they are scaled" in _migrated(tmp_path / "one.py")
     _files(tmp_path, attacks=ATTACKS.replace("    loss.backward()\n", ""), one=text.replace(clears, ""))
-    assert f"            x = x + {name}(model, x, 1)\n            loss = model(x)" in _migrated(tmp_path / "one.py")
+    assert f"            x = x + {name}(model, x, 1)\n            loss = model(x)" in _migrated(
+        tmp_path / "one.py"
+    )
 
 
 SETUP = """
@@ -241,7 +257,9 @@ def test_a_project_with_too_many_files_to_look_at(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("ampcompare.source.migrate.read.neighbors.MAX_MODULES", 4)
     layers = [f"layer_{number}" for number in range(9)]
     imports = "".join(f"import {name}\n" for name in [*layers, "hooks"])
-    _files(tmp_path, hooks=HEAD + HOOK, train=HEAD + imports + SETUP, **dict.fromkeys(layers, "import torch\n"))
+    _files(
+        tmp_path, hooks=HEAD + HOOK, train=HEAD + imports + SETUP, **dict.fromkeys(layers, "import torch\n")
+    )
     assert _is_left(tmp_path / "train.py", "a part of Apex's core is in hooks.py too")
 
 

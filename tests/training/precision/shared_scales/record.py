@@ -68,7 +68,9 @@ def transformer_engine(root: Path) -> dict[str, Any]:
             continue
         x = x.bfloat16() if "bf16" in kind else x
         for what, rows in (("rows", 1), ("transformed", 1), ("squares", 16)):
-            quantizer = nvfp4.NVFP4QuantizerRef(e2m1, quant_tile_shape=(rows, 16), with_rht=what == "transformed")
+            quantizer = nvfp4.NVFP4QuantizerRef(
+                e2m1, quant_tile_shape=(rows, 16), with_rht=what == "transformed"
+            )
             out = quantizer.quantize(x)
             for side, data, scale in (("", out.data, out.scale), (" columns", out.data_t, out.scale_t)):
                 found[f"te nvfp4 {what}{side} {kind}"] = _small(nvfp4.cast_from_fp4x2(data, torch.float32))
@@ -91,7 +93,9 @@ def microxcaling(root: Path) -> dict[str, Any]:
     """Return what it makes of MXFP8 and MXFP4 with scales by `floor`: values, not elements."""
     sys.path.insert(0, str(root))
     module = importlib.import_module("mx.mx_ops")
-    quantize = functools.partial(module._quantize_mx, round="even", axes=[-1], block_size=32, shared_exp_method="max")
+    quantize = functools.partial(
+        module._quantize_mx, round="even", axes=[-1], block_size=32, shared_exp_method="max"
+    )
     found = {}
     for name in ("fp8_e4m3", "fp8_e5m2", "fp4_e2m1"):
         for kind, x in make_matrices(32, 64).items():

@@ -20,7 +20,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.norm, self.layer_norm = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.LayerNorm(16)
-        self.second, self.last, self.scale = nn.Linear(16, 16), nn.Linear(16, 4), nn.Parameter(torch.tensor(1.5))
+        self.second, self.last, self.scale = (
+            nn.Linear(16, 16),
+            nn.Linear(16, 4),
+            nn.Parameter(torch.tensor(1.5)),
+        )
 
     def forward(self, inputs):
         hidden = functional.gelu(self.norm(self.first(inputs)))
@@ -68,13 +72,18 @@ elif kind == "static":
     net, optimizer = amp.initialize(net, optimizer, opt_level=level, loss_scale="100.0")
     train(net, optimizer, steps=2)
 elif kind == "bounds":
-    net, optimizer = amp.initialize(net, optimizer, opt_level=level, loss_scale="dynamic", min_loss_scale=65536.0)
+    net, optimizer = amp.initialize(
+        net, optimizer, opt_level=level, loss_scale="dynamic", min_loss_scale=65536.0
+    )
     train(net, optimizer)
 elif kind == "disabled":
     net, optimizer = amp.initialize(net, optimizer, opt_level=level, enabled=False)
     train(net, optimizer, steps=2)
 elif kind == "options":
-    own = {"O1": {"patch_torch_functions": False}, "O3": {"keep_batchnorm_fp32": "True", "master_weights": True}}
+    own = {
+        "O1": {"patch_torch_functions": False},
+        "O3": {"keep_batchnorm_fp32": "True", "master_weights": True},
+    }
     more = own.get(level, {"keep_batchnorm_fp32": False})
     net, optimizer = amp.initialize(net, optimizer, opt_level=level, cast_model_outputs=torch.float16, **more)
     print(net(x).dtype)
@@ -113,7 +122,9 @@ elif kind == "losses":  # two losses of one optimizer, with scalers of their own
 elif kind == "gan":  # two models and optimizers, one loss for both
     other = nn.Linear(4, 1).cuda()
     second = torch.optim.Adam(other.parameters(), lr=1e-2)
-    (net, other), (optimizer, second) = amp.initialize([net, other], [optimizer, second], opt_level=level, num_losses=2)
+    (net, other), (optimizer, second) = amp.initialize(
+        [net, other], [optimizer, second], opt_level=level, num_losses=2
+    )
     for step in range(5):
         optimizer.zero_grad()
         fake = net(x)
@@ -213,7 +224,9 @@ elif kind == "group":  # parameters that an optimizer gets later, and some that 
 elif kind == "functions":
     import types
 
-    own = types.SimpleNamespace(power=lambda value: value * value, product=lambda a, b: a @ b, join=lambda a, b: a - b)
+    own = types.SimpleNamespace(
+        power=lambda value: value * value, product=lambda a, b: a @ b, join=lambda a, b: a - b
+    )
     amp.register_float_function(own, "power")
     amp.register_half_function(own, "product")
     amp.register_promote_function(own, "join")
@@ -279,12 +292,15 @@ elif kind == "late":  # what is done between amp.initialize and the first backwa
         with torch.no_grad():
             each.mul_(2.0).copy_(kept)
     train(net, optimizer, steps=2)
-elif kind in ("state", "adam state"):  # what an optimizer has before amp.initialize, and what it loads behind it
+elif kind in ("state", "adam state"):
+    # what an optimizer has before amp.initialize, and what it loads behind it
     if kind == "adam state":
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 
     def types():
-        tensors = (one for state in optimizer.state.values() for one in state.values() if torch.is_tensor(one))
+        tensors = (
+            one for state in optimizer.state.values() for one in state.values() if torch.is_tensor(one)
+        )
         return [(str(each.dtype), each.float().sum().item()) for each in tensors]
 
     for _ in range(2):
@@ -314,12 +330,20 @@ elif kind == "masters":  # saved with a checkpoint and put back by names of Apex
     print(optimizer._amp_stash.already_patched, amp._amp_state.opt_properties.options["opt_level"])
 elif kind == "zeroing":  # gradients behind `zero_grad`, of parameters without a gradient too
     net, optimizer = amp.initialize(net, optimizer, opt_level=level)
-    for clear in (optimizer.zero_grad, lambda: optimizer.zero_grad(set_to_none=True), net.zero_grad, lambda: None):
+    for clear in (
+        optimizer.zero_grad,
+        lambda: optimizer.zero_grad(set_to_none=True),
+        net.zero_grad,
+        lambda: None,
+    ):
         backward(functional.cross_entropy(net(x), y), optimizer)
         optimizer.step()
         backward(functional.cross_entropy(net(x), y), optimizer)
         clear()
-        print(norms(optimizer), [None if each.grad is None else float(each.grad.norm()) for each in net.parameters()])
+        print(
+            norms(optimizer),
+            [None if each.grad is None else float(each.grad.norm()) for each in net.parameters()],
+        )
         backward(net.first(x.to(net.first.weight.dtype)).float().sum(), optimizer)
         optimizer.step()
         print(digest(net))
@@ -328,7 +352,9 @@ elif kind == "skips":  # overflows whose steps are late, checked later, or seen 
     for step in range(6):
         loss = functional.cross_entropy(net(x), y)
         backward(loss * 1e30 if step in (1, 2, 4) else loss, optimizer, delay_overflow_check=step == 4)
-        print(amp._amp_state.loss_scalers[0]._has_overflow if step != 4 else "unchecked", dict(amp.state_dict()))
+        print(
+            amp._amp_state.loss_scalers[0]._has_overflow if step != 4 else "unchecked", dict(amp.state_dict())
+        )
         if step not in (1, 4):
             print(optimizer.step())
         optimizer.zero_grad()
