@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from ampcompare.tasks import Metric, Task, TensorData
 
@@ -25,22 +24,19 @@ class Ratings(Task):
     def __init__(self, recipe):
         draws = torch.Generator().manual_seed(0)  # the data are the same for every seed of the recipe
         user, item = torch.randint(50, (2, 4000), generator=draws)
-        stars = 3 + torch.sin(user * 0.7) + torch.cos(item * 0.9)
-        samples = {"user": user, "item": item, "stars": stars}
-        train, val = (
-            {name: part[cut] for name, part in samples.items()} for cut in (slice(3000), slice(3000, None))
-        )
+        samples = {"user": user, "item": item, "stars": 3 + torch.sin(user * 0.7) + torch.cos(item * 0.9)}
+        train = {name: part[:3000] for name, part in samples.items()}
+        val = {name: part[3000:] for name, part in samples.items()}
         self.data = TensorData.of("ratings", train, val, seed=recipe.seed)
 
     def make_models(self):
         return [Factors(50, 50)]
 
     def loss(self, models, batch):
-        return F.mse_loss(models[0](batch["user"], batch["item"]), batch["stars"])
+        return nn.functional.mse_loss(models[0](batch["user"], batch["item"]), batch["stars"])
 
     def predict(self, models, batch):
         return models[0](batch["user"], batch["item"])
 
     def measure(self, outputs, batch):
-        # of each sample; sums over the validation set are exact
-        return {"MAE": (outputs - batch["stars"]).abs()}
+        return {"MAE": (outputs - batch["stars"]).abs()}  # of each sample; sums of them are exact

@@ -64,7 +64,7 @@ def test_the_lowest_versions_are_those_that_setup_permits() -> None:
     pins = dict(
         re.findall(r"^([\w-]+)==(.+)$", (ROOT / "constraints" / "lowest.txt").read_text(), re.MULTILINE)
     )
-    trains = next(line for line in SETUP.splitlines() if line.strip().startswith('"torch": ['))
+    trains = SETUP.partition('"torch": [')[2].partition("]")[0]
     stats = next(line for line in SETUP.splitlines() if line.startswith("STATS = "))
     floors = dict(re.findall(r'"([\w-]+)>=([^"]+)"', SETUP.partition("install_requires")[2] + trains + stats))
     floors["torch"] = "{}.{}".format(*OLDEST_TORCH)
