@@ -107,3 +107,19 @@ def _is_excluded(path: Path, patterns: Sequence[str]) -> bool:
         if f"/{pattern.strip('/')}/" in f"/{text}/":
             return True
     return False
+
+
+def absolute_path(path: Path) -> Path:
+    """Return a path from the root, with links as they are."""
+    return Path(os.path.abspath(path))
+
+
+def folders_of_repository(path: Path, *, end: Path | None = None) -> list[Path]:
+    """Return the folder of a file and those above it, up to that of its repository; none where it is in no repository.
+
+    Args:
+        end: a folder that counts as that of a repository, too.
+    """
+    above = list(absolute_path(path).parents)
+    count = next((at for at, each in enumerate(above, 1) if each == end or (each / ".git").exists()), 0)
+    return above[:count]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampcompare.source.migrate.adapter.places import absolute_path
+from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.project import (
     AdapterFile,
     AdapterPlan,

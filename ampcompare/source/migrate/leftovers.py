@@ -1,7 +1,6 @@
 """What a project still has of Apex where its files have moved: names that the engine lacks too, and a dependency."""
 
 import ast
-import os
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import APEX
 from ampcompare.source.document import parse_document, read_source_bytes
+from ampcompare.source.find import absolute_path, folders_of_repository
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
@@ -82,17 +82,11 @@ def _names_at_top(path: Path) -> frozenset[str]:
 
 def requirements_of_apex(paths: Iterable[Path]) -> list[tuple[Path, int, str]]:
     """Return the lines, with their files and numbers, by which the projects of some files ask for the package Apex."""
-    folders = dict.fromkeys(folder for path in paths for folder in _folders_of_project(path))
+    folders = dict.fromkeys(
+        folder for path in paths for folder in folders_of_repository(path) or [absolute_path(path).parent]
+    )
     files = [file for folder in folders for pattern in REQUIREMENTS for file in sorted(folder.glob(pattern))]
     return [found for file in dict.fromkeys(files) if file.is_file() for found in _lines_that_ask(file)]
-
-
-def _folders_of_project(path: Path) -> list[Path]:
-    """Return the folder of a file and those above it, up to that of its repository; its own where there is none."""
-    here = Path(os.path.abspath(path.parent))
-    above = [here, *here.parents]
-    number = next((number for number, each in enumerate(above) if (each / ".git").exists()), 0)
-    return above[: number + 1]
 
 
 def _lines_that_ask(file: Path) -> Iterator[tuple[Path, int, str]]:

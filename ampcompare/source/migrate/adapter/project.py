@@ -100,7 +100,11 @@ def plan_adapters(
     _join_importers(groups, places)
     _part_scripts(groups, early)
     _join_roots(groups)
-    return [_plan_project(root, files, early) for root, files in sorted(groups.items())], faults
+    plans = [
+        _plan_project(root, places.package_for_adapter(root, files), files, early)
+        for root, files in sorted(groups.items())
+    ]
+    return plans, faults
 
 
 def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
@@ -116,11 +120,7 @@ def movable_files(paths: Iterable[Path]) -> list[Path]:
     return [each.path for plan in plans for each in plan.files if each.changed and not each.by_hand]
 
 
-def _plan_project(root: Path, paths: list[Path], early: Mapping[Path, ast.stmt]) -> AdapterPlan:
-    below = [path.relative_to(root).parts for path in paths if path.is_relative_to(root)]
-    packages = [parts[0] for parts in below if len(parts) > 1]
-    packages = [each for each in packages if (root / each / "__init__.py").is_file() and each.isidentifier()]
-    package = max(packages, key=packages.count, default="")
+def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Path, ast.stmt]) -> AdapterPlan:
     name = f"{package}.{ADAPTER}" if package else ADAPTER
     place = root / package / f"{ADAPTER}.py"
     present = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None

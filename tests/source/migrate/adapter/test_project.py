@@ -131,6 +131,48 @@ def test_files_that_train_together_share_an_adapter_that_all_of_them_find(
     }
 
 
+NET = "import sys\nsys.path.append('..')\nfrom network.net import Net\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        # A package that no other file imports, of tests or not.
+        ({"train.py": f"from network.net import Net\n{USE}", "test/__init__.py": "", "test/net.py": NET + USE}, ""),
+        ({"train.py": f"from network.net import Net\n{USE}", "tmp_script/__init__.py": "",
+          "tmp_script/net.py": NET + USE}, ""),
+        ({"train.py": f"from network.net import Net\n{USE}", "old/__init__.py": "", "old/net.py": NET + USE}, ""),
+        # One of tests, or with a name of the standard library, although a file imports it.
+        ({"train.py": f"from tests.net import Net\n{USE}", "tests/__init__.py": "", "tests/net.py": USE}, ""),
+        ({"train.py": f"from code.net import Net\n{USE}", "code/__init__.py": "", "code/net.py": USE}, ""),
+        ({"code/__init__.py": "", "code/net.py": USE}, ""),
+        # The tests of a package; and tests alone.
+        ({"pkg/__init__.py": "", "pkg/net.py": USE, "tests/__init__.py": "", "tests/net.py": f"import pkg.net\n{USE}",
+          "tests/more.py": f"import pkg.net\n{USE}"}, "pkg/"),
+        ({"tests/__init__.py": "", "tests/net.py": USE}, "tests/"),
+    ],
+)  # fmt: skip
+def test_the_adapter_lies_in_no_package_that_the_project_can_do_without(
+    tmp_path: Path, files: dict[str, str], place: str
+) -> None:
+    plans = _plans(tmp_path, {"network/net.py": "", **files})
+    assert [*plans] == [f"{place}{ADAPTER}.py"]
+
+
+@pytest.mark.parametrize(
+    "importer",
+    [
+        "from engine import (\n    net,  # (which is small)\n    trainer,\n)\n",
+        "import sys; import engine.trainer\n",
+        "from engine.trainer \\\n    import fit\n",
+        "if True: from engine.trainer import fit\n",
+    ],
+)
+def test_imports_are_read_in_every_form(tmp_path: Path, importer: str) -> None:
+    plans = _plans(tmp_path, {"engine/trainer.py": USE, "main.py": importer})
+    assert plans == {f"{ADAPTER}.py": (ADAPTER, ["engine/trainer.py"])}
+
+
 def test_projects_next_to_each_other_have_adapters_of_their_own(tmp_path: Path) -> None:
     files = {
         f"{one}/{name}": text
