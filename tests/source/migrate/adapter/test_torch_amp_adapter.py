@@ -179,6 +179,50 @@ def test_loads_a_state_of_the_fused_adam_of_apex(forked_python: Any, tmp_path: P
     assert _run(forked_python, tmp_path) == (0, ["True 3"])
 
 
+WRAPPER = """
+class Lookahead(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner, self.count, self.state, self.defaults = inner, 0, {}, {}
+        self.param_groups = inner.param_groups
+        for each in self.params():
+            self.state[each] = {"slow": each.detach().clone()}
+    def params(self):
+        return [each for group in self.inner.param_groups for each in group["params"]]
+    def zero_grad(self):
+        self.inner.zero_grad()
+    def state_dict(self):
+        return self.inner.state_dict()
+    def load_state_dict(self, state):
+        self.inner.load_state_dict(state)
+    def step(self, closure=None):
+        self.inner.step(closure)
+        self.count += 1
+        for each in self.params() if self.count % 2 == 0 else []:
+            slow = self.state[each]["slow"]
+            slow.copy_(each.data.add_(slow).mul_(0.5))
+"""
+
+
+@pytest.mark.integration
+def test_an_optimizer_around_another_one_shares_its_masters_and_groups(
+    forked_python: Any, tmp_path: Path
+) -> None:
+    text = (
+        HEAD.replace("torch.manual_seed", f"{WRAPPER}\ntorch.manual_seed")
+        + "optimizer = Lookahead(optimizer)\n"
+        + "net, optimizer = amp.initialize(net, optimizer, opt_level='O2', verbosity=0)\n"
+        + "for step in range(5):\n"
+        + "    loss = nn.functional.cross_entropy(net(x), y)\n"
+        + "    optimizer.zero_grad()\n"
+        + "    with amp.scale_loss(loss, optimizer) as scaled_loss:\n"
+        + "        scaled_loss.backward()\n"
+        + "    optimizer.step()\n"
+        + "    optimizer.param_groups[0]['lr'] *= 0.5\n"
+        + "    print(loss.item(), optimizer.inner.param_groups[0]['lr'])\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
 @pytest.mark.integration
 def test_casts_in_threads_that_call_no_forward_of_the_model(forked_python: Any, tmp_path: Path) -> None:
     """As servers and thread pools run parts of a model, and methods other than `forward`."""
@@ -298,7 +342,8 @@ def test_an_error_in_a_block_leaves_the_gradients_that_were_there(forked_python:
             "amp.initialize(net, optimizer); amp.initialize(net, optimizer)",
             "went through amp.initialize before",
         ),
-        ("amp.scale_loss(x, optimizer).__enter__()", "without amp.initialize"),
+        ("amp.scale_loss(x, optimizer).__enter__()", "without amp.initialize of torch_amp_adapter"),
+        ("amp.initialize(net); amp.load_state_dict({'model': {}, 'amp': {}})", "the keys ['model', 'amp']"),
         (
             "amp.initialize(net); nn.functional.binary_cross_entropy(net(x).sigmoid(), net(x).sigmoid())",
             "needs fp32 under O1",
