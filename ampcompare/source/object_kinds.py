@@ -10,14 +10,43 @@ from ampcompare.source.torch_methods import PARAMETER_LISTS, receiver_of
 
 # Classes with another name, such as a scaler of Paddle or of the script itself, may work otherwise.
 SCALERS = ("GradScaler", "ShardedGradScaler", "get_grad_scaler", "grad_scaler")
+# In lower case, with underscores between words: `opt`, `g_opt`, `optimizers_d`, `optimg`.
 OPTIMIZER = re.compile(
-    r"^(?:opt|optim|optimizer)(?:s|izers)?(?:_?[a-z0-9]{1,12})*$|(?:^|_)(?:opt|optim|optimizer)s?$"
+    r"^(?:opt|optim|optimi[sz]er)s?[a-z]?\d*(?:_[a-z0-9]{1,12})*$|_(?:opt|optim|optimi[sz]er)s?\d*$"
 )
+OF_OPTIMIZER = re.compile(r"_(?:level|name|type|kind|class|cls|args?|kwargs|params?|config|cfg|lr)s?$")
+WITH_OPTIM = re.compile(r"(?:^|_)optim\w*$")
 SCHEDULER = re.compile(r"sched|^lr_|warmup|_lr$")
 # Functions that give what the last of their arguments holds, and those that join what all hold.
 SAME_ELEMENTS = ("list", "tuple", "iter", "set", "sorted", "reversed", "filter")
 JOINED = ("itertools.chain",)
 OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "jittor", "sklearn")
+
+
+def is_optimizer_name(name: str) -> bool:
+    """Return whether an object is an optimizer by its name, such as `opt`, `optimizerG` and `gen_optim`.
+
+    For what is said of an object, as by `lint`: a setting, such as `opt_level` and `OPTIM`, is none.
+
+    Args:
+        name: the last part of a dotted name.
+    """
+    words = name.strip("_")
+    if not words[:1].isupper():
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", words)
+    words = words.lower()
+    return OPTIMIZER.search(words) is not None and OF_OPTIMIZER.search(words) is None and not name.isupper()
+
+
+def may_be_optimizer_name(name: str) -> bool:
+    """Return whether an object may be or hold an optimizer by its name, as `optim_wrapper` and `optimizer_config` may.
+
+    For what must be missed nowhere, as by `migrate`: each name of `is_optimizer_name` is one of these.
+
+    Args:
+        name: the last part of a dotted name.
+    """
+    return is_optimizer_name(name) or WITH_OPTIM.search(name) is not None
 
 
 class ObjectKinds:
@@ -117,8 +146,7 @@ class ObjectKinds:
         if "scaler" in last:
             # A scaler of another kind, such as StandardScaler or timm's NativeScaler, works otherwise.
             return "" if made else "scaler"
-        is_setting = last.startswith("optimization") or text.rpartition(".")[2].isupper()
-        return "optimizer" if OPTIMIZER.search(last) and not is_setting else ""
+        return "optimizer" if is_optimizer_name(text.rpartition(".")[2]) else ""
 
     def _kind_of_object_made_by(self, call: ast.Call, scope: Scope) -> str:
         """Return the kind of the object that a call makes; `unknown` or `other` where it is none of them."""

@@ -38,7 +38,7 @@ from ampcompare.source.migrate.read.sites import (
     reads_gradient,
 )
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.object_kinds import SCHEDULER
+from ampcompare.source.object_kinds import SCHEDULER, may_be_optimizer_name
 from ampcompare.source.syntax import (
     argument,
     argument_values,
@@ -80,7 +80,10 @@ OF_GRADIENTS = re.compile(r"grad|clip|norm|unscale|backward|optim|step|hook|call
 WORKS_ON_GRADIENTS = re.compile(
     r"^(?!.*(?:require|no_|enable|zero|clear|reset|is_|need)\w*grad).*grad(?!e|ual)|unscale", re.IGNORECASE
 )
-OPTIMIZERS = re.compile(r"^_*opt(?:im\w*)?\d*$|(?:^|_)optim\w*$")
+
+GIVING_PARAMETERS = frozenset({
+    "parameters", "named_parameters", "modules", "named_modules", "master_params", "children",
+})  # fmt: skip
 JOINING = frozenset(
     {"list", "tuple", "iter", "filter", "chain", "sorted", "map", "zip", "vars", "reversed", "enumerate"}
 )
@@ -189,7 +192,7 @@ def is_optimizer_step(module: Module, node: ast.AST) -> bool:
 def is_step_or_read(module: Module, node: ast.AST) -> bool:
     """Return whether a node steps an optimizer, by its name, or reads gradients."""
     owner = _receiver_of_call(node)
-    named = owner is not None and OPTIMIZERS.search(last_name(owner).rstrip("s")) is not None
+    named = owner is not None and may_be_optimizer_name(last_name(owner))
     return is_gradient_read(module, node) or (named and is_optimizer_step(module, node))
 
 
@@ -230,14 +233,7 @@ def _gradient_holders_given(module: Module, call: ast.Call) -> set[str]:
         name = last_name(node)
         if isinstance(node, ast.Call):
             maker = last_name(node.func)
-            if maker in (
-                "parameters",
-                "named_parameters",
-                "modules",
-                "named_modules",
-                "master_params",
-                "children",
-            ):
+            if maker in GIVING_PARAMETERS:
                 found.add("parameters")
             elif maker in JOINING:
                 waiting += argument_values(node)
@@ -246,7 +242,7 @@ def _gradient_holders_given(module: Module, call: ast.Call) -> set[str]:
                 found.add("gradients")
             elif CARRIES_ALL.search(name):
                 found.add("all")
-            elif OPTIMIZERS.search(name):
+            elif may_be_optimizer_name(name):
                 found.add("optimizer")
             elif OBJECTS.search(name):
                 found.add("parameters")
@@ -360,7 +356,7 @@ class _EventFollower(CallFollower):
                 self._record_event("backward", call, frame)
         elif is_optimizer_step(module, call) and owner is not None:
             key = self.canonical_text_of(owner, frame)
-            if last_part(key).rstrip("[]") in self._tails or OPTIMIZERS.search(last_name(owner)):
+            if last_part(key).rstrip("[]") in self._tails or may_be_optimizer_name(last_name(owner)):
                 self._record_event("step", call, frame, names=(key,))
         elif is_gradient_read(module, call):
             self._record_event("read", call, frame)
@@ -826,7 +822,9 @@ class _OrderProof:
             )
         for event in above:
             of_it = event.kind == "clear" and (
-                not event.names or event.names[0] == name or not OPTIMIZERS.search(last_part(event.names[0]))
+                not event.names
+                or event.names[0] == name
+                or not may_be_optimizer_name(last_part(event.names[0]))
             )
             if event.kind == "step" or (of_it and not set(event.facts.items()) - set(block.facts.items())):
                 return
@@ -834,9 +832,8 @@ class _OrderProof:
             if is_plain and event.may_follow(block):
                 raise UnsureRewrite(
                     block.node,
-                    f"{self._place_text(event)} adds to the gradients of {_name_in_source(name)} before "
-                    "they are scaled, and is not "
-                    "rewritten: clear them behind it",
+                    f"{self._place_text(event)} adds to the gradients of {_name_in_source(name)} before they "
+                    "are scaled, and is not rewritten: clear them behind it",
                 )
 
     def _is_before_step(
@@ -1084,7 +1081,7 @@ def _clears_gradients_of(event: GradientEvent, name: str) -> bool:
     """Return whether an event clears the gradients of an optimizer, or those of a model."""
     if event.kind != "clear" or not event.names:
         return False
-    return event.names[0] == name or not OPTIMIZERS.search(last_part(event.names[0]))
+    return event.names[0] == name or not may_be_optimizer_name(last_part(event.names[0]))
 
 
 def _may_gradients_outlast(
@@ -1109,16 +1106,14 @@ def _surely_runs_one(
         loose: whether a condition on a remainder counts as met: what is cleared or kept in turn belongs together.
     """
     events = [each for each in events if not conditions_contradict(each.facts, known)]
+
+    def is_open(key: str) -> bool:
+        is_met = key in known or (loose and "%" in key)
+        return not is_met and not key.endswith("==") and not key.startswith("call at")
+
     keys: list[str] = []
     for each in events:
-        left = [
-            key
-            for key in each.facts
-            if key not in known
-            and not key.endswith("==")
-            and not (loose and "%" in key)
-            and not key.startswith("call at")
-        ]
+        left = list(filter(is_open, each.facts))
         if not left:
             return True
         keys += left
@@ -1144,11 +1139,13 @@ def _with_condition(known: dict[str, object], key: str, value: object) -> dict[s
 
 
 def _missing_conditions(event: GradientEvent, step: GradientEvent) -> list[str]:
-    return [
-        key if value is True else f"not ({key})"
+    """Return the conditions, as text, that hold where an event is reached and on which its step does not depend."""
+    tests = {
+        key: value
         for key, value in event.facts.items()
         if key not in step.facts and not key.endswith("==") and isinstance(value, bool)
-    ]
+    }
+    return [key if holds else f"not ({key})" for key, holds in tests.items()]
 
 
 def _conditions_text(feeders: list[GradientEvent], step: GradientEvent) -> str:
