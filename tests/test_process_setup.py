@@ -1,4 +1,4 @@
-"""Each place that changes its own process stands in docs/design.md, which says why it is there."""
+"""Each place that changes its own process, or gives variables to a child, stands in docs/design.md, with the reason."""
 
 import ast
 import re
@@ -26,6 +26,8 @@ CALLS = {
     "set_start_method": "multiprocessing",
 }
 """Functions by name, with what they are functions of."""
+STARTS = frozenset({"start_fork", "ProcessServer", "run_command"})
+"""Calls that start a process with variables of its own, next to those with `env`."""
 TARGETS = re.compile(
     r"os\.environ\[.*|sys\.(path|argv|dont_write_bytecode)(\[.*)?"
     r"|torch\.backends\.(cudnn\.(benchmark|deterministic|allow_tf32)|cuda\.matmul\.\w+)"
@@ -33,13 +35,17 @@ TARGETS = re.compile(
 WORDS = re.compile(
     r"torch\.(set_|use_det|backends)|set_tf32|environ|sys\.(path|argv|dont)|signal|faulthandler|rlimit|prctl"
     r"|os\.(chdir|setsid|putenv|umask|nice)|addaudithook|set_start_method"
+    rf"|\benv=|\b(?:{'|'.join(STARTS)})\("
 )
 """What a file has in it that is worth parsing: most have none of it."""
 NAMES = re.compile(r"((?:`[\w.]+`(?:, | and )?)+) \(`([\w/.]+\.py)`")  # `a`, `b` and `c` (`path`)
 
 
 def changes_of_process(text: str) -> Iterator[str]:
-    """Yield the outermost function or the method around each statement that changes the process, "" for the module."""
+    """Yield the outermost function or the method around each statement that changes the process, "" for the module.
+
+    A call that gives variables to a child counts as well.
+    """
 
     def visit(node: ast.AST, around: str) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
@@ -55,7 +61,7 @@ def changes_of_process(text: str) -> Iterator[str]:
                 ]
                 if any(TARGETS.fullmatch(ast.unparse(one)) for one in targets):
                     yield name
-            elif isinstance(child, ast.Call) and _is_change(child.func):
+            elif isinstance(child, ast.Call) and (_is_change(child.func) or _gives_variables(child)):
                 yield name
             yield from visit(child, name)
 
@@ -69,6 +75,11 @@ def _is_change(function: ast.expr) -> bool:
         return False
     owner = CALLS[function.attr]
     return ast.unparse(function.value) in ((owner,) if isinstance(owner, str) else owner)
+
+
+def _gives_variables(call: ast.Call) -> bool:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name in STARTS or any(keyword.arg == "env" for keyword in call.keywords)
 
 
 def test_each_change_of_a_process_is_in_the_table() -> None:
@@ -90,6 +101,7 @@ def test_each_change_of_a_process_is_in_the_table() -> None:
         for name in changes_of_process(text)
     }
     assert ("training/process.py", "configure_process") in found, "the test sees what it looks for"
+    assert ("base/processes/call.py", "call_in_child") in found
     assert not found - said, "neither of the tables of docs/design.md has these"
 
 
@@ -105,6 +117,8 @@ def test_each_change_of_a_process_is_in_the_table() -> None:
         "module, sys.argv = 1, []",
         "signal.signal(signal.SIGINT, handler)",
         "torch.backends.cudnn.benchmark = True",
+        "subprocess.run(words, env={})",
+        "server.start_fork(function, words, **options)",
     ],
 )
 def test_what_counts_as_a_change(line: str) -> None:

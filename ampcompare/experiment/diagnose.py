@@ -22,7 +22,7 @@ from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
-from ampcompare.base.processes.script_environment import script_environment
+from ampcompare.base.processes.script_environment import EXAMINING, script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.diagnosis.options import DiagnoseOptions, StepWatchRequest, diagnose_in_child
 from ampcompare.diagnosis.remedies import TestedCandidate, diagnosis_sentence, diagnosis_with_cure
@@ -198,12 +198,7 @@ def run_examined_script(
     start = [sys.executable]
     if config.processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
-    own = {
-        CELL_FOLDER: str(folder),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": "ignore",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
+    own = {CELL_FOLDER: str(folder), "PYTHONUNBUFFERED": "1", **EXAMINING}
     start += ["-m", "ampcompare.script.examination", kind, str(folder / "request.json")]
     command = module_command("ampcompare.experiment.launch.script.supervise", *start)
     with sandbox_of_cell(config, folder) as sandbox, (folder / CellFile.LOG).open("wb") as log:

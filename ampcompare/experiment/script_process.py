@@ -88,8 +88,8 @@ def run_script_in_child(
                 command = module_command("ampcompare.script.process.rewrite_run", words)
             else:
                 from ampcompare.experiment.launch.script.stacks import (  # it imports torch
-                    OTHER_PYTHON,
                     command_that_traces_script,
+                    environment_without_own_python,
                 )
 
                 command, found = command_that_traces_script(
@@ -98,7 +98,7 @@ def run_script_in_child(
                 place = f"in the stack {stack.name} ({found.versions_text})"
                 if found.has_ampcompare and not found.apex_version:
                     place = f"{ENGINE} {place}"
-                environment = {name: value for name, value in environment.items() if name not in OTHER_PYTHON}
+                environment = environment_without_own_python(environment)
             code, text = run_command(command, environment)
         which = (
             "the rewritten script"

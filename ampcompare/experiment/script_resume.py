@@ -15,7 +15,7 @@ from tabulate import tabulate
 from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
-from ampcompare.base.processes.script_environment import script_environment
+from ampcompare.base.processes.script_environment import EXAMINING, script_environment
 from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.killed_saves import kill_outcome_lines, read_kill_outcomes
 from ampcompare.experiment.resume_comparison import (
@@ -221,7 +221,7 @@ class _ResumeRuns:
                 say(WITHOUT_OVERLAYS)
             requests = [self._write_request(each, sandbox) for each in given]
             command = module_command("ampcompare.script.resume_runs", *map(str, requests))
-            own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
+            own = {**EXAMINING, "PYTHONDONTWRITEBYTECODE": "1"}
             code, text = run_command(command, {**script_environment(), **own, **sandbox.environment})
         if code is None:
             raise LaunchError(f"the script had not ended after {TIME_LIMIT:g} s; let it train less")

@@ -21,7 +21,7 @@ def configure_process(config: RunConfig, device: torch.device) -> None:
         device: on which it trains.
 
     Raises:
-        EnvironmentUnfit: `tf32` is "on", and the device has no TF32.
+        BackendUnavailable: `tf32` is "on", and the device has no TF32.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -8,6 +8,10 @@ ONE_THREAD = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONHASHSEED": "0"}
 """Of a process whose steps are compared with those of another one to the last bit, whatever the user has set."""
 
 
+EXAMINING = {"PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
+"""Of a process in which each operation of a script is looked at: compiled code shows none. Torch warns of the watch."""
+
+
 def script_environment(threads: int | None = None) -> dict[str, str]:
     """Return the variables of this process, and what makes runs of a script alike, as far as the user sets none.
 

@@ -15,7 +15,15 @@ MIN_CAPABILITY = (8, 0)
 
 
 def require_tf32(device: torch.device, asked_by: str) -> None:
-    """Check that a device supports TF32, which an arm or option asks for; on any other the switch would do nothing."""
+    """Check that a device supports TF32, which an arm or option asks for; on any other the switch would do nothing.
+
+    Args:
+        device: on which fp32 products and convolutions run.
+        asked_by: the arm or option as users write it, which the message names.
+
+    Raises:
+        BackendUnavailable: it is no CUDA device, or one below compute capability 8.0.
+    """
     if device.type != "cuda":
         raise BackendUnavailable(
             f"{asked_by} asks for TF32, a mode of NVIDIA GPUs from compute capability 8.0, but the device is "

@@ -174,9 +174,14 @@ def _reason_of_error(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def environment_without_own_python() -> dict[str, str]:
-    """Return the variables of this process without those of its Python."""
-    return {name: value for name, value in os.environ.items() if name not in OTHER_PYTHON}
+def environment_without_own_python(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables for another Python: without those that say where this one finds its modules.
+
+    Args:
+        environment: from which they are taken; None for those of this process.
+    """
+    given = os.environ if environment is None else environment
+    return {name: value for name, value in given.items() if name not in OTHER_PYTHON}
 
 
 def copy_recorder(folder: Path) -> None:
@@ -272,9 +277,7 @@ class StackLauncher(ScriptLauncher):
         if config.processes > 1 or script.torchrun:
             start += _words_that_start_ranks(_known[config.stack.command].facts, config.processes)
         command = [*start, str((folder / CellFile.RECORDER).resolve()), *record, *words]
-        return self._open_process(
-            command, {name: one for name, one in environment.items() if name not in OTHER_PYTHON}
-        )
+        return self._open_process(command, environment_without_own_python(environment))
 
     def _open_process(
         self, command: Sequence[str], environment: Mapping[str, str], **options: Any
