@@ -66,8 +66,7 @@ def diagnose(
     from ampcompare.experiment.preflight import run_trials_of_configs
     from ampcompare.experiment.run_options import settings_request, settings_with_script
 
-    if loop is not None and script is not None:
-        raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
+    _refuse_loop_with_script("diagnose", loop, script)
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     request = settings_request(
         recipe, size, config_file, settings_with_script({**settings, "arm": str(arm)}, script, ())
@@ -121,8 +120,7 @@ def profile(
     from ampcompare.experiment.profile import profile as _profile
     from ampcompare.experiment.run_options import settings_request, settings_with_script
 
-    if loop is not None and script is not None:
-        raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
+    _refuse_loop_with_script("profile", loop, script)
     names, reads = _distinct_arm_texts(arms), PROFILE if loop is None else PROFILE_LOOP
     configs = []
     for name in names:
@@ -225,6 +223,11 @@ def find_batch(
     return find_largest_batches_on_free_gpu(
         BatchSearchTerms(configs, memory_limit, margin / 100, note, preflight), gpus
     )
+
+
+def _refuse_loop_with_script(function: str, loop: object, script: object) -> None:
+    if loop is not None and script is not None:
+        raise ConfigError(f"{function} takes either a loop or a script, but both were given; leave one out")
 
 
 def _distinct_arm_texts(arms: Sequence[Arm | str] | str) -> list[str]:

@@ -149,11 +149,8 @@ def _half_equivalent(level: Level) -> tuple[str, str]:
     words += ["bn_fp32"] if level.keep_batchnorm_fp32 else []
     words += ["masters=fp32"] if level.master_weights else []
     words += ["dynamic"] if level.loss_scale == "dynamic" else []
-    words += (
-        [f"loss_scale={level.loss_scale:g}"]
-        if isinstance(level.loss_scale, float) and level.loss_scale != 1
-        else []
-    )
+    if isinstance(level.loss_scale, float) and level.loss_scale != 1:
+        words.append(f"loss_scale={level.loss_scale:g}")
     return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
 
 
@@ -164,18 +161,17 @@ def _differences_from_equivalent(level: Level, twin: str) -> tuple[str, ...]:
             "fp64 weights become fp32",
         )
     if twin.startswith("half"):
-        return (
-            *((NOT_COMPARED,) if level.half_name == "bf16" else ()),
+        differences = [
             "amp.initialize casts inputs and outputs; manually, call .half() and one of .float()",
             "Apex divides the gradients by a static scale after each backward pass, .half() once per step",
-            *(
-                (
-                    "Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000",
-                )
-                if level.loss_scale == "dynamic"
-                else ()
-            ),
-        )
+        ]
+        if level.half_name == "bf16":
+            differences.insert(0, NOT_COMPARED)
+        if level.loss_scale == "dynamic":
+            differences.append(
+                "Apex's dynamic scale doubles after 2000 good steps, up to a ceiling; that of half after 1000"
+            )
+        return tuple(differences)
     scaling = (
         "Apex checks and moves the scale at every backward pass, GradScaler at every update()",
         "at an overflow Apex skips all optimizers of that backward pass, GradScaler only those that overflowed; "

@@ -174,13 +174,10 @@ class Arm:
                 f"unknown backend {backend!r}: {_near_name_hint(backend)}known backends are {known}"
             )
         if spec.parsers is None:
-            return cls(
-                backend,
-                {
-                    k: _parse_third_party_value(v) if isinstance(v, str) else v
-                    for k, v in sorted(given.items())
-                },
-            )
+            read_options = {}
+            for name, value in sorted(given.items()):
+                read_options[name] = _parse_third_party_value(value) if isinstance(value, str) else value
+            return cls(backend, read_options)
         if other := spec.stands_for({option: str(value) for option, value in given.items()}):
             return cls.parse(other)
         parsed: dict[str, Any] = dict(spec.written)

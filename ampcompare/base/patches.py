@@ -75,13 +75,10 @@ class _ReplacedFunction:
         if vars(self._owner).get(self._name) is not self._value:
             return
         if self.arounds or self.puts or self._is_own:
-            self._value = (
-                self._replacement_with_subscribers()
-                if self.arounds
-                else self.puts[-1]
-                if self.puts
-                else self._before
-            )
+            if self.arounds:
+                self._value = self._replacement_with_subscribers()
+            else:
+                self._value = self.puts[-1] if self.puts else self._before
             setattr(self._owner, self._name, self._value)
         elif self._name in vars(self._owner):
             self._value = None

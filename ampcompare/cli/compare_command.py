@@ -55,6 +55,15 @@ RESUME = form_asked_by(
 CAPSULE = form_asked_by(
     "--capsule STEP", "capsule", OF_ONE_STEP, ", which keeps a step of one process of the script as it is"
 )
+
+
+def _parse_jobs(context: Any, parameter: Any, value: str | None) -> int | str | None:
+    """Return the number of --jobs, "auto", or another word, which the rules of the option refuse."""
+    if value and value.isdecimal():
+        return int(value)
+    return value and value.lower()
+
+
 # What these print depends on every option of the comparison.
 LIST_METRICS = form_asked_by(
     "--list-metrics", "list_metrics", AllNamesBut(("resume_args", "dry_run", "emit_cells"))
@@ -165,9 +174,7 @@ compare_option = option_factory(CompareOptions)
 @recipe_options(TRAIN)
 @compare_option(
     "--jobs",
-    callback=lambda context, parameter, value: (
-        int(value) if value and value.isdecimal() else value and value.lower()
-    ),
+    callback=_parse_jobs,
     metavar="N|auto",
     group=MACHINE,
     help="cells to run in parallel, each on its own GPUs or cores; times are compared on equal GPUs only; under Slurm, "
@@ -228,7 +235,9 @@ def command(asked: Form, **parameters: Any) -> int:
     from ampcompare.cli.progress_display import ProgressDisplay
     from ampcompare.experiment.compare import run_comparison
 
-    as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
+    as_json = parameters["as_json"]
+    quiet = parameters["quiet"]
+    interval = parameters["progress_interval"]
     options = compare_options_from_parameters(parameters)
     if (code := run_instead_of_comparison(asked, options, parameters)) is not None:
         return code

@@ -90,8 +90,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     ],
     context_settings={"allow_interspersed_args": False},
     epilog="Exit codes: the script's own; 2 no such script or module; 3 no step was kept; 4 the environment cannot run "
-    "these options. "
-    "With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
+    "these options. With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
 )
 @exec_option("--engine", type=WordChoice(["compat", "nvidia"]))
 @exec_option("--opt-level", type=LEVEL)
@@ -217,7 +216,9 @@ def _run_script_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) ->
     from ampcompare.results.analysis.pairing.declared import options_of_updates
     from ampcompare.script.process.execute import execute
 
-    arm, record, weights = options["arm"], options["record"], options["first_weights"]
+    arm = options["arm"]
+    record = options["record"]
+    weights = options["first_weights"]
     target = call.target
     is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
     looks = ledger or (arm is not None and not is_cell and bool(options_of_updates(Arm.parse(arm))))

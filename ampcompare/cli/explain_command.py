@@ -83,7 +83,9 @@ def command(asked: Form, **parameters: Any) -> int:
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.settings.config import AUTOCAST_LISTS
 
-    arm, width, below = Arm.parse(parameters["arm_text"]), text_width(), ""
+    arm = Arm.parse(parameters["arm_text"])
+    width = text_width()
+    below = ""
     document = explain_arm(arm).data()
     if asked is OF_SCRIPT:
         ran = _ledger_of_brief_training(watched_config(parameters, str(arm), EXPLAIN))

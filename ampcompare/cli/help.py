@@ -165,12 +165,10 @@ class Command(click.Command):
             **settings.get("context_settings", {}),
         }
         super().__init__(*arguments, **settings)
-        self.common, self.examples, self.forms, self.rules = (
-            tuple(common),
-            tuple(examples),
-            tuple(forms),
-            tuple(rules),
-        )
+        self.common = tuple(common)
+        self.examples = tuple(examples)
+        self.forms = tuple(forms)
+        self.rules = tuple(rules)
 
     def invoke(self, ctx: click.Context) -> Any:
         asked = self.resolve_options(ctx)

@@ -13,6 +13,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.workspace import TextDocument
 
 from ampcompare.base.errors import AmpCompareError
+from ampcompare.base.formatting import format_count
 from ampcompare.base.version import __version__
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.catalog import CODES
@@ -73,24 +74,16 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         document = server.workspace.get_text_document(params.text_document.uri)
         selection, findings = lint_document(document)
         first, last = params.range.start.line, params.range.end.line
-        found = [
-            _code_action(
-                document,
-                f"Fix {finding.code}: {CODES[finding.code].remedy}",
-                types.CodeActionKind.QuickFix,
-                finding.edits,
-                [_diagnostic_of_finding(document, finding)],
-            )
-            for finding in findings
-            if finding.edits and first <= finding.line - 1 <= last
-        ]
+        found = []
+        for finding in findings:
+            if finding.edits and first <= finding.line - 1 <= last:
+                title = f"Fix {finding.code}: {CODES[finding.code].remedy}"
+                fixed_by_it = [_diagnostic_of_finding(document, finding)]
+                kind = types.CodeActionKind.QuickFix
+                found.append(_code_action(document, title, kind, finding.edits, fixed_by_it))
         if any(finding.edits for finding in findings):
             text, _, fixed = fix_text(document.source, findings, selection)
-            title = (
-                f"Fix {fixed} mistakes of mixed precision"
-                if fixed != 1
-                else "Fix 1 mistake of mixed precision"
-            )
+            title = f"Fix {format_count(fixed, 'mistake')} of mixed precision"
             found.append(_code_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
         if (rewritten := _rewrite_for_torch_amp(document)) is not None:
             text, by_hand = rewritten

@@ -13,7 +13,9 @@ MAX_NOTICES = 16  # plain lines at a time
 
 def describe_outline(outline: PlanOutline, device: str) -> str:
     """Return the first line: what will run, on which device, into which folder, and what is there already."""
-    arms, seeds, count = outline.arms, outline.seeds, len(outline.cells)
+    arms = outline.arms
+    seeds = outline.seeds
+    count = len(outline.cells)
     named = f" ({printable_line(', '.join(arms), 100)})" if len(arms) <= MAX_NAMED else ""
     if count == 1:
         what = f"{printable_line(arms[0])}, seed {seeds[0]}"

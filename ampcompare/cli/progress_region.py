@@ -92,15 +92,13 @@ def draw_bars(
 def _row_of_parts(*parts: Text | float) -> RenderableType:
     """Return parts in one line; a share is a bar."""
     row = Table.grid(padding=(0, 1, 0, 0))
+    cells: list[RenderableType] = []
     for part in parts:
         if isinstance(part, Text):
             row.add_column(no_wrap=True, overflow="crop")
+            cells.append(part)
         else:
             row.add_column(max_width=MAX_BAR)
-    row.add_row(
-        *(
-            part if isinstance(part, Text) else ProgressBar(1.0, part, complete_style="green")
-            for part in parts
-        )
-    )
+            cells.append(ProgressBar(1.0, part, complete_style="green"))
+    row.add_row(*cells)
     return row

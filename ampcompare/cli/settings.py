@@ -82,10 +82,14 @@ class ScriptCommand(Command):
     """A command that leaves everything after `--` to a script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        own, dashes, words = args, [], []
+        own = args
+        dashes = []
+        words = []
         if "--" in args:
             place = args.index("--")
-            own, dashes, words = args[:place], ["--"], args[place + 1 :]
+            own = args[:place]
+            dashes = ["--"]
+            words = args[place + 1 :]
         try:
             rest = super().parse_args(ctx, list(own))
         except click.UsageError:

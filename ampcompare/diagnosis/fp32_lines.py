@@ -117,9 +117,13 @@ def _widened_value(value: Any) -> Any:
 
 
 def _cast_from_fp32_to(dtype: torch.dtype) -> Callable[[Any], Any]:
-    return lambda value: (
-        value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
-    )
+    """Return a function that casts an fp32 tensor, and returns anything else as it is."""
+
+    def cast(value: Any) -> Any:
+        is_fp32 = isinstance(value, Tensor) and value.dtype is torch.float32
+        return value.to(dtype) if is_fp32 else value
+
+    return cast
 
 
 def _tensors_nested_in(value: Any) -> list[Tensor]:

@@ -127,12 +127,7 @@ class Fp32Reference:
 def _map_argument_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Return arguments of an operation with each leaf changed; these hold no other containers."""
     if isinstance(value, tuple | list):
-        return type(value)(
-            [
-                _map_argument_leaves(change, item) if isinstance(item, tuple | list) else change(item)
-                for item in value
-            ]
-        )
+        return type(value)([_map_argument_leaves(change, item) for item in value])
     if isinstance(value, dict):
         return {name: _map_argument_leaves(change, item) for name, item in value.items()}
     return change(value)

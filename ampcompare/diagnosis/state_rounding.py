@@ -68,13 +68,11 @@ def find_state_rule(
     rules = [OptimizerStateRule("sum", 1.0)]
     for decay in _possible_decays(group):
         rules += [OptimizerStateRule("mean", decay), OptimizerStateRule("maximum", decay)]
-    moved = [
-        rule
-        for rule in rules
-        if torch.allclose(
-            rule.moved_state(before, gradient), after, RELATIVE, added if rule.kind == "maximum" else 0.0
-        )
-    ]
+    moved = []
+    for rule in rules:
+        tolerance = added if rule.kind == "maximum" else 0.0
+        if torch.allclose(rule.moved_state(before, gradient), after, RELATIVE, tolerance):
+            moved.append(rule)
     return moved[0] if len(moved) == 1 else None
 
 
@@ -167,15 +165,14 @@ class StateProbe:
 
     def sample_state_before_step(self, optimizer: Optimizer) -> None:
         """Keep what a step starts from."""
-        self._before = {
-            (id(param), name): (
-                evenly_sampled_elements(state),
-                evenly_sampled_elements(gradient),
-                evenly_sampled_elements(param),
-            )
-            for param, gradient in params_and_grads_to_step(optimizer)
-            for name, state in state_tensors_of(optimizer, param)
-        }
+        self._before = {}
+        for param, gradient in params_and_grads_to_step(optimizer):
+            for name, state in state_tensors_of(optimizer, param):
+                self._before[id(param), name] = (
+                    evenly_sampled_elements(state),
+                    evenly_sampled_elements(gradient),
+                    evenly_sampled_elements(param),
+                )
 
     def note_state_moves_after_step(self, optimizer: Optimizer) -> None:
         """Recognize how each state has moved; one that is nowhere negative and moves in no known way is noted."""

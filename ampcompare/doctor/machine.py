@@ -19,7 +19,9 @@ from ampcompare.base.version import NEWEST_TORCH, OLDEST_TORCH
 from ampcompare.doctor.finding import Check
 
 GIB = 2**30
-MIN_MEMORY, MIN_DISK, MIN_SHARED = 2 * GIB, GIB, GIB // 2
+MIN_MEMORY = 2 * GIB
+MIN_DISK = GIB
+MIN_SHARED = GIB // 2
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 SHARED = Path("/dev/shm")
 WITHOUT_TORCH = "lint, migrate, explain ARM, list, judge and report work without"
@@ -33,14 +35,18 @@ def examine_machine(environment: Mapping[str, str]) -> list[Check]:
 
 def _check_memory() -> Check:
     memory = psutil.virtual_memory()
-    total, free, where = memory.total, memory.available, ""
+    total = memory.total
+    free = memory.available
+    where = ""
     for file in LIMITS:
         try:
             limit = int(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):  # "max" means none
             continue
         if limit < total:
-            total, free, where = limit, min(free, limit), ", the limit of this container"
+            total = limit
+            free = min(free, limit)
+            where = ", the limit of this container"
     value = f"{total / GIB:.1f} GiB{where}, {free / GIB:.1f} GiB available"
     facts = {"total_bytes": total, "available_bytes": free}
     if free >= MIN_MEMORY:

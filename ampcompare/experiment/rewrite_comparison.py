@@ -255,17 +255,18 @@ def _compare_scales(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str
     return EQUAL, "loss scales: equal"
 
 
+def _outcome_text(optimizer: int, is_taken: bool) -> str:
+    return f"{'taken' if is_taken else 'skipped'} by optimizer {optimizer + 1}"
+
+
 def _compare_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
     if rewritten.unchecked_steps:
         how = "an optimizer steps by itself, though a GradScaler has unscaled its gradients, so an overflow is stepped"
         return DIFFERENT, f"steps: {DIFFERENT}; {how}"
     for number, (first, second) in enumerate(zip(original.applied, rewritten.applied, strict=False), 1):
         if first != second:
-            words = [
-                f"{'taken' if taken else 'skipped'} by optimizer {index + 1}"
-                for index, taken in (first, second)
-            ]
-            return DIFFERENT, f"steps: first different at step {number}: {words[0]} against {words[1]}"
+            how = f"{_outcome_text(*first)} against {_outcome_text(*second)}"
+            return DIFFERENT, f"steps: first different at step {number}: {how}"
     if len(original.applied) != len(rewritten.applied):
         return DIFFERENT, f"steps: {len(original.applied)} against {len(rewritten.applied)}"
     return EQUAL, "skipped steps: equal"

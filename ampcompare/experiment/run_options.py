@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.base.option_rules import OptionRule, rule_of_need
+from ampcompare.base.option_rules import OptionRule, Values, rule_of_need
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch import launcher_for_places, make_launcher
 from ampcompare.experiment.launch.places import Places
@@ -28,6 +28,12 @@ from ampcompare.settings.script import SCRIPT_ARMS, script_config
 from ampcompare.settings.stack import parse_stacks
 
 Jobs: TypeAlias = int | Literal["auto"] | None
+
+
+def _times_cells_that_run_at_once(values: Values) -> bool:
+    is_on_queue = bool(values["launchers"] & {"slurm", "ray"})
+    return values["timing_rounds"] > 0 and (values["jobs"] not in (None, 1) or is_on_queue)
+
 
 # What options need and exclude, as they come to be: `launchers` are those of all cells.
 LAUNCH_RULES = (
@@ -57,10 +63,7 @@ COMPARE_RULES = (
         "--timing-rounds",
         "is not for --jobs, Slurm or Ray: it times one arm after the other on this machine",
         "leave it out, or run without them",
-        lambda values: (
-            values["timing_rounds"] > 0
-            and (values["jobs"] not in (None, 1) or bool(values["launchers"] & {"slurm", "ray"}))
-        ),
+        _times_cells_that_run_at_once,
     ),
 )
 

@@ -204,11 +204,11 @@ def _run_from_rows(
 ) -> ScriptRun:
     """Return what the rows of a record say: backward passes of `rows`, and the steps."""
     backwards = [row for row in rows if row.get("kind") == "backward"]
-    losses, scales = (
-        [None if row[key] is None else float(row[key]) for row in backwards]
-        for key in ("loss", "scale_before")
-    )
+
+    def floats_of(key: str) -> list[float | None]:
+        return [None if row[key] is None else float(row[key]) for row in backwards]
+
     order = {number: place for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
     applied = [(order[row["optimizer"]], row["applied"]) for row in steps]
     levels = tuple(row["opt_level"] for row in all_rows if row.get("kind") == "initialize")
-    return ScriptRun(losses, scales, applied, {}, levels=levels)
+    return ScriptRun(floats_of("loss"), floats_of("scale_before"), applied, {}, levels=levels)

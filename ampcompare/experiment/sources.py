@@ -184,16 +184,14 @@ def published_table_beside_rows(sources: SettingsSources, measured: Sequence[Mat
     beside = [(row.label, twins.get(row.label, row)) for row in measured]
     varied = {path for row in measured for path in row.varied}
     as_published = resolve_settings([Layer("recipe", full.settings)]).config
+    base = dict(iter_settings(config.model_dump())) if size is None else {}
     return Published(
         source=full.matrix.reference.source,
         machine=full.matrix.reference.machine,
         recipe=sources.recipe,
         scale=size,
         differs=[] if size is not None else _departures_from_published(as_published, config, varied),
-        rows=[
-            _published_row(figure, beside, dict(iter_settings(config.model_dump())) if size is None else {})
-            for figure in full.matrix.reference.figures
-        ],
+        rows=[_published_row(figure, beside, base) for figure in full.matrix.reference.figures],
     )
 
 

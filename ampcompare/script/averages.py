@@ -92,8 +92,7 @@ class AverageWatch:
             self._rows.add_remark(
                 f"an average in {dtype_name(target.dtype)} stands still: {steps} steps moved "
                 f"{format_rough_percent(1 - share)} % of its elements that differ from what is averaged, as "
-                "rounding loses "
-                f"what is added; keep it in fp32 ({place})"
+                f"rounding loses what is added; keep it in fp32 ({place})"
             )
 
     def _find_weights_like(self, target: Tensor) -> Tensor | None:

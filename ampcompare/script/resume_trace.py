@@ -424,12 +424,12 @@ def _masters_of_adapter(optimizer: Any, adapter: Any) -> dict[int, tuple[Tensor,
     if stash is None:
         return {}
     has_loaded = stash.loads != adapter._state.loads
-    return {
-        id(master): (half, half.detach().float() if has_loaded and half._version != version else master)
-        for master, half, version in zip(
-            stash.all_fp32_from_fp16_params, stash.all_fp16_params, stash.versions, strict=True
-        )
-    }
+    masters = zip(stash.all_fp32_from_fp16_params, stash.all_fp16_params, stash.versions, strict=True)
+    found = {}
+    for master, half, version in masters:
+        is_replaced = has_loaded and half._version != version
+        found[id(master)] = half, half.detach().float() if is_replaced else master
+    return found
 
 
 def _is_key_of_master(key: Any) -> bool:

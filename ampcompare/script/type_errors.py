@@ -264,6 +264,60 @@ def _arms_for_attention_under_o1(failure: _ScriptFailure) -> tuple[str, ...]:
     return ("native:bf16", "native:fp16") if ATTENTION.search(failure.first_message_line) else ()
 
 
+def _index_out_of_bounds_text(failure: _ScriptFailure) -> str:
+    return f"an index is out of bounds, and {failure.rounded}"
+
+
+def _refused_bce_text(failure: _ScriptFailure) -> str:
+    who = "Apex" if failure.stands is _WhatStandsIn.O1 else "torch.autocast"
+    return f"{who} refuses BCELoss, as rounding makes it infinite"
+
+
+def _both_halves_text(failure: _ScriptFailure) -> str:
+    arms_type, scripts_type = "bf16", "fp16"
+    if half_dtype_of(failure.arm) is torch.float16:
+        arms_type, scripts_type = scripts_type, arms_type
+    return f"the arm casts the model to {arms_type} and the script casts tensors itself to {scripts_type}"
+
+
+def _lifted_weights_text(failure: _ScriptFailure) -> str:
+    lifted = " and ".join(failure.lifted)
+    return f"the script casts tensors to {lifted} itself, and its weights, which were that, are fp32"
+
+
+def _mixed_types_in_torch_text(failure: _ScriptFailure) -> str:
+    call = failure.find_torch_call
+    return f"code of torch itself in {call and call.name} computes with both types"
+
+
+def _uncast_torch_call_text(failure: _ScriptFailure) -> str:
+    return f"{_mixed_types_in_torch_text(failure)}, which Apex's lists do not cast"
+
+
+def _uncast_torch_module_text(failure: _ScriptFailure) -> str:
+    module = _torch_module_that_raised(failure.error.__traceback__)
+    return f"code of torch itself in {module} computes with both types, which Apex's lists do not cast"
+
+
+def _mixed_types_in_backward_text(failure: _ScriptFailure) -> str:
+    function = _function_raised_in_backward(failure.error.__traceback__)
+    return f"{function} gets tensors of both types in its backward pass, where autocast is off"
+
+
+def _has_rounded_index(failure: _ScriptFailure) -> bool:
+    return failure.casts and bool(failure.rounded) and isinstance(failure.error, IndexError)
+
+
+def _lacks_half_kernel(failure: _ScriptFailure) -> bool:
+    return failure.names_halves_alone or bool(NO_KERNEL.search(failure.first_message_line))
+
+
+def _is_of_torch_module_under_o1(failure: _ScriptFailure) -> bool:
+    if failure.stands is not _WhatStandsIn.O1:
+        return False
+    return bool(_torch_module_that_raised(failure.error.__traceback__))
+
+
 ONE_TYPE = "give it tensors of one type there, for example with .to(other.dtype)"
 OTHER_ERRORS = (
     _FailureKind(
@@ -275,12 +329,10 @@ OTHER_ERRORS = (
     ),
     _FailureKind(
         OUT_OF_BOUNDS,
-        lambda failure: f"an index is out of bounds, and {failure.rounded}",
+        _index_out_of_bounds_text,
         ("native:bf16", "native:fp16"),
         "pass whole numbers as integers, which nothing casts",
-        applies=lambda failure: (
-            failure.casts and bool(failure.rounded) and isinstance(failure.error, IndexError)
-        ),
+        applies=_has_rounded_index,
     ),
     _FailureKind(
         DENSE,
@@ -299,11 +351,7 @@ TYPE_ERRORS = (
     ),
     _FailureKind(
         BANNED,
-        lambda failure: (
-            f"{'Apex' if failure.stands is _WhatStandsIn.O1 else 'torch.autocast'} refuses BCELoss, as "
-            "rounding makes it "
-            "infinite"
-        ),
+        _refused_bce_text,
         ("fp32",),
         "let the model return logits and use BCEWithLogitsLoss",
         shown="binary_cross_entropy after sigmoid",
@@ -318,10 +366,7 @@ TYPE_ERRORS = (
     ),
     _FailureKind(
         BOTH_HALVES,
-        lambda failure: " and ".join(
-            f"{who} to {'fp16' if (half_dtype_of(failure.arm) is torch.float16) == is_arm else 'bf16'}"
-            for who, is_arm in (("the arm casts the model", True), ("the script casts tensors itself", False))
-        ),
+        _both_halves_text,
         ("fp32",),
         "cast to the type of the weight there",
         applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS,
@@ -331,26 +376,18 @@ TYPE_ERRORS = (
         "torch cannot compute this in 16 bits on this device",
         lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 there",
-        applies=lambda failure: (
-            failure.names_halves_alone or bool(NO_KERNEL.search(failure.first_message_line))
-        ),
+        applies=_lacks_half_kernel,
     ),
     _FailureKind(
         HALF_TYPE,
-        lambda failure: (
-            f"the script casts tensors to {' and '.join(failure.lifted)} itself, and its weights, which were that, are "
-            "fp32"
-        ),
+        _lifted_weights_text,
         ("script",),
         "cast to the type of the weight there",
         applies=_may_be_from_lifted_weights,
     ),
     _FailureKind(
         ANY,
-        lambda failure: (
-            f"code of torch itself in {failure.find_torch_call and failure.find_torch_call.name} computes "
-            "with both types"
-        ),
+        _mixed_types_in_torch_text,
         lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 there",
         applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS and _has_torch_mixed_types(failure),
@@ -364,24 +401,13 @@ TYPE_ERRORS = (
     ),
     _FailureKind(
         ANY,
-        lambda failure: (
-            f"code of torch itself in {_torch_module_that_raised(failure.error.__traceback__)} computes "
-            "with both types, which "
-            "Apex's lists do not cast"
-        ),
+        _uncast_torch_module_text,
         _arms_for_types_in_torch,  # no line of the user could be changed
-        applies=lambda failure: (
-            failure.stands is _WhatStandsIn.O1
-            and bool(_torch_module_that_raised(failure.error.__traceback__))
-        ),
+        applies=_is_of_torch_module_under_o1,
     ),
     _FailureKind(
         ANY,
-        lambda failure: (
-            f"code of torch itself in {failure.find_torch_call and failure.find_torch_call.name} computes "
-            "with both types, which Apex's "
-            "lists do not cast"
-        ),
+        _uncast_torch_call_text,
         ("native:fp16", "fp32"),
         "call it outside of autocast there",
         applies=lambda failure: failure.stands is _WhatStandsIn.O1 and _has_torch_mixed_types(failure),
@@ -401,11 +427,7 @@ TYPE_ERRORS = (
     ),
     _FailureKind(
         ANY,
-        lambda failure: (
-            f"{_function_raised_in_backward(failure.error.__traceback__)} gets tensors of both types in its "
-            "backward pass, "
-            "where autocast is off"
-        ),
+        _mixed_types_in_backward_text,
         ("fp32",),
         "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd",
         applies=lambda failure: bool(_function_raised_in_backward(failure.error.__traceback__)),

@@ -284,7 +284,9 @@ class RunConfig(FrozenSettings):
 
     @model_validator(mode="after")
     def _check_shards_fit(self) -> RunConfig:
-        spec, kind, recipe = self.parsed_arm.spec, self.parallel.kind, self.recipe
+        spec = self.parsed_arm.spec
+        kind = self.parallel.kind
+        recipe = self.recipe
         if spec.parallel and kind != spec.parallel:
             raise ValueError(
                 f"{self.arm} uses parallel kind {spec.parallel}, but the kind given is {kind}; leave the kind out"

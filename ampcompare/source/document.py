@@ -124,7 +124,9 @@ def _source_of_cell(cell: dict[str, Any]) -> str:
 
 
 def _join_cell_sources(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-    lines, parts, starts = 1, [], []
+    lines = 1
+    parts = []
+    starts = []
     for number, source in enumerate(sources, start=1):
         body = _cell_as_python(source)
         starts.append(lines)

@@ -32,6 +32,10 @@ SAME = frozenset({
     "apex.parallel.convert_syncbn_model", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "weakref.proxy",
 })  # fmt: skip
 LISTS = frozenset({"list", "tuple", "iter", "reversed", "sorted", "set", "collections.OrderedDict", "dict"})
+# Functions whose result may be anything, or whose call may bind any name.
+GIVING_ANYTHING = frozenset({
+    "setattr", "globals", "locals", "vars", "__import__", "eval", "next", "map", "filter", "zip", "enumerate",
+})  # fmt: skip
 PROPERTIES = ("property", "functools.cached_property", "cached_property")
 # What tensors, optimizers and schedulers are called, whose methods have names such as `backward` and `step`.
 NO_PROJECT_CLASS = re.compile(
@@ -321,12 +325,12 @@ class Index:
 
     def is_subclass_of(self, scope: Scope, *names: str) -> bool:
         """Return whether a class has a base of another package, by one of some full names."""
-        return any(
-            isinstance(base, ImportedObject) and base.name in names
-            for each in self._lookup_order_of(scope)[0]
-            for expr in getattr(each.node, "bases", [])
-            for base in self.values_of_expression(expr, each.parent or each)
-        )
+        for each in self._lookup_order_of(scope)[0]:
+            for expression in getattr(each.node, "bases", []):
+                bases = self.values_of_expression(expression, each.parent or each)
+                if any(isinstance(base, ImportedObject) and base.name in names for base in bases):
+                    return True
+        return False
 
     def topmost_class_of(self, scope: Scope) -> Scope:
         """Return the topmost class of the project that a class comes from, itself where it has no base there."""
@@ -531,11 +535,9 @@ class Index:
             else:
                 found.add(UNKNOWN)
         if positional[:1] == [name]:
-            decorated = self._decorated_by_function.get(scope, ())
-            found |= {
-                _ProjectClass(each) if isinstance(each.node, ast.ClassDef) else Function(each)
-                for each in decorated
-            }
+            for each in self._decorated_by_function.get(scope, ()):
+                is_class = isinstance(each.node, ast.ClassDef)
+                found.add(_ProjectClass(each) if is_class else Function(each))
         return frozenset(found)
 
     def _is_static(self, scope: Scope) -> bool:
@@ -675,41 +677,25 @@ class Index:
             return self.values_of_expression(first, scope, receiver)
         if name.rpartition(".")[2] in GIVING_BACK and isinstance(node.func, ast.Attribute):
             return self.values_of_expression(node.func.value, scope, receiver)
-        if name == "apex.amp.initialize":  # models and optimizers, as they are
-            return (
-                frozenset({_WrittenContainer(ast.Tuple(node.args[:2]), scope, receiver)})
-                if node.args
-                else NOT_KNOWN
-            )
+        if name == "apex.amp.initialize":
+            models_and_optimizers = _WrittenContainer(ast.Tuple(node.args[:2]), scope, receiver)
+            return frozenset({models_and_optimizers}) if node.args else NOT_KNOWN
         if name == "getattr" and len(node.args) > 1:
-            if isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
-                inside = self.values_of_expression(node.args[0], scope, receiver)
-                found = (
-                    frozenset().union(*(self._values_of_member(each, node.args[1].value) for each in inside))
-                    if inside
-                    else NOT_KNOWN
-                )
-                return found | (
-                    self.values_of_expression(node.args[2], scope, receiver)
-                    if len(node.args) > 2
-                    else frozenset()
-                )
+            return self._values_of_getattr(node, scope, receiver)
+        return NOT_KNOWN if name in GIVING_ANYTHING else _instance_from_outside(name)
+
+    def _values_of_getattr(self, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+        """Return what `getattr(object, name)` gives, and `getattr(object, name, default)`."""
+        owner, member, *default = node.args
+        if not (isinstance(member, ast.Constant) and isinstance(member.value, str)):
             return NOT_KNOWN
-        if name in (
-            "setattr",
-            "globals",
-            "locals",
-            "vars",
-            "__import__",
-            "eval",
-            "next",
-            "map",
-            "filter",
-            "zip",
-            "enumerate",
-        ):
-            return NOT_KNOWN
-        return _instance_from_outside(name)
+        owners = self.values_of_expression(owner, scope, receiver)
+        found = set() if owners else set(NOT_KNOWN)
+        for each in owners:
+            found |= self._values_of_member(each, member.value)
+        if default:
+            found |= self.values_of_expression(default[0], scope, receiver)
+        return frozenset(found)
 
     def _values_of_container_call(
         self, container: _WrittenContainer, node: ast.Call, scope: Scope, receiver: Scope | None
@@ -1107,14 +1093,12 @@ def _with_named_containers(values: Values, name: str) -> Values:
 
 
 def _may_belong_to_scopes(value: Value, order: list[Scope]) -> bool:
-    holder = (
-        value.of
-        if isinstance(value, _ClassInstance)
-        else value.scope
-        if isinstance(value, _ProjectClass)
-        else None
-    )
-    return holder in order or value is UNKNOWN
+    """Return whether a value is one of some classes, an object of one, or not known."""
+    if isinstance(value, _ClassInstance):
+        return value.of in order
+    if isinstance(value, _ProjectClass):
+        return value.scope in order
+    return value is UNKNOWN
 
 
 def _is_property(node: ast.AST) -> bool:

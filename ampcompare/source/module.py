@@ -218,7 +218,9 @@ class Module(SourceText):
 
     def _read_tree(self) -> None:
         waiting: list[ast.AST] = [self.tree]
-        parents, scope_of, nodes = self.parents, self.scope_of, self.nodes
+        parents = self.parents
+        scope_of = self.scope_of
+        nodes = self.nodes
         while waiting:
             node = waiting.pop()
             nodes.append(node)

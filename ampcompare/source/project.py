@@ -134,7 +134,9 @@ class Project:
 
         Where these are too many, the files of the project that import Apex are among them in any case.
         """
-        seen, waiting, given = {path}, [path], {path}
+        seen = {path}
+        waiting = [path]
+        given = {path}
         while waiting and len(seen) < MAX_MODULES:
             current = waiting.pop(0)
             module = self.module_of_file(current)

@@ -84,19 +84,16 @@ MODEL_LIBRARIES = {
     ),
 }
 TASK_GROUP = "ampcompare.tasks"
+_MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 # The folder below --data-dir, and the files in it that torchvision needs.
 TORCHVISION_FILES: dict[str, tuple[str, tuple[str, ...]]] = {
-    **{
-        name: (
-            f"{folder}/raw",
-            tuple(
-                f"{part}-{kind}-ubyte"
-                for part in ("train", "t10k")
-                for kind in ("images-idx3", "labels-idx1")
-            ),
-        )
-        for name, folder in (("mnist", "MNIST"), ("fashion-mnist", "FashionMNIST"))
-    },
+    "mnist": ("MNIST/raw", _MNIST_FILES),
+    "fashion-mnist": ("FashionMNIST/raw", _MNIST_FILES),
     "cifar10": (
         "cifar-10-batches-py",
         (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch", "batches.meta"),
@@ -297,13 +294,11 @@ def why_files_missing(name: str, data_dir: Path) -> str:
 
 def _missing_package(name: str) -> str:
     """Return which package a data set needs and does not find; "" if none."""
-    needs = (
-        {"sklearn": "scikit-learn"}
-        if name == "digits"
-        else {"datasets": "datasets"}
-        if name[:3] == "hf:"
-        else {}
-    )
+    needs: dict[str, str] = {}
+    if name == "digits":
+        needs |= {"sklearn": "scikit-learn"}
+    if name.startswith("hf:"):
+        needs |= {"datasets": "datasets"}
     if name.startswith(("imagefolder:", "hf:")) or name in TORCHVISION_FILES:
         needs |= {"torchvision": "torchvision", "PIL": "Pillow"}
     missing = next((package for module, package in needs.items() if find_spec(module) is None), "")

@@ -16,7 +16,9 @@ class LabeledImages:
 
     def __init__(self, rows: Any, image: str, label: str, transform: Callable[[Any], Any]) -> None:
         self.labels = [int(value) for value in rows[label]]
-        self._rows, self._image, self._transform = rows, image, transform
+        self._rows = rows
+        self._image = image
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self.labels)

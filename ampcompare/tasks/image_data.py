@@ -101,8 +101,8 @@ def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[
     center = [transforms.Resize(round(size * _RESIZE_RATIO)), transforms.CenterCrop(size)]
     random = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip()]
     return {
-        part: transforms.Compose([*(random if part == "train" and options.augment else center), *finish])
-        for part in ("train", "val")
+        "train": transforms.Compose([*(random if options.augment else center), *finish]),
+        "val": transforms.Compose([*center, *finish]),
     }
 
 
@@ -188,7 +188,9 @@ def _torchvision_set(
     name: str, data_dir: str | None, options: SampleOptions, *, download: bool
 ) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set."""
-    kind, channels, image_size = _KINDS[name], options.channels, options.image_size
+    kind = _KINDS[name]
+    channels = options.channels
+    image_size = options.image_size
     folder = Path(data_dir or DEFAULT_DATA_DIR)
     if channels is not None and len(kind.mean) not in (1, channels):
         raise ConfigError(
@@ -489,7 +491,9 @@ class _StreamData(LabeledData):
             self._loaders[key] = self._sampler_and_loader(*key)
         sampler, loader = self._loaders[key]
         number = sampler.passes + 1
-        sampler.epoch, sampler.batches, sampler.passes = epoch, batches, number
+        sampler.epoch = epoch
+        sampler.batches = batches
+        sampler.passes = number
         for samples, labels in _shorten_worker_errors(iter(loader)):
             if sampler.passes != number:
                 # Persistent workers serve one pass: this iterator would yield batches of the newer one.

@@ -319,7 +319,9 @@ def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
     return max(alike, key=len, default=[])
 
 
-NOUNS, VERBS, ADJECTIVES = 120, 60, 40
+NOUNS = 120
+VERBS = 60
+ADJECTIVES = 40
 SINGULAR, PLURAL = 0, 1
 
 

@@ -42,6 +42,9 @@ SAMPLE = 1024  # elements of a tensor whose update is followed
 SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")
 
 
+PARTS_OF_GROUP = ("weights", "masters", "gradients", "state")
+
+
 @dataclass
 class _SeenTypes:
     """Elements, or multiply-adds, by type."""
@@ -348,19 +351,14 @@ class StepLook:
             update = "kahan"
         adam, zero = _sums_of_rows(seen.denominators) or (0, 0)
         main = max(seen.forward, key=lambda name: seen.forward[name], default="")
+        groups = []
+        for place, counts in sorted(seen.groups.items()):
+            shares = {part: _shares_of_counts(counts[part]) for part in PARTS_OF_GROUP}
+            elements = seen.parameters.get(place, 0)
+            groups.append(GroupTypes(name=seen.names[place], parameters=elements, **shares))
         return Ledger(
             steps=self.steps,
-            groups=[
-                GroupTypes(
-                    name=seen.names[key],
-                    parameters=seen.parameters.get(key, 0),
-                    **{
-                        part: _shares_of_counts(counts[part])
-                        for part in ("weights", "masters", "gradients", "state")
-                    },
-                )
-                for key, counts in sorted(seen.groups.items())
-            ],
+            groups=groups,
             frozen=_shares_of_counts(frozen),
             skipped=sum(not applied() for applied in seen.outcomes),
             accumulated=_shares_of_counts(seen.accumulated),

@@ -104,7 +104,9 @@ def _parameter_type_error(param: Tensor) -> ParameterTypeError:
 def lazy_init_with_master_weights(optimizer: Any) -> None:
     """Replace each half parameter of the groups by an fp32 master, at the same index, with its optimizer state."""
     stash: AmpOptimizerState = optimizer._amp_stash
-    stash.fp16_groups, stash.fp32_from_fp16_groups, stash.fp32_from_fp32_groups = [], [], []
+    stash.fp16_groups = []
+    stash.fp32_from_fp16_groups = []
+    stash.fp32_from_fp32_groups = []
     for group in optimizer.param_groups:
         _make_masters_of_group(optimizer, stash, group["params"])
     _build_flat_lists(stash)

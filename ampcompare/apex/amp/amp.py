@@ -19,7 +19,9 @@ from .lists import functional_overrides, tensor_overrides, torch_overrides
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_HALF, _FLOAT, _PROMOTE = "half", "float", "promote"
+_HALF = "half"
+_FLOAT = "float"
+_PROMOTE = "promote"
 
 
 def _casting_wrapper_of(kind: str, function: Callable[..., Any], handle: AmpHandle) -> Callable[..., Any]:

@@ -48,7 +48,9 @@ def replace_function(handle: AmpHandle, module: Any, name: str, make: Callable[[
     original: Any = getattr(module, name)
     is_class: bool = isinstance(original, type)
     if is_class:
-        module, name, original = original, "__init__", original.__init__
+        module = original
+        name = "__init__"
+        original = original.__init__
     inherited = isinstance(module, type) and name not in vars(module)
     wrapper = make(original)
     functools.update_wrapper(
@@ -256,8 +258,7 @@ def err_if_any_half(module: Any, name: str, handle: AmpHandle, message: str | No
         return
     text = message or (
         f"{_opt_level_of(handle)} does not run {name} on {_dtype_names_text({handle.half_dtype})} in place: "
-        "its result would need "
-        "float32.  Use the form without the underscore."
+        "its result would need float32.  Use the form without the underscore."
     )
 
     def make(original: Function) -> Function:

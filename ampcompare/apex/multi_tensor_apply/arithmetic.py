@@ -31,12 +31,10 @@ def scale_into(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: floa
     """
     overflow = torch.zeros((), dtype=torch.float32, device=inputs[0].device)
     # A narrow output is written only once the product is known: casting into it first would round twice.
-    work = [
-        target
-        if target is source or target.dtype is torch.float32
-        else torch.empty_like(source, dtype=torch.float32)
-        for source, target in zip(inputs, outputs, strict=True)
-    ]
+    work = []
+    for source, target in zip(inputs, outputs, strict=True):
+        is_usable = target is source or target.dtype is torch.float32
+        work.append(target if is_usable else torch.empty_like(source, dtype=torch.float32))
     copy_into_targets(work, inputs)
     multiplier = torch.full((), factor, dtype=torch.float32, device=overflow.device)
     for group in group_tensors_by_type(work):

@@ -144,11 +144,9 @@ def make_adagrad_step(
     weight_decay: float,
 ) -> None:
     """Make one Adagrad step without learning-rate decay (`adagrad_w`: decoupled weight decay, else L2)."""
-    work_grads, work_params, work_sums = (
-        as_fp32_tensors(grads),
-        as_fp32_tensors(params),
-        as_fp32_tensors(sums),
-    )
+    work_grads = as_fp32_tensors(grads)
+    work_params = as_fp32_tensors(params)
+    work_sums = as_fp32_tensors(sums)
     if weight_decay != 0.0 and not adagrad_w:
         work_grads = list(torch._foreach_add(work_grads, work_params, alpha=weight_decay))
     torch._foreach_addcmul_(work_sums, work_grads, work_grads, 1.0)
@@ -182,11 +180,9 @@ def make_novograd_step(
     blended and the root is kept, under the max norm (`norm_type` 0) the norms themselves are blended.
     """
     beta1, beta2 = rounded_to_fp32(beta1), rounded_to_fp32(beta2)
-    work_grads, work_params, work_avgs = (
-        as_fp32_tensors(grads),
-        as_fp32_tensors(params),
-        as_fp32_tensors(exp_avgs),
-    )
+    work_grads = as_fp32_tensors(grads)
+    work_params = as_fp32_tensors(params)
+    work_avgs = as_fp32_tensors(exp_avgs)
     norms = per_tensor_norms(grads, math.inf if norm_type == 0 else 2.0)
     if norm_type == 0:
         grad_norms.mul_(beta2).add_(norms, alpha=1.0 - beta2)
@@ -244,11 +240,9 @@ def write_lamb_updates(
     beta1, beta2 = rounded_to_fp32(beta1), rounded_to_fp32(beta2)
     correction1 = _bias_correction(beta1, step) if bias_correction else 1.0
     correction2 = _bias_correction(beta2, step) if bias_correction else 1.0
-    work_params, work_avgs, work_avg_sqs = (
-        as_fp32_tensors(params),
-        as_fp32_tensors(exp_avgs),
-        as_fp32_tensors(exp_avg_sqs),
-    )
+    work_params = as_fp32_tensors(params)
+    work_avgs = as_fp32_tensors(exp_avgs)
+    work_avg_sqs = as_fp32_tensors(exp_avg_sqs)
     scaled = list(torch._foreach_div(as_fp32_tensors(grads), divisor))
     if l2_decay != 0.0:
         torch._foreach_add_(scaled, work_params, alpha=l2_decay)

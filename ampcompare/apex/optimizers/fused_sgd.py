@@ -95,16 +95,16 @@ class FusedSGD(FusedOptimizer):
     def _step_master_weights(
         self, group: dict[str, Any], model_params: Sequence[Tensor], masters: Sequence[Tensor]
     ) -> None:
-        pairs = zip(model_params, masters, strict=True)
-        rows = [
-            (model, master, grad)
-            for model, master in pairs
-            if (grad := master.grad if self.materialize_master_grads else model.grad) is not None
-        ]
-        grads = [grad.data for _, _, grad in rows]
-        self._launch_sgd_kernel(
-            group, grads, [master for _, master, _ in rows], [model for model, _, _ in rows]
-        )
+        grads: list[Tensor] = []
+        stepped: list[Tensor] = []
+        copies: list[Tensor] = []
+        for model, master in zip(model_params, masters, strict=True):
+            grad = master.grad if self.materialize_master_grads else model.grad
+            if grad is not None:
+                grads.append(grad.data)
+                stepped.append(master)
+                copies.append(model)
+        self._launch_sgd_kernel(group, grads, stepped, copies)
 
     def _launch_sgd_kernel(
         self,

@@ -232,7 +232,9 @@ class SyncBatchnormFunction(torch.autograd.Function):
             out = out.relu_()
         out = out.to(x.dtype)
         ctx.save_for_backward(x, weight, mean, var, elements, out if fuse_relu else None)
-        ctx.eps, ctx.group, ctx.world_size = eps, group, world_size
+        ctx.eps = eps
+        ctx.group = group
+        ctx.world_size = world_size
         ctx.z_dtype = None if z is None else z.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         return out

@@ -29,7 +29,11 @@ NAMES = "names"  # in the store: the folders on which no overlay can lie
 LAYERS = "layers.json"  # in the store: which folder has what was written below which path
 # Of <linux/sched.h>, <sys/mount.h> and <linux/prctl.h>.
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
-MS_RDONLY, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 1, 4096, 16384, 1 << 18, 2
+MS_RDONLY = 1
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
 PR_SET_DUMPABLE = 4
 OF_THE_MACHINE = ("/proc", "/sys", "/dev", "/run")
 OF_THE_KERNEL = {

@@ -120,13 +120,9 @@ class _TensorWithoutMemory(Tensor):
         own.calls.append((func, tuple(one for one in given if isinstance(one, torch.dtype))))
 
         def without(value: Any) -> Any:
-            return (
-                value.meta
-                if isinstance(value, _TensorWithoutMemory)
-                else _META
-                if _is_device(value)
-                else value
-            )
+            if isinstance(value, _TensorWithoutMemory):
+                return value.meta
+            return _META if _is_device(value) else value
 
         result = func(*pytree.tree_map(without, args), **pytree.tree_map(without, kwargs))
         device = own.device.type
@@ -192,14 +188,13 @@ def _observe_call(
     def call_under_autocast() -> _ObservedCall:
         calls: list[_Call] = []
         result, error = None, None
-        fake_args, fake_kwargs = pytree.tree_map(
-            lambda one: (
-                _TensorWithoutMemory(one.make_tensor(), device, calls)
-                if isinstance(one, _TensorShape)
-                else one
-            ),
-            (args, kwargs),
-        )
+
+        def without_memory(value: Any) -> Any:
+            if not isinstance(value, _TensorShape):
+                return value
+            return _TensorWithoutMemory(value.make_tensor(), device, calls)
+
+        fake_args, fake_kwargs = pytree.tree_map(without_memory, (args, kwargs))
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -419,22 +414,21 @@ def _replace_tensors_by_shapes(values: Any, *, widen: bool = False) -> Any:
     return pytree.tree_map(shape, values)
 
 
+def _is_plain_tensor(one: Tensor) -> bool:
+    """Return whether a tensor is of torch's own classes, with memory of its own and none of torch.func around it."""
+    if type(one) not in (Tensor, torch.nn.Parameter):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(one) and not one._is_view()
+
+
 def _cast_tensor_by_cache(one: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor in the type of autocast, a weight by the cache that torch's own casts fill and clear.
 
     A weight that two operations of a block use has one copy, in which its gradients meet. Nothing returns that copy,
     but a product keeps it for its backward pass; this product has no columns.
     """
-    if (
-        one.dtype is not torch.float32
-        or not one.requires_grad
-        or not one.is_leaf
-        or not one.dim()
-        or type(one) not in (Tensor, torch.nn.Parameter)
-        or not torch.is_autocast_cache_enabled()
-        or torch._C._functorch.is_functorch_wrapped_tensor(one)
-        or one._is_view()
-    ):
+    is_weight = one.dtype is torch.float32 and one.requires_grad and one.is_leaf and one.dim() > 0
+    if not (is_weight and torch.is_autocast_cache_enabled() and _is_plain_tensor(one)):
         return one.to(dtype)
     with _without(_ONLY_KEY), torch.autograd.graph.saved_tensors_hooks(_return_as_it_is, _return_as_it_is):
         product = torch.matmul(one, torch.empty(one.shape[-1], 0, dtype=dtype, requires_grad=True))

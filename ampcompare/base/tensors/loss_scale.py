@@ -62,7 +62,9 @@ class DeviceLossScale:
         self._clear = torch.zeros((), dtype=torch.float32, device=device)
         self._flag: Tensor | None = None
         # What the host knows without a read: the initial scale, and how often it can have moved since.
-        self._loaded, self._steps, self._halvings = 1.0, 0, 0
+        self._loaded = 1.0
+        self._steps = 0
+        self._halvings = 0
         self._window: int | None = None
 
     def new_overflow_flag(self) -> Tensor:
@@ -93,7 +95,10 @@ class DeviceLossScale:
         """Set the host's values; does not wait for the device."""
         self.scale.fill_(scale)
         self.tracker.fill_(good_steps)
-        self._loaded, self._steps, self._halvings, self._window = scale, good_steps, 0, None
+        self._loaded = scale
+        self._steps = good_steps
+        self._halvings = 0
+        self._window = None
         self._update_inverse(None)
 
     def update(

@@ -121,8 +121,7 @@ def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         yield Reason(
             kind="small batch",
             text=f"with {best.change} a sample takes {percent_text(best.saved_share)} less time: batches of "
-            f"{arm.batch_size} "
-            "do not fill the device",
+            f"{arm.batch_size} do not fill the device",
             share=best.saved_share,
             gain=f"{percent_text(best.saved_share)} of the time of each sample (tested)",
             tested=True,

@@ -86,6 +86,12 @@ class ModuleErrors:
     answer: Answer
 
 
+def _module_text(finding: ReplayFinding) -> str:
+    """Return the module of a finding with its kind; in brackets stands what is no module, such as the gradients."""
+    has_kind = bool(finding.kind) and not finding.module.startswith("(")
+    return f"{finding.module} ({finding.kind})" if has_kind else finding.module
+
+
 @dataclass(frozen=True)
 class ReplayJudgment:
     """What a replay found.
@@ -125,8 +131,7 @@ class ReplayJudgment:
         count = format_count(self.modules, "module")
         if self.answer == "noise":
             return f"{self.change}: noise: {count} and the update are the same functions, and as exact"
-        names = format_few_names([f"{one.module} ({one.kind})" if one.kind and one.module[0] != "(" else one.module
-                     for one in _first_finding_of_each_module(self.findings)])  # fmt: skip
+        names = format_few_names([_module_text(one) for one in _first_finding_of_each_module(self.findings)])
         return f"{self.change}: {self.answer}: {names}; judged were {count}"
 
     def data(self) -> dict[str, Any]:

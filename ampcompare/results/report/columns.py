@@ -236,16 +236,15 @@ def _other_metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
 
 
+def _throughput_text(row: ArmSummary) -> str:
+    has_no_measure = bool(row.invalid_time) or is_emulated(row)
+    return _number_text(None if has_no_measure else row.samples_per_second, ",.0f")
+
+
 def _throughput_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the samples, or whatever runs count, of a second."""
     unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
-    return {
-        f"{unit}/s": column_of_summary(
-            lambda row: _number_text(
-                None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f"
-            )
-        )
-    }
+    return {f"{unit}/s": column_of_summary(_throughput_text)}
 
 
 def _energy_columns(comparison: Comparison) -> dict[str, ArmColumn]:

@@ -190,8 +190,7 @@ def column_legend(comparison: Comparison) -> str:
     best = "highest" if metric.better == "higher" else "lowest"
     return (
         f"{printable_line(metric.name)}: final epoch, {over}; best: {best} of any epoch; rel. time: step "
-        "time / that of "
-        f"{reference}, over pairs."
+        f"time / that of {reference}, over pairs."
     )
 
 
@@ -218,10 +217,9 @@ def verdict_legend(comparison: Comparison) -> str:
     loss = f", {100 * comparison.loss_margin:g} % of tail loss" if judged else ""
     return (
         f"Verdicts against {printable_line(comparison.reference, 60)}, {_pairing_text(comparison)}. "
-        "Equivalence margins: "
-        f"{margin_words(comparison)}, {100 * comparison.time_margin:g} % of step time{loss}; "
-        f"{tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in peak memory. "
-        + _samples_of_verdicts_sentence(comparison)
+        f"Equivalence margins: {margin_words(comparison)}, {100 * comparison.time_margin:g} % of step "
+        f"time{loss}; {tests if comparison.error_rate else 'nothing was tested'}. Δ peak MiB: difference in "
+        "peak memory. " + _samples_of_verdicts_sentence(comparison)
     )
 
 

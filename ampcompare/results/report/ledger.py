@@ -73,13 +73,14 @@ def _type_bars(seen: Mapping[str, tuple[Sequence[RoleComparison], Ledger]]) -> d
 def _figure_parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
     """Return name, part and types of what a figure shows of a ledger: each parameter group, and the products."""
     several = len(ledger.groups) > 1
-    held = [
-        (f"{part} of {printable_line(group.name, 16)}" if several else part, part, getattr(group, part))
-        for group in ledger.groups
-        for part in ("weights", "masters", "state")
-    ]
-    passes = [("forward products", ledger.forward), ("backward products", ledger.backward)]
-    return [one for one in [*held, *((name, name, types) for name, types in passes)] if one[2]]
+    parts = []
+    for group in ledger.groups:
+        of_group = f" of {printable_line(group.name, 16)}" if several else ""
+        for part in ("weights", "masters", "state"):
+            parts.append((f"{part}{of_group}", part, getattr(group, part)))
+    parts.append(("forward products", "forward products", ledger.forward))
+    parts.append(("backward products", "backward products", ledger.backward))
+    return [one for one in parts if one[2]]
 
 
 def _ledger_table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:

@@ -6,7 +6,16 @@ from functools import partial
 from typing import Any
 
 from ampcompare.base.formatting import printable_line
-from ampcompare.results.records.profile import KINDS, PHASES, ArmProfile, Limits, Memory, Profile, Reason
+from ampcompare.results.records.profile import (
+    KINDS,
+    PHASES,
+    ArmProfile,
+    HeldMemory,
+    Limits,
+    Memory,
+    Profile,
+    Reason,
+)
 from ampcompare.results.report.document import Block, Document, Figure, Items, Section, Table, Text
 
 MIN_SHARE = 0.001  # of a step: a row is left out where no arm reaches it
@@ -150,16 +159,12 @@ def _bytes_of_kind(memory: Memory, kind: str, dtype: str | None = None) -> int |
 def _rows_of_memory_by_layer_kind(arms: Sequence[ArmProfile]) -> list[list[str]]:
     layers = [[] if arm.memory is None else arm.memory.layers for arm in arms]
     names = list(dict.fromkeys(one.kind for held in layers for one in held))[:MAX_ROWS]
-    return [
-        [
-            _module_text(name),
-            *(
-                ", ".join(f"{_mib_text(one.bytes)} {one.dtype}" for one in held if one.kind == name) or "-"
-                for held in layers
-            ),
-        ]
-        for name in names
-    ]
+
+    def sizes_text(held: Sequence[HeldMemory], name: str) -> str:
+        sizes = [f"{_mib_text(one.bytes)} {one.dtype}" for one in held if one.kind == name]
+        return ", ".join(sizes) or "-"
+
+    return [[_module_text(name), *(sizes_text(held, name) for held in layers)] for name in names]
 
 
 def _rows_of_largest_parts(

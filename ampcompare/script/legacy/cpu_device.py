@@ -376,14 +376,9 @@ def _cuda_function_stand_ins() -> dict[str, Any]:
         **{
             name: _function_returning(0)
             for name in (
-                *(
-                    "current_blas_handle",
-                    "current_device",
-                    "memory_allocated",
-                    "memory_cached",
-                    "memory_reserved",
-                ),
-                *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "utilization"),
+                *("current_blas_handle", "current_device", "utilization"),
+                *("memory_allocated", "memory_cached", "memory_reserved"),
+                *("max_memory_allocated", "max_memory_cached", "max_memory_reserved"),
             )
         },
         **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _NoOperation),

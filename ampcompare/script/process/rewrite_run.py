@@ -184,14 +184,13 @@ class _MovedFiles:
             return None
         if self._texts is None:
             return str(TEMPLATE) if fullname == ADAPTER else None
-        places = (
-            os.path.join(entry or os.getcwd(), f"{ADAPTER}.py")
-            for entry in (sys.path if path is None else path)
-        )
-        found = next(
-            (each for each in places if os.path.realpath(each) in self._texts or os.path.exists(each)), None
-        )
-        return None if found is None or os.path.exists(found) else found
+        for entry in sys.path if path is None else path:
+            file = os.path.join(entry or os.getcwd(), f"{ADAPTER}.py")
+            if os.path.exists(file):
+                return None
+            if os.path.realpath(file) in self._texts:
+                return file
+        return None
 
 
 class _RewritingLoader(importlib.machinery.SourceFileLoader):

@@ -123,7 +123,9 @@ class Recorder:
     def write_held_rows(self) -> None:
         """Write the rows that are held."""
         self._due = time.perf_counter() + MAX_SECONDS_HELD
-        rows, self._rows, self._waits = self._rows, [], False
+        rows = self._rows
+        self._rows = []
+        self._waits = False
         if rows and self._descriptor is not None:
             self._read_device_values(rows)
             self._write_rows(rows)

@@ -138,10 +138,8 @@ class _AmpHooks:
             finally:
                 self.overflow = None
                 self.rows.blocks -= 1
-        numbers = [
-            self._number_of_watched_optimizer(one)
-            for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])
-        ]
+        several = optimizers if isinstance(optimizers, (list, tuple)) else [optimizers]
+        numbers = [self._number_of_watched_optimizer(one) for one in several]
         skips: list[int] = numbers if self.overflow else []
         for number in skips:
             # whose own step leaves out the next one

@@ -188,7 +188,10 @@ class Fp64Mode(TorchFunctionMode):
 
     def __init__(self, drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool) -> None:
         super().__init__()
-        self._drawn, self._masks, self._given, self._double = drawn, masks, list(given), double
+        self._drawn = drawn
+        self._masks = masks
+        self._given = list(given)
+        self._double = double
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
@@ -257,7 +260,11 @@ class ModuleCall:
     """What a module was given in the step: inputs, generators, autocast, and the gradients of its outputs."""
 
     def __init__(self, name: str, number: int, args: Any, kwargs: Any, needs: List[bool]) -> None:
-        self.name, self.number, self.args, self.kwargs, self.needs = name, number, args, kwargs, needs
+        self.name = name
+        self.number = number
+        self.args = args
+        self.kwargs = kwargs
+        self.needs = needs
         self.generators = torch_generator_states()
         self.autocast = autocast_types_by_device()
         self.gradients: List[Optional[Tensor]] = []
@@ -338,12 +345,10 @@ def outputs_and_gradients_of_call(
         )
         outputs = tensors_in((run or module)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        into_outputs = [
-            None
-            if gradient is None or not output.requires_grad
-            else (change(gradient) * scale).to(output.dtype)
-            for output, gradient in zip(outputs, call["gradients"])
-        ]
+        into_outputs = []
+        for output, gradient in zip(outputs, call["gradients"]):
+            passes_back = gradient is not None and output.requires_grad
+            into_outputs.append((change(gradient) * scale).to(output.dtype) if passes_back else None)
         found = _gradients_of_inputs(outputs, into_outputs, leaves + list(weights.values()))
         buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_computed_in(one)}
     found = [None if one is None else _unscaled_gradient(one.detach(), scale) for one in found]
@@ -694,7 +699,9 @@ class StepKeeper(StepFollower):
 
     def __init__(self, path: str, step: int, facts: Optional[Dict[str, Any]] = None) -> None:
         super().__init__(step)
-        self.path, self.fault, self.size = path, "the script made no step %d" % step, 0
+        self.path = path
+        self.fault = "the script made no step %d" % step
+        self.size = 0
         self.capsule: Dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "step": step, **(facts or {})}
 
     def batch_given_to_script(self, batch: Any) -> Any:
@@ -790,7 +797,10 @@ class Replay(StepFollower):
     ) -> None:  # fmt: skip
         # With the batches of a loader the first step of the script is as good as any other.
         super().__init__(0 if capsule["batches"] else capsule["step"])
-        self.capsule, self.known, self.compiled, self.arm = capsule, answers, compiled, arm
+        self.capsule = capsule
+        self.known = answers
+        self.compiled = compiled
+        self.arm = arm
         self.scale, self.is_skipped = 1.0, False  # of the loss, by the arm; whether it has skipped the step
         self.calls: Dict[Tuple[str, int], ModuleCall] = {}
         self.modules: Dict[str, nn.Module] = {}

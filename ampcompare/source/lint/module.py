@@ -198,10 +198,8 @@ class LintModule(Module):
     @functools.cached_property
     def opt_levels(self) -> set[str | None]:
         """The opt levels of all calls of `amp.initialize`; None stands for one that is not written there."""
-        return {
-            text_of_literal(level) if (level := argument(call, "opt_level")) is not None else "O1"
-            for call in self.calls_of_functions("apex.amp.initialize")
-        }
+        given = [argument(call, "opt_level") for call in self.calls_of_functions("apex.amp.initialize")]
+        return {"O1" if level is None else text_of_literal(level) for level in given}
 
     @functools.cached_property
     def text_without_comments(self) -> str:

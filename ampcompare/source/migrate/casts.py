@@ -27,7 +27,9 @@ from ampcompare.source.syntax import (
 
 # What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
 # of torch, or method; a test measures them.
-KEPT, WIDE, LOWER = "the type of its inputs", "fp32", "fp16"
+KEPT = "the type of its inputs"
+WIDE = "fp32"
+LOWER = "fp16"
 ROUNDED = "fp32 of a log-softmax in the type of its inputs"  # to which torch passes that type on
 FUNCTIONAL = {
     "gelu": (WIDE, KEPT),
@@ -391,13 +393,13 @@ def _origin_of_tensor(core: ApexCore, node: ast.expr, outputs: AutocastOutputs, 
     )
     # a part of what a model returns may hold integers
     is_float = FLOATS.search(last_part(text or "")) is not None
-    found = {
-        _origin_of_tensor(core, strip_star(each), outputs, depth + 1)
-        if is_float or not isinstance(each, ast.Starred)
-        else ""
-        for each in values
-        if node not in walk(each)  # as in `logits = logits.cpu()`
-    }
+    found = set()
+    for each in values:
+        if node in walk(each):  # as in `logits = logits.cpu()`
+            continue
+        may_be_integers = isinstance(each, ast.Starred) and not is_float
+        origin = "" if may_be_integers else _origin_of_tensor(core, strip_star(each), outputs, depth + 1)
+        found.add(origin)
     if found == {"output"} and kept:
         return "output"
     is_held = base is not None and not depth and outputs.may_hold_output(base) and not outputs.is_loss(base)

@@ -199,22 +199,15 @@ def _add_mistakes(before: str, migration: Migration, examine: Examine) -> Migrat
     earlier = examine(before)
     own = OWN_MISTAKES | {code for _, code, _ in earlier}
     lines = origins_of_lines(before, migration.text)
-    remarks = [
-        Finding(
-            lines[line], 0, NOTE if code in own else BY_HAND, f"line {line} of the result: {code}: {message}"
-        )
-        for line, code, message in mistakes
-    ]
-    remarks += [
-        Finding(
-            line,
-            0,
-            NOTE,
-            f"{code}: {message}, so this had no effect; in the result it has, and training differs",
-        )
-        for line, code, message in earlier
-        if code in WITHOUT_EFFECT and code not in {left for _, left, _ in mistakes}
-    ]
+    remarks = []
+    for line, code, message in mistakes:
+        kind = NOTE if code in own else BY_HAND
+        remarks.append(Finding(lines[line], 0, kind, f"line {line} of the result: {code}: {message}"))
+    gone = WITHOUT_EFFECT - {code for _, code, _ in mistakes}
+    for line, code, message in earlier:
+        if code in gone:
+            text = f"{code}: {message}, so this had no effect; in the result it has, and training differs"
+            remarks.append(Finding(line, 0, NOTE, text))
     return replace(migration, findings=sorted({*migration.findings, *remarks}))
 
 

@@ -388,7 +388,9 @@ class UseRewriter:
 
     def _replace_optimizer_class(self, node: ast.Name | ast.Attribute, name: str, fused: list[str]) -> None:
         """Replace a class that is bound to a name, of which every call can be seen, by a partial of torch's."""
-        module, twin, parent = self._module, OPTIMIZERS[name], self._module.parent(node)
+        module = self._module
+        twin = OPTIMIZERS[name]
+        parent = self._module.parent(node)
         chosen = parent.targets[0] if isinstance(parent, ast.Assign) and len(parent.targets) == 1 else None
         if not isinstance(chosen, ast.Name):
             raise UnsureRewrite(node, f"{name} is passed as a value; {twin.torch} has other arguments")

@@ -180,12 +180,10 @@ def _state_in_own_tensors(optimizer: Optimizer, saved: Mapping[str, Any]) -> dic
 
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
     params = dict(zip(ids, owned_params(optimizer), strict=False))
-    state = {
-        number: {name: place_value(value, params[number]) for name, value in entry.items()}
-        if number in params
-        else entry
-        for number, entry in saved["state"].items()
-    }
+    state = dict(saved["state"])
+    for number in state.keys() & params.keys():
+        entry = state[number]
+        state[number] = {name: place_value(value, params[number]) for name, value in entry.items()}
     return {"state": state, "param_groups": saved["param_groups"]}
 
 

@@ -105,7 +105,9 @@ class OptLevel:
     """One opt level: its name, its one-line brief, what it is, and the options that it sets."""
 
     def __init__(self, name: str, brief: str, more: str, options: Sequence[Any]) -> None:
-        self.name, self.brief, self.more = name, brief, more
+        self.name = name
+        self.brief = brief
+        self.more = more
         self.options = dict(zip(list(_DEFAULTS)[2:], options, strict=True))
 
     def __call__(self, properties: Properties) -> Properties:

@@ -172,11 +172,9 @@ class FusedAdam(Optimizer):
         rate = group["lr"]
         if group["bias_correction"]:
             rate = rate * math.sqrt(1.0 - beta2**step) / (1.0 - beta1**step)
-        work_params, work_averages, work_squares = (
-            as_fp32_tensors(params),
-            as_fp32_tensors(averages),
-            as_fp32_tensors(squares),
-        )
+        work_params = as_fp32_tensors(params)
+        work_averages = as_fp32_tensors(averages)
+        work_squares = as_fp32_tensors(squares)
         torch._foreach_mul_(work_averages, beta1)
         torch._foreach_add_(work_averages, grads, alpha=1.0 - beta1)
         torch._foreach_mul_(work_squares, beta2)

@@ -305,11 +305,10 @@ def _why_script_failed(script: ScriptConfig, code: int, rows: ScriptRows, folder
         return f"{error}{hint if not script.compat_torch and is_of_old_script(str(error)) else ''}"
     if not rows.steps and (children := len(rows_of_training_children(folder))):
         return (
-            f"the script trains in {children} child processes, which are not the ranks of one process group. Let "
-            f"torchrun start all training processes: remove multiprocessing from the script, or use the script's "
-            f"option for that, and put --nproc-per-node {children} before `--`; each process finds RANK, LOCAL_RANK "
-            f"and "
-            "WORLD_SIZE in its environment"
+            f"the script trains in {children} child processes, which are not the ranks of one process group. "
+            "Let torchrun start all training processes: remove multiprocessing from the script, or use the "
+            f"script's option for that, and put --nproc-per-node {children} before `--`; each process finds "
+            "RANK, LOCAL_RANK and WORLD_SIZE in its environment"
         )
     if code != 0:
         return _last_line_of_output(code, folder)

@@ -88,9 +88,8 @@ def look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[s
         return
     if not comparison.error_rate:
         yield (
-            "Nothing was tested: earlier looks have spent the error rate of "
-            f"{_percent_text(ERROR_RATE)}. Other seeds in "
-            "another run directory are a new comparison."
+            f"Nothing was tested: earlier looks have spent the error rate of {_percent_text(ERROR_RATE)}. "
+            "Other seeds in another run directory are a new comparison."
         )
         return
     level = f"Look {number} at these arms, tested at an error rate of {_percent_text(comparison.error_rate)}"

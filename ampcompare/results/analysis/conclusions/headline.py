@@ -258,16 +258,9 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
     same = [row.arm for row in rows if row not in tested]
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     shown = f"{_differences_text(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
-    shown = "; ".join(
-        [
-            shown,
-            *(
-                f"{row.arm} after {row.quality.update_counts_text}"
-                for row in tested
-                if row.quality.update_counts_text
-            ),
-        ]
-    )
+    for row in tested:
+        if row.quality.update_counts_text:
+            shown += f"; {row.arm} after {row.quality.update_counts_text}"
     identical = (
         f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     )
@@ -363,10 +356,10 @@ def _speed_sentences(
         yield f"{row.arm} takes {step_time_ratio_text(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time.effect or 0.0)
-        parts = [
-            f"{row.arm} {step_time_ratio_text(row, ', inconclusive' if row.time.kind in OPEN else '')}"
-            for row in known[:MAX_NAMED]
-        ]
+        parts = []
+        for row in known[:MAX_NAMED]:
+            doubt = ", inconclusive" if row.time.kind in OPEN else ""
+            parts.append(f"{row.arm} {step_time_ratio_text(row, doubt)}")
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
     unknown = _arms_of_unknown_speed([row for row in rows if row not in known])

@@ -164,12 +164,9 @@ def _steps_for_more_seeds(
         what = f"to decide on {names_text(settled)}: {noun} at most"
     elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
+        again = typed.with_option("--seeds", format_ranges(fresh))
         yield NextStep(
-            command=str(
-                typed.with_option("--seeds", format_ranges(fresh)).with_own_run_directory(
-                    "again", same_recipe=True
-                )
-            ),
+            command=str(again.with_own_run_directory("again", same_recipe=True)),
             why="no look is left at these runs; other seeds in another run directory are a new comparison",
         )
         return

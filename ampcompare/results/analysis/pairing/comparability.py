@@ -375,11 +375,9 @@ def circumstance_lines(records: Sequence[RunRecord], reference: str) -> Iterator
             for value in sorted({str(value) for run in runs if (value := value_of(run)) is not None}):
                 arms_of.setdefault(value, []).append(arm)
         if len(arms_of) > 1:
-            everywhere = all(len(arms) == len(rows) for arms in arms_of.values())
-            shown = [
-                value if everywhere else f"{value} ({format_few_names(arms)})"
-                for value, arms in arms_of.items()
-            ]
+            shown = list(arms_of)
+            if any(len(arms) < len(rows) for arms in arms_of.values()):
+                shown = [f"{value} ({format_few_names(arms)})" for value, arms in arms_of.items()]
             yield f"Cells ran with different {what}: {'; '.join(shown)}."
     for arm, runs in rows.items():
         for text_of, end in (

@@ -175,10 +175,11 @@ def _step_of_shares(values: Sequence[float], gap: float, error: float) -> float:
 
 def are_multiples(values: Sequence[float], step: float, error: float | None = None) -> bool:
     """Return whether values are multiples of a step, up to an error: by default the rounding of float32."""
-    return all(
-        abs(value - step * round(value / step)) <= (abs(value) * FLOAT32_STEP if error is None else error)
-        for value in values
-    )
+    for value in values:
+        tolerance = abs(value) * FLOAT32_STEP if error is None else error
+        if not abs(value - step * round(value / step)) <= tolerance:  # nor of a value that is not finite
+            return False
+    return True
 
 
 def rounding_spread(*steps: float) -> float:

@@ -38,8 +38,7 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
             sources = [*_generators_not_shifted(calls), "files", "fixed numbers", others]
             return (
                 "the script seeds no global generator, so its first weights and batches come from "
-                f"{_alternatives_text(sources)}; "
-                f"or {pass_on}"
+                f"{_alternatives_text(sources)}; or {pass_on}"
             )
         return (
             f"the script seeds {format_few_names(seed_line_texts(fixed))}: --shift-seeds shifts that for each "
@@ -102,8 +101,7 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
     if shifted:
         yield (
             f"Shifted seeds: seed k adds {SEED_STRIDE} k to {format_few_names(seed_line_texts(shifted))}; "
-            "seed 0 is the script as "
-            "written."
+            "seed 0 is the script as written."
         )
     else:
         yield "Shifted seeds: the script seeds nothing that could be shifted."

@@ -134,17 +134,13 @@ def divergence_marks(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) ->
     ]
     if not ends:
         return []
-    return [
-        {
-            "a": arm.index,
-            "x": [round_to_digits(x, 7) for _, x, _ in ends],
-            "y": [round_to_digits(y) for _, _, y in ends],
-            "text": [
-                f"seed {run.config.recipe.seed} diverged at step {run.summary.diverged_step}"
-                for run, _, _ in ends
-            ],
-        }
-    ]
+    marks: Series = {"a": arm.index, "x": [], "y": [], "text": []}
+    for run, x, y in ends:
+        marks["x"].append(round_to_digits(x, 7))
+        marks["y"].append(round_to_digits(y))
+        seed, step = run.config.recipe.seed, run.summary.diverged_step
+        marks["text"].append(f"seed {seed} diverged at step {step}")
+    return [marks]
 
 
 def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
@@ -155,23 +151,15 @@ def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
         values: Series = {name: series[name] for name in ("a", "y", "lo", "hi") if name in series}
         return {**values, "x": positions.setdefault(tuple(series["x"]), len(positions))}
 
-    drawn = [
-        {
-            "key": chart.key,
-            "x": chart.x_label,
-            "views": [
-                {
-                    "series": [share_positions_of(series) for series in view.series],
-                    "signed": view.signed,
-                    "decimals": view.decimals,
-                    "unit": view.unit,
-                }
-                for view in chart.filled_views
-            ],
-        }
-        for chart in charts
-        if chart.is_drawn
-    ]
+    def view_as_json(view: ChartView) -> dict[str, Any]:
+        series = [share_positions_of(each) for each in view.series]
+        return {"series": series, "signed": view.signed, "decimals": view.decimals, "unit": view.unit}
+
+    drawn = []
+    for chart in charts:
+        if chart.is_drawn:
+            views = [view_as_json(view) for view in chart.filled_views]
+            drawn.append({"key": chart.key, "x": chart.x_label, "views": views})
     return {"charts": drawn, "positions": [list(values) for values in positions]}
 
 

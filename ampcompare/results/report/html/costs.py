@@ -34,21 +34,17 @@ def memory_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     """Return the highest peak of each arm in MiB."""
     peaks = {arm.index: arm.row.peak_bytes / MIB for arm in arms if arm.row.peak_bytes is not None}
     scale = make_scale(peaks.values(), zero=True)
+
+    def line_of_arm(arm: ArmRuns) -> ArmPlotLine:
+        peak = peaks[arm.index]
+        return ArmPlotLine(arm.index, arm.name, [Cell(f"{peak:,.1f}")], bar=scale.position_of(peak))
+
     return ArmLinesPlot(
         "memory",
         "Peak memory",
         "Maximum over seeds. On CUDA allocated memory; on a CPU the growth of resident memory.",
         ["arm", "MiB", "peak MiB"],
-        [
-            ArmPlotLine(
-                arm.index,
-                arm.name,
-                [Cell(f"{peaks[arm.index]:,.1f}")],
-                bar=scale.position_of(peaks[arm.index]),
-            )
-            for arm in arms
-            if arm.index in peaks
-        ],
+        [line_of_arm(arm) for arm in arms if arm.index in peaks],
         [(scale.position_of(tick), f"{tick:,g}") for tick in scale.ticks(5)],
         sentence="" if peaks else "No run measured its memory.",
     )
@@ -68,25 +64,19 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
                 1e3 * statistics.fmean(quantiles[index] for quantiles in known) for index in QUARTERS
             ]
     scale = make_scale((value for quantiles in times.values() for value in quantiles), zero=True)
+
+    def line_of_arm(arm: ArmRuns) -> ArmPlotLine:
+        lowest, _, median, _, highest = times[arm.index]
+        cells = [Cell(f"{median:.3g}"), Cell(f"{lowest:.3g} to {highest:.3g}")]
+        box = [scale.position_of(value) for value in times[arm.index]]
+        return ArmPlotLine(arm.index, arm.name, cells, box=box, mark=arm.time_fault)
+
     return ArmLinesPlot(
         "step-times",
         "Step time",
         "After the warm-up: median; box: quartiles; whiskers: 5 to 95 %; quantiles are means over seeds.",
         ["arm", "milliseconds", "median ms", "5 to 95 %"],
-        [
-            ArmPlotLine(
-                arm.index,
-                arm.name,
-                [
-                    Cell(f"{times[arm.index][2]:.3g}"),
-                    Cell(f"{times[arm.index][0]:.3g} to {times[arm.index][4]:.3g}"),
-                ],
-                box=[scale.position_of(value) for value in times[arm.index]],
-                mark=arm.time_fault,
-            )
-            for arm in arms
-            if arm.index in times
-        ],
+        [line_of_arm(arm) for arm in arms if arm.index in times],
         [(scale.position_of(tick), f"{tick:,g}") for tick in scale.ticks(5)],
         sentence="" if times else _why_no_times(arms) or NO_STEP_TIMES,
         mark=untimed_sentence([arm for arm in arms if arm.records_that_ran]),

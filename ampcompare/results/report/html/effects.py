@@ -41,10 +41,9 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
     return ArmLinesPlot(
         "differences",
         f"{capitalize_sentence(printable_line(metric.quality))} against {printable_line(comparison.reference, 40)}",
-        f"Difference of {printable_line(metric.name)}{_units_text(metric)}, paired by seed: a dot per "
-        "seed, a diamond at the "
-        f"mean, and the interval of the test that decided the verdict{confidence}. The band is the margin of "
-        f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
+        f"Difference of {printable_line(metric.name)}{_units_text(metric)}, paired by seed: a dot per seed, "
+        f"a diamond at the mean, and the interval of the test that decided the verdict{confidence}. The band "
+        f"is the margin of ±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
         ["arm", printable_line(metric.difference_head), "\u0394 (interval)", "verdict"],
         tracks,
         [(axis.position_of(tick), _tick_text(tick)) for tick in axis.ticks()],
@@ -131,16 +130,15 @@ def _effect_line_of_arm(
 ) -> ArmPlotLine:
     """Return the line of an arm: its mean, its interval as far as the axis goes, and a dot per seed."""
     verdict, form = arm.row.verdict(quantity), effect_format(quantity, comparison)
-    ends = [
-        axis.position_of(at_edge if end is None else form.of_shown(end))
-        for end, at_edge in ((verdict.low, axis.low), (verdict.high, axis.high))
-    ]
+    low = axis.low if verdict.low is None else form.of_shown(verdict.low)
+    high = axis.high if verdict.high is None else form.of_shown(verdict.high)
+    interval = axis.position_of(low), axis.position_of(high)
     return ArmPlotLine(
         arm.index,
         arm.name,
         [Cell(effect_text(arm.row, quantity, comparison)), verdict_cell(verdict, 120)],
         None if verdict.effect is None else axis.position_of(form.of_shown(verdict.effect)),
-        (ends[0], ends[1]) if _interval_ends(verdict) else None,
+        interval if _interval_ends(verdict) else None,
         [(axis.position_of(gap), f"seed {seed}: {text(gap)}") for gap, seed in gaps[arm.index]],
     )
 

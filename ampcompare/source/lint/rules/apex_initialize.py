@@ -202,12 +202,12 @@ def _rebuilt_optimizer_findings(
 
 def _is_object_returned(name: str, event: TrainingEvent) -> bool:
     """Return whether the function around an event returns an object, maybe with others."""
-    returns = [node.value for node in ast.walk(event.scope.node) if isinstance(node, ast.Return)]
-    return any(
-        name in [dotted_text_of(one) for one in (value.elts if isinstance(value, ast.Tuple) else [value])]
-        for value in returns
-        if value is not None
-    )
+    for node in ast.walk(event.scope.node):
+        if isinstance(node, ast.Return) and node.value is not None:
+            values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+            if name in map(dotted_text_of, values):
+                return True
+    return False
 
 
 def _reinitialize_findings(

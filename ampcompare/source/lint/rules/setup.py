@@ -50,10 +50,8 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_making_scalers:
         choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
         enabled = argument(call, "enabled")
-        switches = {
-            "" if (one := _argument_node(module, cast, "enabled")) is None else ast.unparse(one)
-            for cast in casts
-        }
+        given = [_argument_node(module, cast, "enabled") for cast in casts]
+        switches = {"" if one is None else ast.unparse(one) for one in given}
         # A scaler with the switch of each autocast is on where these are.
         is_on = enabled is None or switches == {ast.unparse(enabled)}
         if is_on and not choice and not module.is_under_if(call):

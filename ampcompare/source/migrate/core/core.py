@@ -300,7 +300,9 @@ def _is_stepped_by_scaler_elsewhere(module: Module, step: OptimizerStep) -> bool
 
 def _rewrite_backward(core: ApexCore, backward: BackwardPass) -> None:
     """Scale the loss of a backward pass by its scaler."""
-    module, edits, statement = core.module, core.edits, backward.statement
+    module = core.module
+    edits = core.edits
+    statement = backward.statement
     loss = module.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline and not core.is_without_casts(statement):

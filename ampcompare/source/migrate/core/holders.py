@@ -82,15 +82,15 @@ class BindingsOfScope:
         elif isinstance(node, (ast.AugAssign, ast.NamedExpr)):
             targets, values = [node.target], [node.value]
         elif isinstance(node, (ast.For, ast.AsyncFor)):
-            targets, values, place, within = (
-                [node.target],
-                [node.iter],
-                _start_of_node(node.body[0]),
-                node.body,
-            )
+            targets = [node.target]
+            values = [node.iter]
+            place = _start_of_node(node.body[0])
+            within = node.body
         elif isinstance(node, ast.comprehension):
             within = self._module.parent(node)
-            targets, values, place = [node.target], [node.iter], _start_of_node(within)
+            targets = [node.target]
+            values = [node.iter]
+            place = _start_of_node(within)
         elif isinstance(node, ast.Call) and (changed := receiver_of(node, ADDING | WRITING)) is not None:
             targets, values = [changed], argument_values(node)
         for target in targets if values else []:

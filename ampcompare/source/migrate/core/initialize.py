@@ -173,7 +173,9 @@ def _value_of_each_target(target: ast.expr, values: list[ast.expr]) -> list[tupl
 def replace_initialize_call(core: ApexCore, initialize: InitializeCall, lines: list[str]) -> None:
     """Put the value of `amp.initialize` in its place, and statements below or above it."""
     results = _result_expression(core.module, initialize)
-    module, edits, statement = core.module, core.edits, initialize.statement
+    module = core.module
+    edits = core.edits
+    statement = initialize.statement
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
         edits.replace_statement(statement, lines)
         return
@@ -329,7 +331,9 @@ def lines_of_call(core: ApexCore, function: str, arguments: list[str]) -> list[s
 def declare_scaler_global(core: ApexCore, function: Function | None) -> None:
     """Make the scaler a global variable: a default at the top of the module, and `global` in the function."""
     assert function is not None
-    module, edits, name = core.module, core.edits, core.planned.name
+    module = core.module
+    edits = core.edits
+    name = core.planned.name
     if function not in core.declared:
         core.declared.add(function)
         edits.insert_above(_first_below_docstring(function.body), [f"global {name}"])

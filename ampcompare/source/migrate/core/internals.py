@@ -76,12 +76,10 @@ def _is_attribute_of_project(index: Index, node: ast.expr, name: str) -> bool:
         for each in functions_of_callee(index.function_of_expression(node, module.scope_of[node]))
     ):
         return True
-    owner = (
-        node.value
-        if isinstance(node, ast.Attribute)
-        else node.args[0]
-        if isinstance(node, ast.Call)
-        else None
-    )
+    owner = None
+    if isinstance(node, ast.Attribute):
+        owner = node.value
+    elif isinstance(node, ast.Call):
+        owner = node.args[0]
     holder = module.class_of(module.function_around(node))
     return dotted_name(owner) == "self" and holder is not None and f"self.{name}" in names_bound_in(holder)

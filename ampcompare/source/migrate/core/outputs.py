@@ -134,7 +134,10 @@ class _NamesOfOutputs:
     def __init__(
         self, follower: AutocastOutputs, module: Module, scope: Scope, seeds: frozenset[Path], depth: int
     ) -> None:
-        self._follower, self.module, self.scope, self._depth = follower, module, scope, depth
+        self._follower = follower
+        self.module = module
+        self.scope = scope
+        self._depth = depth
         self.nodes = list(nodes_of_scope(scope))
         self._holders = BindingsOfScope(module, self.nodes, seeds)
         self._returned = [
@@ -215,12 +218,13 @@ class _NamesOfOutputs:
 
     def _call_casts_outputs(self, call: ast.Call, full: str, held: list[ast.expr]) -> Answer:
         """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
-        answer = strongest_answer(
-            self._project_function_casts(call, each)
-            if isinstance(each, Called)
-            else self._outside_function_casts(each.name, held)
-            for each in self.functions_named_by(call) or (ImportedObject(full),)
-        )
+        answers = []
+        for each in self.functions_named_by(call) or (ImportedObject(full),):
+            if isinstance(each, Called):
+                answers.append(self._project_function_casts(call, each))
+            else:
+                answers.append(self._outside_function_casts(each.name, held))
+        answer = strongest_answer(answers)
         is_of_model = answer is Answer.UNKNOWN and self._follower.is_model_call(self.module, call)
         return Answer.YES if is_of_model else answer
 
@@ -312,7 +316,9 @@ class AutocastOutputs:
         Returns:
             Them, and the calls of which it is not known whether they compute, by the name of what is called.
         """
-        module, found, unknown = self.core.module, dict[ast.stmt, None](), list[ast.Call]()
+        module = self.core.module
+        found = dict[ast.stmt, None]()
+        unknown = list[ast.Call]()
         for names in self._names.values():
             for node in () if self.coverage.is_always_covered(names.scope) else names.nodes:
                 statement, answer = module.statement_around(node), names.computes_on_outputs(node)

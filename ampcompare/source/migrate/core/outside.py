@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from ampcompare.source.index import Answer, functions_of_callee
+from ampcompare.source.index import Answer, ImportedObject, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import holder_name_of
 from ampcompare.source.migrate.core.half_networks import (
@@ -259,6 +259,12 @@ def _note_other_computations(core: ApexCore) -> None:
         core.add_note(core.sites.initializes[0].call, ELSEWHERE.format(named))
 
 
+def _is_pass_of_network(function: Called | ImportedObject) -> bool:
+    if isinstance(function, Called):
+        return function.name == "forward"
+    return function.name.endswith("__call__") and function.name.startswith(NETWORKS)
+
+
 def _is_call_of_other_network(core: ApexCore, call: ast.Call) -> bool:
     """Return whether a call is surely one of another network than the models, by what the object is made by."""
     if holder_name_of(call.func) in core.model_names or core.module.resolve(call.func):
@@ -266,12 +272,7 @@ def _is_call_of_other_network(core: ApexCore, call: ast.Call) -> bool:
     scope = core.module.scope_of[call]
     choices = functions_of_callee(core.index.callee(call, scope))
     if choices:
-        return any(
-            each.name == "forward"
-            if isinstance(each, Called)
-            else each.name.endswith("__call__") and each.name.startswith(NETWORKS)
-            for each in choices
-        )
+        return any(_is_pass_of_network(each) for each in choices)
     key = dotted_name(call.func) or ""
     is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
     values = (core.module.values_of(key, scope) or []) if is_variable else []

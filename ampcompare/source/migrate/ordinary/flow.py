@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import ApexCore
     from ampcompare.source.module import Module, Scope
 
-VALUE, MODEL, OPTIMIZER, PARAMETERS = (
-    "what the model returns",
-    "the model",
-    "the optimizer",
-    "the list of its parameters",
-)
+VALUE = "what the model returns"
+MODEL = "the model"
+OPTIMIZER = "the optimizer"
+PARAMETERS = "the list of its parameters"
 # Of a tensor: what gives numbers, truth values, integers or sizes.
 ENDS = frozenset({
     "item", "size", "dim", "numel", "nelement", "argmax", "argmin", "argsort", "eq", "ne", "ge", "gt", "le", "lt",
