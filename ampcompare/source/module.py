@@ -208,6 +208,7 @@ class Module(SourceText):
         self.scope_of: dict[ast.AST, Scope] = {self.tree: self.top}
         self.calls: list[ast.Call] = []
         self.imports: list[ImportedName] = []
+        self._bindings = defaultdict[tuple[Scope, str], list[tuple[ast.stmt, str]]](list)
         self._known: dict[tuple[Scope, str], str | None] = {}
         self._resolved: dict[tuple[ast.AST, Scope, bool], str | None] = {}
         self._passing = 0
@@ -362,15 +363,16 @@ class Module(SourceText):
 
     def _read_global(self, node: ast.Global, scope: Scope) -> Scope:
         scope.globals.update(node.names)
+        for name in node.names:  # an import may stand above
+            for full in scope.imports.pop(name, []):
+                self.top.bind_name(name, full)
         return scope
 
     def _read_import(self, node: ast.Import, scope: Scope) -> Scope:
         for alias in node.names:
             self.imports.append(ImportedName(node, alias, alias.name))
             head = alias.name.partition(".")[0]
-            self._scope_holding_name(scope, alias.asname or head).bind_name(
-                alias.asname or head, alias.name if alias.asname else head
-            )
+            self._bind_imported(node, scope, alias.asname or head, alias.name if alias.asname else head)
         return scope
 
     def _read_import_from(self, node: ast.ImportFrom, scope: Scope) -> Scope:
@@ -382,12 +384,13 @@ class Module(SourceText):
             for name, theirs in (
                 names if alias.name == "*" else {alias.asname or alias.name: alias.name}
             ).items():
-                self._scope_holding_name(scope, name).bind_name(name, prefix + theirs)
+                self._bind_imported(node, scope, name, prefix + theirs)
         return scope
 
-    def _scope_holding_name(self, scope: Scope, name: str) -> Scope:
-        """Return the scope that holds what a statement of a scope binds."""
-        return self.top if name in scope.globals else scope
+    def _bind_imported(self, statement: ast.stmt, scope: Scope, name: str, full: str) -> None:
+        holder = self.top if name in scope.globals else scope
+        holder.bind_name(name, full)
+        self._bindings[holder, name].append((statement, full))
 
     def _read_assignment(self, node: ast.AST, scope: Scope) -> Scope:
         pairs: list[tuple[ast.expr, ast.expr]] = []
@@ -454,10 +457,7 @@ class Module(SourceText):
         head, _, rest = text.partition(".")
         for one in scope.lookup_scopes():
             if head in one.imports:
-                names = one.imports[head]
-                return _public_full_name(
-                    next((name for name in names if name.partition(".")[0] in APEX), names[-1]), rest
-                )
+                return _public_full_name(self._imported_name_at(node, one, head), rest)
             values = one.values.get(head)
             if values is not None and not (len(values) == 1 and dotted_name(values[0]) == head):
                 return self._resolve_through_value(values, one, rest, depth) if follow else None
@@ -473,6 +473,24 @@ class Module(SourceText):
                 scope.owner.values.get(f"self.{name}", []), inside, beyond, depth
             )
         return None
+
+    def _imported_name_at(self, node: ast.AST, scope: Scope, name: str) -> str:
+        """Return the full name that the imports of a scope bind to a name, where a node stands."""
+        names = scope.imports[name]
+        if len(names) > 1 and isinstance(node, ast.expr) and self.scope_of.get(node) is scope:
+            place = node.lineno, node.col_offset
+            above = [
+                each for each in self._bindings[scope, name] if (each[0].lineno, each[0].col_offset) < place
+            ]
+            statement, full = above[-1] if above else (None, "")
+            if statement is not None and self._always_runs_before(statement, node):
+                return full
+        return next((full for full in names if full.partition(".")[0] in APEX), names[-1])
+
+    def _always_runs_before(self, statement: ast.stmt, node: ast.AST) -> bool:
+        """Return whether a statement stands in a block that holds a node below it."""
+        block = self.block_of(statement)
+        return any(each in block for each in (self.statement_around(node), *self.ancestors(node)))
 
     def _resolve_through_value(
         self, values: list[ast.expr], scope: Scope, rest: str, depth: int

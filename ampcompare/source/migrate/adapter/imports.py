@@ -26,7 +26,7 @@ from ampcompare.source.migrate.rewrite import (
     torch_name_and_place,
 )
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import argument, catches_import_error, is_literal, last_name, root_name
+from ampcompare.source.syntax import argument, catches_import_error, is_literal, last_name, root_name, walk
 
 TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
 # What the adapter lacks and torch has, by calls alone.
@@ -45,6 +45,7 @@ TAKEN = {
 LOOKUPS = frozenset({"find_spec", "import_module", "__import__", "find_loader"})
 OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__dict__"})
 VERSIONS = frozenset({"get_distribution", "version", "distribution"})
+GUARDED = "the adapter has no {}: what stands in this `try` runs only where Apex is there, as before"
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
 NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone: leave it out"
 NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, and raises an error here"
@@ -109,6 +110,10 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     if timm := [Finding.at_node(each, BY_HAND, SCALED_BY_TIMM) for each in _timm_scaler_calls(module)]:
         return Migration(text, timm, len(names.uses), len(names.uses))
     missing = [(node, full) for node, full in names.uses if adapter_name_of(full) is None]
+    guarded = [
+        each for each in missing if not is_of_no_apex(each[1]) and _runs_with_apex_alone(names, each[0])
+    ]
+    missing = [each for each in missing if each not in guarded]
     if holding := _uses_keeping_apex(missing):
         found = {Finding.at_node(node, BY_HAND, LEFT.format(full)) for node, full in holding}
         return Migration(text, sorted(found), len(names.uses), len(names.uses))
@@ -123,7 +128,8 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         )
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
-    _change_imports(names, edits, adapter, missing, used if not exports else None)
+    findings += [Finding.at_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
+    _change_imports(names, edits, adapter, [*missing, *guarded], used if not exports else None)
     for text_node, full in _apex_lookups(module):
         if adapter_name_of(full) is not None:
             edits.replace(text_node, repr(adapter).replace("'", '"'))
@@ -146,6 +152,19 @@ def _uses_keeping_apex(
         each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)
     ]
     return through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
+
+
+def _runs_with_apex_alone(names: ModuleImports, use: ast.Name | ast.Attribute) -> bool:
+    """Return whether a use stands with its import in a `try` that goes on without Apex."""
+    module = names.module
+    for statement, alias in names.imports:
+        hiding = _try_hiding_failure(module, statement)
+        if hiding is None or root_name(use) != (alias.asname or alias.name.split(".")[0]):
+            continue
+        raises = any(isinstance(each, ast.Raise) for handler in hiding.handlers for each in walk(handler))
+        if not raises and any(outer in hiding.body for outer in module.ancestors(use)):
+            return True
+    return False
 
 
 def _timm_scaler_calls(module: Module) -> Iterator[ast.Call]:

@@ -4,6 +4,7 @@ import pytest
 
 from ampcompare.source.migrate.adapter.imports import adapt_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
+from ampcompare.source.migrate.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
 
 
@@ -227,3 +228,25 @@ def test_a_name_of_no_apex_fails_to_import_as_before() -> None:
         assert (
             "no version of Apex has apex.normalization.FusedHouseLayerNorm" in migration.findings[0].message
         )
+
+
+GUARD = (
+    "def is_known(optimizer):\n"
+    "    try:\n"
+    "        from apex.fp16_utils.fp16_optimizer import FP16_Optimizer\n"
+    "        if isinstance(optimizer, FP16_Optimizer):\n"
+    "            return True\n"
+    "    except ImportError:\n"
+    "        {0}\n"
+    "    from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer\n"
+    "    return isinstance(optimizer, FP16_Optimizer)\n"
+)
+
+
+def test_what_runs_only_where_apex_is_there_is_no_work() -> None:
+    """Nor is the class of another library that a later import gives the same name."""
+    result = adapt_text(GUARD.format("pass"))
+    assert [(each.line, each.kind) for each in result.findings] == [(4, NOTE)]
+    assert result.text == GUARD.format("pass")
+    result = adapt_text(GUARD.format("raise"))
+    assert [(each.line, each.kind) for each in result.findings] == [(4, BY_HAND)]
