@@ -114,12 +114,17 @@ def absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def folders_of_repository(path: Path, *, end: Path | None = None) -> list[Path]:
+def folders_of_repository(
+    path: Path, *, marks: Sequence[str] = (".git",), end: Path | None = None
+) -> list[Path]:
     """Return the folder of a file and those above it, up to that of its repository; none where it is in no repository.
 
     Args:
+        marks: what a repository has in its own folder.
         end: a folder that counts as that of a repository, too.
     """
     above = list(absolute_path(path).parents)
-    count = next((at for at, each in enumerate(above, 1) if each == end or (each / ".git").exists()), 0)
-    return above[:count]
+    tops = (
+        at for at, each in enumerate(above, 1) if each == end or any((each / mark).exists() for mark in marks)
+    )
+    return above[: next(tops, 0)]

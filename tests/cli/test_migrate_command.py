@@ -188,6 +188,21 @@ def test_the_dependency_on_apex_is_named(tmp_path: Path, capsys: pytest.CaptureF
     assert "dependency on Apex" not in capsys.readouterr().err
 
 
+def test_the_dependency_is_named_where_a_package_is_no_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "a.py").write_text(KEPT, encoding="utf-8")
+    (tmp_path / "setup.py").write_text(
+        'EXTRAS = {\n    "apex": ["git+https://github.com/NVIDIA/apex"],\n}\n', encoding="utf-8"
+    )
+    assert main(["migrate", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        'setup.py:2: `"apex": ["git+https://github.com/NVIDIA/apex"]`: the dependency on Apex can go' in said
+    )
+
+
 def test_what_the_engine_lacks_too_runs_on_with_apex_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

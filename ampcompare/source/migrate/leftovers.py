@@ -24,6 +24,7 @@ REQUIREMENTS = (
     "requirements/*.txt",
     "*environment*.y*ml",
 )
+PACKAGES = ("setup.py", "setup.cfg", "pyproject.toml")
 # A line that asks for Apex: its name as a requirement, or its repository.
 ASKS = re.compile(
     r"(?i)github\.com[/:]nvidia/apex\b"
@@ -82,11 +83,15 @@ def _names_at_top(path: Path) -> frozenset[str]:
 
 def requirements_of_apex(paths: Iterable[Path]) -> list[tuple[Path, int, str]]:
     """Return the lines, with their files and numbers, by which the projects of some files ask for the package Apex."""
-    folders = dict.fromkeys(
-        folder for path in paths for folder in folders_of_repository(path) or [absolute_path(path).parent]
-    )
+    folders = dict.fromkeys(folder for path in paths for folder in _folders_of_project(path))
     files = [file for folder in folders for pattern in REQUIREMENTS for file in sorted(folder.glob(pattern))]
     return [found for file in dict.fromkeys(files) if file.is_file() for found in _lines_that_ask(file)]
+
+
+def _folders_of_project(path: Path) -> list[Path]:
+    """Return the folder of a file and those above it, up to that of its repository or package, if it is in one."""
+    folders = folders_of_repository(path) or folders_of_repository(path, marks=PACKAGES)
+    return folders or [absolute_path(path).parent]
 
 
 def _lines_that_ask(file: Path) -> Iterator[tuple[Path, int, str]]:

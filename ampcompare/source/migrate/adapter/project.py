@@ -1,6 +1,7 @@
 """Plan the move of a project's files to the adapter: which files change, and where the adapter lies."""
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
@@ -12,7 +13,7 @@ from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.adapter.places import Places, early_import, is_script
-from ampcompare.source.migrate.finding import BY_HAND, Finding
+from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.project import FileMigration
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
@@ -24,6 +25,10 @@ CORE_STAYS = (
     "the other initialized"
 )
 LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies: move it below"
+NOT_INITIALIZED = (
+    "no file that is named here calls amp.initialize: what calls this must call that of {}, not that of Apex"
+)
+INITIALIZES = re.compile(r"\binitialize\b")
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
 
@@ -86,11 +91,13 @@ def plan_adapters(
     early: dict[Path, ast.stmt] = {}
     paths = list(paths)
     places = Places(dict.fromkeys([*paths, *others]))
+    initializes = False
     for path in paths:
         try:
             content = read_source_bytes(path)
             text = parse_document(path, content).text if b"apex" in content else ""
             migration = adapt_text(text)
+            initializes = initializes or INITIALIZES.search(text) is not None
             if migration.text != text or migration.findings:
                 groups.setdefault(places.root_of(path, text), []).append(path)
                 if (statement := early_import(path, text)) is not None:
@@ -104,7 +111,7 @@ def plan_adapters(
         _plan_project(root, places.package_for_adapter(root, files), files, early)
         for root, files in sorted(groups.items())
     ]
-    return plans, faults
+    return plans if initializes else [_note_lacking_initialize(each) for each in plans], faults
 
 
 def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
@@ -148,6 +155,21 @@ def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Pa
     return AdapterPlan(AdapterFile(place, name, present), files)
 
 
+def _note_lacking_initialize(plan: AdapterPlan) -> AdapterPlan:
+    """Return a plan with a note on each file whose losses are scaled for optimizers that no file initializes."""
+    files = []
+    for each in plan.files:
+        scaling = [
+            node for node, name in _core_uses_in_original(each) if name in ("scale_loss", "master_params")
+        ]
+        if scaling and each.changed and each.migration is not None:
+            note = Finding.at_node(scaling[0], NOTE, NOT_INITIALIZED.format(plan.adapter.name))
+            findings = sorted({*each.migration.findings, note})
+            each = replace(each, migration=replace(each.migration, findings=findings))
+        files.append(each)
+    return replace(plan, files=files)
+
+
 def _keep_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
     """Return what becomes of a file if another one stays on Apex: one that only asks for Apex goes on doing so."""
     if file.document is None or file.migration is None or file.migration.uses or not file.changed:
@@ -160,12 +182,13 @@ def _keep_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
     return replace(file, migration=kept)
 
 
-def _core_uses_in_original(file: FileMigration) -> list[ast.AST]:
-    """Return where a file, as it is before, names functions of `apex.amp`."""
+def _core_uses_in_original(file: FileMigration) -> list[tuple[ast.AST, str]]:
+    """Return where a file, as it is before, names functions of `apex.amp`, and which."""
     if file.document is None:
         return []
     names = ModuleImports(Module(file.document.text))
-    return [node for node, full in names.uses if public_full_name(full).startswith("apex.amp.")]
+    found = [(node, public_full_name(full)) for node, full in names.uses]
+    return [(node, full.removeprefix("apex.amp.")) for node, full in found if full.startswith("apex.amp.")]
 
 
 def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
@@ -173,7 +196,7 @@ def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
     uses = _core_uses_in_original(file) if file.changed else []
     if not uses or file.document is None:
         return file
-    reason = Finding.at_node(uses[0], BY_HAND, CORE_STAYS.format(left))
+    reason = Finding.at_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
     return replace(file, migration=Migration(file.document.text, [reason]))
 
 

@@ -314,3 +314,25 @@ def test_a_script_whose_imports_say_nothing_has_the_adapter_next_to_itself(tmp_p
     found = {each.path.name: plan.adapter.name for plan in plans for each in plan.files}
     assert found["glue.py"] == "torch_amp_adapter"
     assert {plan.adapter.path for plan in plans} == {tmp_path / "vlm/torch_amp_adapter.py"}
+
+
+def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(tmp_path: Path) -> None:
+    finder = f"{USE}def step(loss, optimizer):\n    with amp.scale_loss(loss, optimizer) as scaled:\n        pass\n"
+    files = {"finder/__init__.py": "", "finder/finder.py": finder, "finder/log.py": USE}
+
+    def notes() -> list[tuple[str, str]]:
+        plans, _ = plan_adapters(sorted(tmp_path.rglob("*.py")))
+        files = [each for plan in plans for each in plan.files]
+        return [
+            (each.path.name, found.message)
+            for each in files
+            if each.migration
+            for found in each.migration.findings
+        ]
+
+    _plans(tmp_path, files)
+    ((name, message),) = notes()
+    assert name == "finder.py"
+    assert "must call that of finder.torch_amp_adapter" in message
+    (tmp_path / "use.py").write_text(f"{USE}import finder\nfinder.step(*amp.initialize(model, optimizer))\n")
+    assert notes() == []
