@@ -64,7 +64,13 @@ class ApexFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec that yields the real module; None leaves the name to the other finders."""
+        """Return a spec that yields the real module; None leaves the name to the other finders.
+
+        Args:
+            fullname: of the module, dotted.
+            path: of the package that is searched; None for `sys.path`.
+            target: a module that is loaded again; None for a new one.
+        """
         if fullname.startswith(f"{HOME}."):
             # `from apex.x import y` looks for a submodule y of the package before it fails.
             spec = PathFinder.find_spec(fullname, path)

@@ -163,7 +163,15 @@ class Arm:
 
     @classmethod
     def make(cls, backend: str, **options: Any) -> Arm:
-        """Build an arm from a backend's name, in any case, and keyword options; `None` means not given."""
+        """Build an arm from a backend's name, in any case, and keyword options.
+
+        Args:
+            backend: its name, or the short name of an arm.
+            options: by their names, as text or as values; None stands for not given.
+
+        Raises:
+            ConfigError: there is no such backend or option, or a value that it does not take.
+        """
         given = {name: value for name, value in options.items() if value is not None}
         name = backend_or_arm_named(backend)
         backend = name if name is not None and ":" not in name else backend
@@ -404,7 +412,7 @@ def split_arms(text: str) -> tuple[list[str], str]:
     After `half` a word such as `bf16` begins an arm. After `half:bn_fp32` it is an option, and ambiguous.
 
     Returns:
-        The text of each arm, and the first word that is ambiguous, if any.
+        The text of each arm, and the first word that is ambiguous; "" for none.
     """
     arms: list[list[str]] = []
     ambiguous = ""

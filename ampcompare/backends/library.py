@@ -42,7 +42,14 @@ class Library:
         return f"not installed: {self.install}" + (f" ({self.remark})" if self.remark else "")
 
     def load(self, backend: str) -> tuple[ModuleType, str, str]:
-        """Import it; return the module with the name and version of its distribution."""
+        """Import it; return the module with the name and version of its distribution.
+
+        Args:
+            backend: whose library it is, for the message.
+
+        Raises:
+            BackendUnavailable: it is not installed, or cannot be imported.
+        """
         found = self.find_installed()
         if found is None:
             raise BackendUnavailable(f"{backend} is {self.why_missing()}")

@@ -93,6 +93,9 @@ def message_with_advice(seen: str, advice: ArmAdvice) -> str:
 class GateFailed(AmpCompareError):
     """An arm exceeds a limit that was set.
 
+    Args:
+        message: names the arm and the limit, in one sentence.
+
     Attributes:
         comparison: the results, an `ampcompare.results.records.comparison.Comparison`.
     """

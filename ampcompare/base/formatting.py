@@ -144,6 +144,7 @@ def printable_line(text: str, longest: int = 120, *, keep_end: int = 0, keep_spa
     """Return text from a user's names, files or errors as one harmless line, which cannot steer a terminal.
 
     Args:
+        text: of any length; its line breaks and control characters become spaces.
         longest: length in characters; a longer line is cut and has an ellipsis.
         keep_end: characters after the ellipsis.
         keep_spaces: leave runs of spaces as they are, as in a line of a table.

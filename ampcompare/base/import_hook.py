@@ -31,7 +31,13 @@ class ImportHook(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders return, whose loader then calls back."""
+        """Return what the other finders return, whose loader then calls back.
+
+        Args:
+            fullname: of the module, dotted.
+            path: of the package that is searched; None for `sys.path`.
+            target: a module that is loaded again; None for a new one.
+        """
         if fullname not in self._awaited or fullname in self._searching:
             return None
         self._searching.add(fullname)  # another hook that awaits this name asks here again

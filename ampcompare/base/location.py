@@ -90,7 +90,8 @@ def call_site_key() -> tuple[int, ...]:
 def user_location(frame: FrameType | None = None) -> Location:
     """Return the line of the innermost frame that is not "inner"; of ampcompare's caller if there is none.
 
-    Frames inside of `frame` do not count.
+    Args:
+        frame: at which the search begins; None for the frame that calls this.
     """
     frames = [(code.co_filename, line) for code, line in user_frames(frame)]
     if not frames:

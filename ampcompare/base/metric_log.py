@@ -11,6 +11,7 @@ def log_metric(name: str, value: float, *, source: str = "ampcompare.log_metric"
     """Record a metric of the running script, such as "top1"; without a record, nothing happens.
 
     Args:
+        name: of the metric, as `--metric` names it.
         value: a number, or a tensor of one element.
         source: the function that the script called.
     """

@@ -134,12 +134,25 @@ class Subscriptions:
         self.active = True
 
     def wrap(self, owner: Any, name: str, around: Around) -> None:
-        """Let calls of `owner.name` go to `around(inner, *args, **kwargs)`; those that torch traces do not."""
+        """Let calls of `owner.name` go to `around(inner, *args, **kwargs)`; those that torch traces do not.
+
+        Args:
+            owner: a module or class of torch, or of the user.
+            name: of the function or method.
+            around: gets the next function inside of it first, then the arguments of the call, and returns what the
+                caller gets.
+        """
         place = _replaced_function_at(owner, name)
         self._add_subscriber(place, place.arounds, (self._layer, around))
 
     def put_innermost(self, owner: Any, name: str, value: Any) -> None:
-        """Set what the subscribers of `owner.name` lie around: a function, or any other attribute."""
+        """Set what the subscribers of `owner.name` lie around: a function, or any other attribute.
+
+        Args:
+            owner: a module, class or object.
+            name: of the attribute.
+            value: what stands there until `end`; of several subscribers the last one counts.
+        """
         place = _replaced_function_at(owner, name)
         self._add_subscriber(place, place.puts, value)
 

@@ -312,6 +312,7 @@ def mask_secrets(text: str, *, of_script: bool = False) -> str:
     """Return a text with a placeholder for each known secret in it.
 
     Args:
+        text: of any length, such as a line of a log.
         of_script: what a script has said, in which short values are looked for too, and what has the form of a secret.
     """
     known = {**_secrets_in_environment(tuple(os.environ.items()), tuple(_names)), **_values}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ampcompare.base.formatting import format_count, format_ranges, format_rough_duration, printable_line
 from ampcompare.experiment.observer import PlanOutline
-from ampcompare.experiment.running_cells import CellView, MatrixView
+from ampcompare.experiment.running_cells import CellView, MatrixProgress
 from ampcompare.settings.config import RunConfig
 
 MAX_NAMED = 3  # arms in the first line
@@ -46,7 +46,7 @@ def _places_text(cells: Sequence[RunConfig], device: str) -> str:
     return ", ".join(parts)
 
 
-def notice_lines(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
+def notice_lines(cells: Sequence[CellView], matrix: MatrixProgress, *, idle: str = "") -> list[str]:
     """Return plain lines on some running cells and the matrix, and in one more how many others run."""
     end = f"; {format_rough_duration(int(matrix.seconds))} since the start"
     if matrix.left is not None and matrix.total > 1:

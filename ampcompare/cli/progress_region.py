@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ampcompare.base.formatting import format_rough_duration
-from ampcompare.experiment.running_cells import CellView, MatrixView
+from ampcompare.experiment.running_cells import CellView, MatrixProgress
 
 MAX_BAR = 40
 MAX_NAME = 40
@@ -41,7 +41,7 @@ class ProgressRegion:
         self._live.start()
 
     def draw(
-        self, cells: Sequence[CellView], matrix: MatrixView, idle: str = "", above: str | None = None
+        self, cells: Sequence[CellView], matrix: MatrixProgress, idle: str = "", above: str | None = None
     ) -> None:
         """Draw the bars of cells, as far as there is room, and of the matrix; a line above them stays."""
         self._live.update(draw_bars(cells, matrix, self._console, idle), refresh=above is None)
@@ -54,7 +54,7 @@ class ProgressRegion:
 
 
 def draw_bars(
-    cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: str = ""
+    cells: Sequence[CellView], matrix: MatrixProgress, console: Console, idle: str = ""
 ) -> RenderableType:
     """Return what stands at the bottom of the terminal: each running cell, and the matrix if it has several."""
     between = ", " if console.options.ascii_only else " · "

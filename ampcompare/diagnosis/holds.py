@@ -157,6 +157,9 @@ class Held:
 class DoesNotHold(AssertionError):
     """A step does not hold under an arm; the message says where it breaks and what cures it.
 
+    Args:
+        message: in one line or several.
+
     Attributes:
         arm: in its canonical form.
         figures: all that were compared; empty where the step raised.

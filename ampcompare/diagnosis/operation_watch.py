@@ -235,7 +235,7 @@ class OperationWatch(TorchDispatchMode):
                 torch._C._DisableTorchDispatch(),
             ):
                 written = tensors_written_by(func, tuple(args), kwargs)
-                exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
+                exact, own = self._results_in_wide_type(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             number = _constant_beyond_fp16(args) if key[1] in WITH_NUMBER else 0.0
@@ -258,7 +258,7 @@ class OperationWatch(TorchDispatchMode):
             written = tensors_written_by(func, args, kwargs)
             exact = None
             if all(tensor.numel() <= MAX_UNSEEN for tensor in given):
-                exact, _ = self._wide_results(
+                exact, _ = self._results_in_wide_type(
                     func, ("", _operation_name(func), "", "forward"), args, kwargs, given, written
                 )
             if exact is None:
@@ -276,7 +276,7 @@ class OperationWatch(TorchDispatchMode):
         known = (self._decided.get(_storage_address(one)) for one in tensors if not one.is_floating_point())
         return frozenset().union(*filter(None, known))
 
-    def _wide_results(
+    def _results_in_wide_type(
         self,
         func: Any,
         key: Key,

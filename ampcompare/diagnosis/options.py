@@ -24,6 +24,11 @@ class DiagnoseOptions:
     cures: bool = True
 
     def check(self) -> None:
+        """Refuse what cannot be diagnosed.
+
+        Raises:
+            ConfigError: names what does not act together, or a number of steps below 1.
+        """
         recipe = self.config.recipe
         if recipe.compile != "none" or recipe.cuda_graph:
             name = "--cuda-graph" if recipe.cuda_graph else "--compile"

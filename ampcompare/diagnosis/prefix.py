@@ -64,7 +64,12 @@ class PrefixWatch(StepObserver):
         ]
 
     def follow_schedule(self, schedule: Callable[[int], float] | None, total: int) -> None:
-        """Take the rates ahead from a factor by step, as ampcompare's own loop does; None if they are constant."""
+        """Take the rates ahead from a factor by step, as ampcompare's own loop does.
+
+        Args:
+            schedule: returns the factor of the rate behind so many steps; None for a constant rate.
+            total: steps of the whole training.
+        """
         self._schedule = schedule or (lambda step: 1.0)
         self.total = total
 

@@ -26,6 +26,7 @@ class StepOperationsWatch(StepObserver):
     """The modes and counters of one run.
 
     Args:
+        observation: gets what each step has shown.
         steps: updates to make; up to 20 skipped ones are added.
         is_idle: only count the steps, as on a rank that is not watched.
         reference: type of the wide run; None for ranges alone.
@@ -54,7 +55,12 @@ class StepOperationsWatch(StepObserver):
         self._step = self._applied = 0
 
     def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Follow models and optimizers, enter the modes, and begin with the first step."""
+        """Follow models and optimizers, enter the modes, and begin with the first step.
+
+        Args:
+            models: whose modules are named.
+            optimizers: whose updates are counted.
+        """
         self.sites.hook_modules(models)
         for optimizer in optimizers:
             self._stack.callback(
@@ -92,7 +98,12 @@ class StepOperationsWatch(StepObserver):
         self.end_step(all(outcome.applied), optimizers)
 
     def end_step(self, applied: bool, optimizers: Sequence[Optimizer]) -> None:
-        """Hand over what the step has shown, in which `optimizers` have changed weights."""
+        """Hand over what the step has shown, in which `optimizers` have changed weights.
+
+        Args:
+            applied: whether the update was made, and not skipped.
+            optimizers: those that stepped.
+        """
         self.sites.forget_step()
         step = self.operations.drain()
         updates = self.updates.take_lost_updates()

@@ -186,6 +186,7 @@ def examine(
     """Examine this machine as a script in the current folder would find it.
 
     Args:
+        arms: of which it is said whether they can run here.
         scripts: files and folders of which it is said what their imports of Apex get; by default the Python files of
             the current folder.
         seconds: time limit of each library that is tried.

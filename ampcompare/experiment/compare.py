@@ -191,6 +191,7 @@ def run_comparison(
     """Run every cell that has no usable record yet, write the reports after each, and check the gates.
 
     Args:
+        options: arms, seeds, terms and how cells are started.
         observer: receives progress and notes.
         while_running: a context around the runs, given the launcher; the command line handles signals in it.
     """
@@ -345,7 +346,7 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     alpha = error_rate / max(1, len(able))
     needs = {
         arm: pairs_needed_by_stein(
-            _spread_of_effect(effect), effect.freedom, margin.margin_of_scores().size, alpha
+            _spread_of_effect(effect), effect.freedom, margin.margin_of_score_differences().size, alpha
         )
         for arm, effect in able.items()
     }

@@ -56,9 +56,16 @@ def diagnose(
     """Diagnose a loop in this process, or else the recipe or script of the configuration in separate processes.
 
     Args:
+        options: the arm, its recipe or script, and what to look for.
+        loop: gets the precision and trains a few steps in this process; None for what the configuration names.
         output_dir: folder of `diagnosis.json` and, where the extra is installed, `diagnosis.html`; by default none.
         say: called with a line about GPUs that are left out, before each run of a script, and with the files that are
             written.
+
+    Raises:
+        ConfigError: options that cannot be used together.
+        ExtraMissing: torch is not installed, or too old.
+        LaunchError: a process died, took too long, or watched no step.
     """
     require_torch()
     if loop is not None:

@@ -65,6 +65,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
     journals; the same table again spends nothing.
 
     Args:
+        paths: of two run directories or more.
         reference: another row than that of the plans.
 
     Raises:

@@ -46,7 +46,11 @@ class AheadOptions:
     twin: bool = True
 
     def check(self) -> None:
-        """Refuse what cannot be looked at."""
+        """Refuse what cannot be looked at.
+
+        Raises:
+            ConfigError: there is no arm, a prefix is too short, or the whole training is not longer than it.
+        """
         if not self.arms:
             raise ConfigError("there is no arm to look at; give some, as in --arm half:bf16,O2")
         if self.prefix < MIN_STEPS:

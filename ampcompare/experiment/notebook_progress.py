@@ -12,7 +12,7 @@ from typing import Any
 from ampcompare.base.formatting import format_rough_duration, printable_line
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, PlanOutline
-from ampcompare.experiment.running_cells import MatrixView, RunningCells
+from ampcompare.experiment.running_cells import MatrixProgress, RunningCells
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -97,7 +97,7 @@ class NotebookProgress(Observer):
         else:
             self._handle.update(bundle, raw=True)
 
-    def _progress_summary_text(self, matrix: MatrixView) -> str:
+    def _progress_summary_text(self, matrix: MatrixProgress) -> str:
         """Return how much is done, and how long the rest takes."""
         outline = self._cells.outline
         words = [f"{matrix.done} of {matrix.total} {'run' if matrix.total == 1 else 'runs'}"]

@@ -58,16 +58,37 @@ class Observer:
         """A few steps of each arm were tried, and this is what they showed."""
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:
-        """A cell starts."""
+        """A cell starts.
+
+        Args:
+            config: of the cell.
+            number: of the cell.
+            total: how many cells there are.
+        """
 
     def place(self, number: int, name: str) -> None:
-        """A cell that has started runs at a place, such as "GPU 3", "cores 0-3" or "job 12_3 on n1"; it may move."""
+        """A cell that has started runs at a place, such as "GPU 3", "cores 0-3" or "job 12_3 on n1"; it may move.
+
+        Args:
+            number: of the cell.
+            name: of the place.
+        """
 
     def progress(self, number: int, progress: Progress) -> None:
-        """A running cell has reported its progress."""
+        """A running cell has reported its progress.
+
+        Args:
+            number: of the cell.
+            progress: how far it is, with its last loss.
+        """
 
     def end(self, record: RunRecord, *, reused: bool) -> None:
-        """A cell has ended, or already had a record."""
+        """A cell has ended, or already had a record.
+
+        Args:
+            record: of the cell.
+            reused: whether an earlier call has made it.
+        """
 
     def note(self, text: str) -> None:
         """There is a message for the user."""

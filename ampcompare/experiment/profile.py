@@ -42,9 +42,16 @@ def profile(
     """Profile each arm: a loop in this process, or else the recipe or script of the configurations, each in its own.
 
     Args:
+        options: the arms, whose first one is the reference, and how many steps.
+        loop: gets the precision and trains a few steps in this process; None for what the configurations name.
         output_dir: folder of `profile.json`, `profile.md`, `trace.json` and, where the extra is installed,
             `profile.html`; by default none.
         say: called with a line before each arm, and with the files that are written.
+
+    Raises:
+        ConfigError: options that cannot be used together.
+        ExtraMissing: torch is not installed, or too old.
+        LaunchError: the reference could not be trained; another arm that cannot is a profile with its failure.
     """
     options.check()
     require_torch()

@@ -57,6 +57,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     fault are left out and named in `excluded`.
 
     Args:
+        path: of the run directory or file.
         reference: another row than that of the plan. In a run directory that is one more look at its runs, which is
             written into its journal; elsewhere nothing is tested.
 

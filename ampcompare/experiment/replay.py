@@ -59,6 +59,7 @@ def replay_sides_of_changes(
 
     Args:
         changes: texts such as `onednn=off`.
+        stacks: other environments, by their names; the step is repeated in each.
         script: another script with its arguments.
         own: that of the capsule.
 

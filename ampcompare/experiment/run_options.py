@@ -85,7 +85,16 @@ class LaunchOptions:
         return make_launcher(config, **self._launcher_arguments())
 
     def pool(self, config: RunConfig, places: Places, jobs: Jobs = None) -> Launcher:
-        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies."""
+        """Return the launcher for a configuration, and for others that differ from it in what `compare` varies.
+
+        Args:
+            config: of the first cell.
+            places: parts of the machine, one for each cell that runs at a time.
+            jobs: cells at a time on a queue; "auto" or None where the launcher decides.
+
+        Raises:
+            ConfigError: an option that does not act with this launcher.
+        """
         return launcher_for_places(places, config, **self._launcher_arguments(jobs))
 
     def _launcher_arguments(self, jobs: Jobs = None) -> dict[str, Any]:

@@ -59,7 +59,12 @@ class CellView:
         return _share_done(self.progress)
 
     def add_progress(self, progress: Progress, now: float) -> None:
-        """Add progress; one of fewer steps is of another process that trains the cell again."""
+        """Add progress; one of fewer steps is of another process that trains the cell again.
+
+        Args:
+            progress: of the cell.
+            now: seconds of a clock that never goes back.
+        """
         is_again = _share_done(progress) < self.share_of_steps_made
         self.progress, self.latest = progress, now
         if progress.total_steps and (self.first is None or is_again):
@@ -101,8 +106,8 @@ class CellView:
 
 
 @dataclass(frozen=True)
-class MatrixView:
-    """All cells as they are shown.
+class MatrixProgress:
+    """How far all cells together are, as it is shown.
 
     Attributes:
         done: cells that ended, or were there already.
@@ -157,7 +162,14 @@ class RunningCells:
                 self._earlier.setdefault(label, []).append(record.summary.wall_seconds)
 
     def note_begun_cell(self, config: RunConfig, number: int, total: int, now: float) -> None:
-        """A cell starts."""
+        """A cell starts.
+
+        Args:
+            config: of the cell.
+            number: its place in the matrix, from 1.
+            total: how many cells there are.
+            now: seconds of a clock that never goes back.
+        """
         if self.outline is None:  # of a caller that runs no matrix
             self.note_plan(PlanOutline([config] * total, [config.arm] * total, [None] * total, Path()))
         assert self.outline is not None
@@ -172,17 +184,34 @@ class RunningCells:
         self._slots = max(self._slots, len(self._running))
 
     def note_place(self, number: int, name: str) -> None:
-        """A running cell is at a place."""
+        """A running cell is at a place.
+
+        Args:
+            number: of the cell in the matrix, from 1.
+            name: of the place, such as "cuda:1".
+        """
         if number in self._running:
             self._running[number].place = printable_line(name, 40)
 
     def note_progress(self, number: int, progress: Progress, now: float) -> None:
-        """A running cell has made progress."""
+        """A running cell has made progress.
+
+        Args:
+            number: of the cell in the matrix, from 1.
+            progress: of the cell.
+            now: seconds of a clock that never goes back.
+        """
         if number in self._running:
             self._running[number].add_progress(progress, now)
 
     def note_ended_cell(self, record: RunRecord, now: float, *, reused: bool) -> CellView:
-        """A cell has ended; return it."""
+        """A cell has ended; return it.
+
+        Args:
+            record: of the cell.
+            now: seconds of a clock that never goes back.
+            reused: whether the record is of an earlier call.
+        """
         number = next(
             (n for n, cell in self._running.items() if cell.digest == record.cell), min(self._running)
         )
@@ -194,10 +223,10 @@ class RunningCells:
             self._ended.setdefault(cell.label, []).append(now - cell.began)
         return cell
 
-    def views(self, now: float) -> tuple[list[CellView], MatrixView]:
+    def views(self, now: float) -> tuple[list[CellView], MatrixProgress]:
         """Return what is to be shown now."""
         made = self.done + sum(cell.share_of_steps_made for cell in self._running.values())
-        matrix = MatrixView(
+        matrix = MatrixProgress(
             self.done, self.total, made / max(1, self.total), now - self._began, self._seconds_left(now)
         )
         return [self._view_of_cell(self._running[number], now) for number in sorted(self._running)], matrix

@@ -64,6 +64,9 @@ def verify_script_resume(
 
     Args:
         settings: the fields of `ExecSettings`, by their names.
+        check: where it is stopped, and how it is started again.
+        is_module: whether the script is named as by `python -m`.
+        say: prints a line.
 
     Raises:
         ConfigError: the script saves no file at or behind the step, or trains no step behind it.

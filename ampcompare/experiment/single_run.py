@@ -75,8 +75,13 @@ def run_single(
     """Train one arm, or return its existing record.
 
     Args:
+        options: the configuration, and how its cell is started.
         observer: receives progress and notes in the main process.
         while_running: a context around the run, given the launcher; the command line handles signals in it.
+
+    Raises:
+        ConfigError: an option that does not act here, or a run directory that is in use.
+        LaunchError: no process could be started.
     """
     launcher, observer = _launcher_and_observer(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):

@@ -75,7 +75,15 @@ class SettingsSources:
         return self.resolved.config
 
     def with_first_weights(self, name: str, stacks: Mapping[str, StackConfig]) -> SettingsSources:
-        """Return these with a script that begins with the first weights of one of some stacks."""
+        """Return these with a script that begins with the first weights of one of some stacks.
+
+        Args:
+            name: of the stack.
+            stacks: environments by their names.
+
+        Raises:
+            ConfigError: there is no such stack, or no script trains.
+        """
         script = self.config.script
         stack = first_weights_stack(name, stacks, has_script=script is not None)
         assert script is not None
@@ -89,6 +97,7 @@ def collect_settings(
     """Join all sources of settings.
 
     Args:
+        request: the recipe, the file and the layers above them.
         reads: what the command reads. A recipe or file may say more.
         one_run: of the rows that a recipe names, take the first, and its first seed.
 

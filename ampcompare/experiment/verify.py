@@ -54,12 +54,13 @@ def verify_script(
     """Run a script twice and print the comparison; return the exit code.
 
     Args:
+        path: of the script.
         arguments: of the script.
         steps: at most, of one optimizer.
         say: prints a line.
+        check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
         how: "rewrite" rewrites the script for torch.amp; with "adapter" it imports the adapter in the place of Apex;
             "" does what `migrate` does by default.
-        check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
         stack: where the unchanged script runs, with the Apex that is there; both begin with the weights of that run.
 
     Raises:

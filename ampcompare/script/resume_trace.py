@@ -462,7 +462,7 @@ def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[
     parts = {id(part) for model in models for part in model.modules()}
     places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
     of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
-    for name, value in itertools.chain(_variables_of_script(), _attributes_of_owners(owners)):
+    for name, value in itertools.chain(_variables_of_script(), _attributes_by_class_name(owners)):
         tensors = [] if id(value) in parts else _tensors_held_by(value)
         if not tensors or not all(issubclass(type(each), Tensor) for each in tensors):
             continue
@@ -538,7 +538,7 @@ def _objects_of_script_classes() -> list[Any]:
     return found
 
 
-def _attributes_of_owners(owners: list[Any]) -> Iterator[tuple[str, Any]]:
+def _attributes_by_class_name(owners: list[Any]) -> Iterator[tuple[str, Any]]:
     """Yield attributes of objects, by the name of the class, and a number for a second object of it."""
     count: Counter[str] = Counter()
     for owner in owners:

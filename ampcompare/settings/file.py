@@ -90,7 +90,15 @@ class SettingsFile:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def settings_at_scale(self, scale: str, name: str) -> SettingsFile:
-        """Return what differs at one of the smaller shapes of the file called `name`."""
+        """Return what differs at one of the smaller shapes of the file.
+
+        Args:
+            scale: the name of a shape.
+            name: of the file, for the message.
+
+        Raises:
+            ConfigError: the file has no such shape.
+        """
         scales = self.matrix.scales
         if scale not in scales:
             close = close_matches(scale, scales)

@@ -102,7 +102,13 @@ class ScriptConfig(FrozenSettings):
         return Path(os.path.abspath(path)) if path.is_dir() else path.resolve().parent
 
     def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
-        """Return the arguments of a cell, secrets included."""
+        """Return the arguments of a cell, secrets included.
+
+        Args:
+            seed: of the cell.
+            arm: in its canonical form.
+            cell_dir: the folder of the cell.
+        """
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
         filled = [_fill_placeholders(word, values) for word in reveal_secrets(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]

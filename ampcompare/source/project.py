@@ -38,6 +38,8 @@ class Project:
         """Begin with a module.
 
         Args:
+            path: of the module; None if it is text alone.
+            module: that is parsed already; None to parse the file when it is asked for.
             within: folders and files that were named together; all that is in them is of one project.
         """
         self.path = None if path is None else Path(os.path.abspath(path))
@@ -71,7 +73,12 @@ class Project:
         return self._paths.get(module)
 
     def find_module_file(self, importer: Path, name: str) -> Path | None:
-        """Return the file of the module that a file imports by a dotted name, or None if the project has none."""
+        """Return the file of the module that a file imports by a dotted name, or None if the project has none.
+
+        Args:
+            importer: the file with the import.
+            name: dotted, absolute.
+        """
         key = (importer.parent, name)
         if key not in self._found:
             self._found[key] = self._search_module_file(importer, name)
@@ -105,6 +112,7 @@ class Project:
         """Return the file in which what an import names is, and its name there; None where it is outside.
 
         Args:
+            importer: the file with the import.
             full: the full name of an import, which begins with dots for what is next to the importer. The name that is
                 returned is empty for the module itself, and `*` for all that a star import binds.
         """
@@ -117,7 +125,12 @@ class Project:
         return None if place is None else (place, name)
 
     def files_imported_by(self, module: Module, path: Path) -> list[Path]:
-        """Return the files of the project that a module imports, itself left out."""
+        """Return the files of the project that a module imports, itself left out.
+
+        Args:
+            module: whose imports are read.
+            path: of its file.
+        """
         found = [self.find_definition(path, full) for _, _, full in module.imports]
         return list(dict.fromkeys(each[0] for each in found if each is not None and each[0] != path))
 
@@ -157,6 +170,10 @@ class Project:
         """Yield the modules of the project of a file, itself among them, that have one of some words in imports.
 
         Without the root of a repository above, only what was named, or is in the folder or package of the file.
+
+        Args:
+            path: of a file of the project.
+            words: of which one stands in an import.
         """
         for other in self._own_files_importing_words(path, words):
             if (module := self.module_of_file(other)) is not None:

@@ -36,6 +36,9 @@ HIDDEN = {"*", "**"}  # of what has no name where it is given
 class SourceInvalid(ValueError):
     """A text that is not Python 3, in one line.
 
+    Args:
+        message: of the parser, in one line.
+
     Attributes:
         line: from 1, where the parser stopped; 0 where it does not say.
         kind: "not Python 3, but Python 2", or that this version of Python cannot parse it: its syntax may be newer.

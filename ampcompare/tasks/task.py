@@ -65,6 +65,7 @@ class Task(abc.ABC):
         """Build the optimizers over models that are on their device; by default one for each model.
 
         Args:
+            models: as `make_models` returns them.
             make: returns the optimizer of the recipe over the parameters of a module.
         """
         return [make(model) for model in models]
@@ -75,12 +76,21 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def loss(self, models: Sequence[nn.Module], batch: Any) -> Tensor:
-        """Return the mean loss of a training batch, one element; called inside the arm's autocast."""
+        """Return the mean loss of a training batch, one element; called inside the arm's autocast.
+
+        Args:
+            models: as `make_models` returns them, prepared by the arm.
+            batch: of the data, on the device.
+        """
 
     def predict(self, models: Sequence[nn.Module], batch: Any) -> Any:
         """Return what `measure` needs of a validation batch; called in evaluation mode inside the arm's autocast.
 
         The default is the first model on the first part of the batch.
+
+        Args:
+            models: as `make_models` returns them, prepared by the arm.
+            batch: of the data, on the device.
         """
         return models[0](batch[0])
 
@@ -102,6 +112,7 @@ class Task(abc.ABC):
 
         Args:
             outputs: as for `measure`.
+            batch: a validation batch.
 
         Returns:
             (samples, ...) of whole numbers, such as the class of each sample; below 0 where nothing is asked.
@@ -118,7 +129,12 @@ class Task(abc.ABC):
         return {metric.name: float(sums[metric.name]) / samples for metric in self.metrics}
 
     def chance(self, sums: Sums, samples: int) -> float | None:
-        """Return the value of the first metric that a constant guess reaches; None where it is not known."""
+        """Return the value of the first metric that a constant guess reaches; None where it is not known.
+
+        Args:
+            sums: of `measure` over the validation set.
+            samples: in that set.
+        """
         return None
 
     def labels(self, batch: Any) -> Tensor | None:
@@ -130,7 +146,12 @@ class Task(abc.ABC):
         return None
 
     def split(self, batch: Any, count: int) -> Sequence[Any]:
-        """Return a batch as `count` micro-batches of equal size; by default each tensor in it is cut."""
+        """Return a batch as micro-batches of equal size; by default each tensor in it is cut along its first dimension.
+
+        Args:
+            batch: of the data.
+            count: of micro-batches; it divides the batch size.
+        """
         return split_batch(batch, count)
 
     def channels_last(self, batch: Any) -> Any:

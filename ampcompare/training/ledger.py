@@ -101,7 +101,13 @@ class StepLook:
         self.steps: list[int] = []
 
     def begin(self, step: int, optimizers: Sequence[Optimizer], *, detailed: bool) -> None:
-        """Begin to look at a step; in detail, follow a sample of each update."""
+        """Begin to look at a step.
+
+        Args:
+            step: its number.
+            optimizers: of the training.
+            detailed: whether a sample of each update is followed.
+        """
         self.steps.append(step)
         self._is_detailed = detailed
         self._hooks = [

@@ -41,7 +41,12 @@ class StepSampler:
     last: tuple[int, float, float | None, int] | None = None
 
     def add_step(self, record: StepRecord, skipped: int) -> None:
-        """Add a step, and the number of steps skipped so far, this one included."""
+        """Add a step.
+
+        Args:
+            record: of the step.
+            skipped: steps skipped so far, this one included.
+        """
         self.last = (record.step, record.loss, record.loss_scales[0] if record.loss_scales else None, skipped)
         if record.step % self.stride == 0:
             self.points.append(self.last)
@@ -152,7 +157,14 @@ class RunMetrics:
     def summary_of_run(
         self, divergence: DivergenceDetector, memory: PeakMemory, wall_seconds: float, **facts: Any
     ) -> RunSummary:
-        """Return the numbers of the run, with further fields from `facts`; final accuracy is None after divergence."""
+        """Return the numbers of the run; final accuracy is None after divergence.
+
+        Args:
+            divergence: what the detector has seen.
+            memory: the peak, in bytes.
+            wall_seconds: of the whole run.
+            facts: further fields of the summary.
+        """
         epochs = self.epochs
         last = epochs[-LAST_EPOCHS:]
         ended_well = bool(epochs) and divergence.diverged_step is None

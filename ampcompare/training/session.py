@@ -191,6 +191,10 @@ class Session:
 
         Nothing may draw random numbers between this call and training. With another number of processes each rank
         seeds its generators from the seed of the recipe, the step and its rank.
+
+        Args:
+            state: as `state_dict` returned it.
+            resumption: from which file, for the record.
         """
         assembly = self.assembly
         self.position.load_state_dict(state["progress"])
@@ -248,7 +252,13 @@ class Session:
     def evaluate_with(
         self, models: Sequence[nn.Module], precision: Precision, extra: Extra | None = None
     ) -> EvaluationResult:
-        """Measure models on the validation data of the run; every rank calls it."""
+        """Measure models on the validation data of the run; every rank calls it.
+
+        Args:
+            models: prepared by `precision`.
+            precision: in whose autocast they run.
+            extra: measures each batch further; None for nothing.
+        """
         assembly, ranks = self.assembly, self.assembly.ranks
         data, batch_size = assembly.task.data, self.config.recipe.batch_size
         return evaluate_models(

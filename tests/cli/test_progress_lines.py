@@ -12,12 +12,12 @@ from ampcompare.cli.progress_lines import describe_outline, notice_lines
 from ampcompare.cli.progress_region import draw_bars
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import PlanOutline
-from ampcompare.experiment.running_cells import CellView, MatrixView
+from ampcompare.experiment.running_cells import CellView, MatrixProgress
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
 TRAINING = Progress(120, 900, 1, "training", 0.03413, 65536.0, 3, 0.00412)
-MATRIX = MatrixView(done=7, total=27, share=0.27, seconds=72.9, left=200.0)
+MATRIX = MatrixProgress(done=7, total=27, share=0.27, seconds=72.9, left=200.0)
 
 
 def cell(
@@ -27,7 +27,10 @@ def cell(
 
 
 def drawn(
-    *cells: CellView, matrix: MatrixView = MATRIX, size: tuple[int, int] = (80, 24), encoding: str = "utf-8"
+    *cells: CellView,
+    matrix: MatrixProgress = MATRIX,
+    size: tuple[int, int] = (80, 24),
+    encoding: str = "utf-8",
 ) -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=size[0], height=size[1])
@@ -70,7 +73,7 @@ def test_plain_lines() -> None:
         "[8/27] native:fp16, seed 1: training, step 120 of 900, loss 0.03413, loss scale 65536, about 12s for "
         "this cell, 4.12 ms/step, 3 skipped, epoch 2/5; 1m12s since the start, about 3m20s left"
     ]
-    assert notice_lines([cell(None)], MatrixView(0, 1, 0.0, 41.0, None)) == [
+    assert notice_lines([cell(None)], MatrixProgress(0, 1, 0.0, 41.0, None)) == [
         "[8/1] native:fp16, seed 1: starting, about 12s left; 41s since the start"
     ]
     assert notice_lines([], MATRIX, idle="timing rounds")[0].startswith(

@@ -128,3 +128,22 @@ def test_names_that_pages_find_in_a_file_are_there(page: Path) -> None:
             if not re.search(rf"^\s*(?:(?:async )?def |class ){part}\b|^\s*{part}\b.*=", source, re.MULTILINE)
         ]
     assert wrong == []
+
+
+def test_names_of_the_walks_are_defined() -> None:
+    """A function or class that a walk names without a file is one of the package, too."""
+    walks = DESIGN.read_text(encoding="utf-8").partition("## Nine walks")[2].partition("## The loop")[0]
+    walks = re.sub(r"```.*?```", "", walks, flags=re.DOTALL)
+    texts = [name for name in re.findall(r"`([A-Za-z_][\w.]*)`", walks) if not name.endswith(".py")]
+    named = {part for name in texts for part in name.split(".")}
+    # `make_launcher` and `RunDirectory`: what is one lower-case word may be a setting, a file or a backend
+    named = {name for name in named if "_" in name or name != name.lower()}
+    defined: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                defined.add(node.id if isinstance(node, ast.Name) else node.attr)
+    assert len(named) > 60
+    assert named - defined == set()

@@ -203,8 +203,11 @@ class LossScaler:
     def unscale_(self, grads: Sequence[Tensor], *, uniform: bool = False) -> None:
         """Divide gradients by the scale in place, and record any non-finite element if the scaler is dynamic.
 
-        They may be of any dtype, device and layout; `uniform` promises one dtype and one device. With a static scale of
-        exactly 1 nothing is done.
+        With a static scale of exactly 1 nothing is done.
+
+        Args:
+            grads: of any dtype, device and layout.
+            uniform: promises that they have one dtype and one device.
         """
         if not grads or (not self.dynamic and self._loss_scale == 1.0):
             return
@@ -275,8 +278,14 @@ class LossScaler:
     ) -> None:
         """Write `model_grads / scale` into `master_grads`, which may be the same tensors.
 
-        At a static scale of 1 there is nothing to do if `models_are_masters`. `scale_override` takes the place of the
-        scaler's own scale; `unused_scale` has no part, as in Apex.
+        At a static scale of 1 there is nothing to do if `models_are_masters`.
+
+        Args:
+            model_grads: scaled ones.
+            master_grads: pairwise of equal shapes with these, and written.
+            unused_scale: has no part, as in Apex.
+            models_are_masters: whether the model has fp32 weights that are stepped themselves.
+            scale_override: in the place of the scaler's own scale; None for that.
         """
         if self._has_overflow and _amp_state.strict:
             return
@@ -302,6 +311,8 @@ class LossScaler:
         """Write `model_grads / scale + stashed_master_grads` into `master_grads`; only the new gradients are checked.
 
         Args:
+            model_grads: scaled ones, of this backward pass.
+            stashed_master_grads: those of the passes before, pairwise of equal shapes with these.
             scale_override: scale of the new gradients, of the stash, and of the result.
         """
         grad_scale, stash_scale, out_scale = scale_override or (self._loss_scale, 1.0, 1.0)

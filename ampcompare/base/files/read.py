@@ -23,7 +23,11 @@ class FileFault(ValueError):
 
 
 def open_regular_file(path: Path) -> int:
-    """Return the descriptor of a regular file that is opened for reading, without waiting at a pipe."""
+    """Return the descriptor of a regular file that is opened for reading, without waiting at a pipe.
+
+    Raises:
+        FileFault: it cannot be opened, or is no regular file.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:  # a null byte in the name
@@ -67,7 +71,11 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Return the content of JSON; whole numbers have at most 64 bits."""
+    """Return the content of JSON; whole numbers have at most 64 bits.
+
+    Raises:
+        FileFault: it is not JSON, or nested too deeply.
+    """
     try:
         return json.loads(text, parse_int=_parse_whole_number)
     except FileFault:
@@ -79,7 +87,11 @@ def parse_json(text: str) -> Any:
 
 
 def check_plain_data(value: Any) -> None:
-    """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone."""
+    """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone.
+
+    Raises:
+        FileFault: it holds what JSON has no word for, or is nested too deeply.
+    """
     for one in _values_inside_data(value):
         if isinstance(one, Mapping):
             odd = next((key for key in one if not isinstance(key, str)), None)
@@ -123,7 +135,11 @@ def _parse_whole_number(text: str) -> int:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the content of YAML: what JSON has too, so that a date is a text."""
+    """Return the content of YAML: what JSON has too, so that a date is a text.
+
+    Raises:
+        FileFault: it is too long, not YAML, or nested too deeply.
+    """
     import yaml
 
     if len(text) > MAX_YAML_CHARACTERS:

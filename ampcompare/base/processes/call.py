@@ -63,6 +63,7 @@ def call_in_child(
 
     Args:
         program: a file that defines the function, by default of its own name, which returns a dict of plain data.
+        function: its name in the program.
         path: folders to import from; `search_path_of_child()` by default.
         seconds: time limit; after it the process and its children are killed.
         options: keyword arguments of the function, plain data.

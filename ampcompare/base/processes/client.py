@@ -87,7 +87,12 @@ class ProcessServer:
         return exit_code_text(self._wait_for_exit_code())
 
     def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
-        """Wait until the server can fork; return False if asked to stop before."""
+        """Wait until the server can fork; return False if asked to stop before.
+
+        Raises:
+            LaunchError: it ended with an error, or is not ready in time.
+            ServerLost: it was killed, or closed by another thread.
+        """
         deadline = time.monotonic() + START_SECONDS
         while not self.is_ready:
             try:
@@ -116,6 +121,16 @@ class ProcessServer:
         """Fork a process that calls `module:function` with `words`, in the working directory of this one.
 
         Its output and errors go to `output`, by default a pipe, `Fork.stdout`; what it is to `load` later ones share.
+
+        Args:
+            function: as `module:function`.
+            words: its arguments.
+            output: a file descriptor for what it prints; None for a pipe, `Fork.stdout`.
+            environment: all its variables; None for those of the server.
+            load: modules that are imported before, once for all later forks.
+
+        Raises:
+            ServerLost: the server has ended.
         """
         request = {
             "function": function,
@@ -145,7 +160,11 @@ class ProcessServer:
             return fork
 
     def next_message(self, seconds: float = POLL_SECONDS) -> dict[str, Any] | None:
-        """Return the next message, or None if there is none in some seconds."""
+        """Return the next message, or None if there is none in some seconds.
+
+        Raises:
+            ServerLost: the server has ended, or is closed.
+        """
         while b"\n" not in self._unread:
             with self._reading:
                 if self._channel.fileno() < 0:

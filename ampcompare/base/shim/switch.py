@@ -85,6 +85,7 @@ def switch_shim_on(answered: Sequence[str] = (), folder: Path | None = None) -> 
 
     Args:
         answered: libraries that are answered as the user's own code is where there is no Apex.
+        folder: of site-packages, in which the files are written; None for that of this environment.
 
     Raises:
         ConfigError: a name in `answered` is none of a module.

@@ -60,7 +60,12 @@ class DataAccessFollower:
                 self._before(tensor)
 
     def note_data_read(self, tensor: Tensor, data: Tensor) -> None:
-        """Note what a reading has given, if the tensor is followed."""
+        """Note what a reading has given, if the tensor is followed.
+
+        Args:
+            tensor: whose `data` was read.
+            data: what the reading has given.
+        """
         if self._after is not None and self._followed.get(id(tensor)) is tensor:
             self._after(tensor, data)
 

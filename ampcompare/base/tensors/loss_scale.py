@@ -92,7 +92,12 @@ class DeviceLossScale:
         return self.scale.clone()
 
     def load_host_values(self, scale: float, good_steps: int) -> None:
-        """Set the host's values; does not wait for the device."""
+        """Set the host's values; does not wait for the device.
+
+        Args:
+            scale: a positive number.
+            good_steps: steps since the scale has changed last.
+        """
         self.scale.fill_(scale)
         self.tracker.fill_(good_steps)
         self._loaded = scale
@@ -104,7 +109,14 @@ class DeviceLossScale:
     def update(
         self, flag: Tensor, growth_interval: int, min_scale: float | None = None, max_scale: float = math.inf
     ) -> None:
-        """Move the scale by the rule of `next_scale_and_steps`: by the factor 2, down if `flag` is not 0."""
+        """Move the scale by the rule of `next_scale_and_steps`: by the factor 2, down if `flag` is not 0.
+
+        Args:
+            flag: fp32 of shape () on the device; above 0 after an overflow.
+            growth_interval: good steps that double the scale.
+            min_scale: below which it does not fall; None for no limit.
+            max_scale: above which it does not rise.
+        """
         torch._amp_update_scale_(self.scale, self.tracker, flag, 2.0, 0.5, growth_interval)
         self._count_good_steps(growth_interval)
         if min_scale or self.repeated or self._may_exceed_max_scale(max_scale, growth_interval):

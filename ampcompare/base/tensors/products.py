@@ -87,7 +87,13 @@ class OperationMode(TorchDispatchMode, abc.ABC):
 
     @abc.abstractmethod
     def see_operation(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Receive an operation that has run."""
+        """Receive an operation that has run.
+
+        Args:
+            func: the operation, such as `aten.mm.default`.
+            args, kwargs: its arguments.
+            result: what it has returned: a tensor, or several.
+        """
 
     def __torch_dispatch__(
         self,

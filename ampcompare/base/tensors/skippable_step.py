@@ -35,6 +35,9 @@ def make_step_skippable(optimizer: Optimizer) -> None:
     as it does for fused optimizers. Without a flag `step` is what it was. With step hooks or a closure the flag is read
     on the host, since a skipped step runs neither. After a skipped step `optimizer.state` shows what that step would
     have counted and created until the next `step`, `state_dict`, `load_state_dict` or `undo_skipped_step_on_host`.
+
+    Raises:
+        TypeError: an optimizer of another class, or a differentiable one.
     """
     if is_step_skippable(optimizer):
         return

@@ -118,6 +118,10 @@ def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[s
     Args:
         path: of the file.
         device: where its tensors are put.
+
+    Raises:
+        NewerCheckpoint: a later ampcompare has written it.
+        CheckpointError: its checksum is not that of its content.
     """
     verify_checksum_of_file(path)
     state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)

@@ -57,6 +57,14 @@ class CheckpointFolder:
 
         The best so far also becomes `best.pt`. Files of later steps, which a run that was resumed further back leaves
         behind, are renamed.
+
+        Args:
+            state: of the run: plain values and tensors.
+            step: updates made.
+            best: whether it is the best so far.
+
+        Raises:
+            EnvironmentUnfit: it could not be written, twice.
         """
         path = self.checkpoint_path_of_step(step)
         self._clean_folder_and_flush_steps()
@@ -119,6 +127,12 @@ class CheckpointFolder:
 
         Returns its path, its state, and a line for each newer one that was passed over. If none can be read, or the
         newest is of a newer ampcompare, it raises.
+
+        Args:
+            device: on which tensors are placed.
+
+        Raises:
+            CheckpointError: none can be read, or the newest is of a newer ampcompare.
         """
         notes: list[str] = []
         best = self.folder / BEST

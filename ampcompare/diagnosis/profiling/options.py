@@ -30,6 +30,11 @@ class ProfileOptions:
         return self.configs[0]
 
     def check(self) -> None:
+        """Refuse what cannot be profiled.
+
+        Raises:
+            ConfigError: names what does not act together, or a number of steps below 1.
+        """
         if not self.configs:
             raise ConfigError("profile needs at least one arm; name one with --arm")
         for name, value in (("--steps", self.steps), ("--profiled-steps", self.profiled)):

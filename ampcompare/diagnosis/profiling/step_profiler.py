@@ -105,7 +105,12 @@ class StepProfiler(StepObserver):
         return self._ledger
 
     def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Name the modules, and begin with the first step."""
+        """Name the modules, and begin with the first step.
+
+        Args:
+            models: whose modules are named in the profile.
+            optimizers: of the loop; nothing is read of them.
+        """
         self.marks.name_modules_of_new_models(models)
         self.open()
 

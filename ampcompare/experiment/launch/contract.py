@@ -67,6 +67,11 @@ class Launcher(abc.ABC):
 
         A cell that fails, or whose process dies, is a record with status "failed".
 
+        Args:
+            config: of the cell.
+            folder: of the cell, where its files go.
+            on_progress: gets the progress of the run while it trains; None for nobody.
+
         Raises:
             LaunchError: no process could be started at all.
             LauncherClosed: another thread closed the launcher before the cell had ended.
@@ -90,8 +95,10 @@ class Launcher(abc.ABC):
         """Yield the record of each cell of a queue with its index, as it ends.
 
         Args:
+            cells: with the folder of each.
             on_place: is called with the index of a cell that runs and where, such as "job 1234_5 on n1"; again where
                 it was moved.
+            on_progress: is called with the index of a cell and its progress; None for nobody.
         """
         raise NotImplementedError
 

@@ -107,6 +107,7 @@ def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> 
     """Read a gate such as `accuracy<-0.5`, `time>1.10x` or `accuracy:non-inferior`.
 
     Args:
+        text: as `--fail-on` has it.
         metrics: that runs will have; None where they are not known yet, and then `gate_outcomes` refuses other names.
 
     Raises:

@@ -77,8 +77,13 @@ def summarize(
 
     Args:
         records: of any subset of the cells; what is missing is missing in the rows.
+        arms: labels of the rows, in their order.
+        reference: the label of the row that the others are compared with.
+        command: as typed, from which next steps are made; "" for none, and then there are no steps.
         order: cells as they ran.
+        terms: margins, and what the recommendation improves; None for the default ones.
         design: error rates of the tests; by default of one test at 5 %.
+        published: figures of a recipe, shown next to the measured ones; None for none.
         excluded: files that were read and are not used, each with its reason.
 
     Raises:
@@ -245,7 +250,9 @@ def _line_of_arm(
         {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
         pairing.surviving_seed_counts,
         pairing.mean_updates,
-        lambda verdict: compare_samples(pairs, quality_effect(pairs), verdict, margin.margin_of_scores()),
+        lambda verdict: compare_samples(
+            pairs, quality_effect(pairs), verdict, margin.margin_of_score_differences()
+        ),
     )
 
 

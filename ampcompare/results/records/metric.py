@@ -96,6 +96,10 @@ class Metric(FrozenRecord):
         """Return how a stored value differs from the reference's; above 0 where it is larger.
 
         A ratio to a value that is not above 0 is NaN.
+
+        Args:
+            value: in the unit in which it is stored.
+            reference: in that unit too.
         """
         if self.difference == "points":
             return value - reference
@@ -134,7 +138,12 @@ class Metric(FrozenRecord):
         return f"{margin:g}" if unit in ("", "pp") else f"{margin:g} {unit}"
 
     def is_better(self, value: float, other: float | None) -> bool:
-        """Return whether a value is better than another, if there is one; NaN never is."""
+        """Return whether a value is better than another, if there is one; NaN never is.
+
+        Args:
+            value: as it is stored.
+            other: as it is stored; None for none.
+        """
         if other is None:
             return not math.isnan(value)
         return value > other if self.better == "higher" else value < other
@@ -146,11 +155,21 @@ class Metric(FrozenRecord):
         return choose(known, default=None)
 
     def number(self, value: float, decimals: int | None = None) -> str:
-        """Return a stored value as it is shown, without its unit."""
+        """Return a stored value as it is shown, without its unit.
+
+        Args:
+            value: as it is stored.
+            decimals: digits behind the point; None for the metric's own.
+        """
         return format_decimal(self.factor * value, self.decimals if decimals is None else decimals)
 
     def text(self, value: float, decimals: int | None = None) -> str:
-        """Return a stored value as it is shown, with its unit."""
+        """Return a stored value as it is shown, with its unit.
+
+        Args:
+            value: as it is stored.
+            decimals: digits behind the point; None for the metric's own.
+        """
         text = self.number(value, decimals)
         return f"{text} {self.unit}" if self.unit else text
 

@@ -60,7 +60,12 @@ class Preflight(FrozenRecord):
         return arms
 
     def cell_seconds(self, label: str, steps: int) -> float:
-        """Return the seconds of a cell with so many steps."""
+        """Return the seconds of a cell with so many steps.
+
+        Args:
+            label: of the row; of one that was not tried the mean of the others counts.
+            steps: of the cell.
+        """
         known = [trial for trial in self.arms.values() if trial.step_seconds is not None]
         trial = self.arms.get(label)
         own = trial if trial is not None and trial.step_seconds is not None else None
@@ -73,7 +78,12 @@ class Preflight(FrozenRecord):
         return statistics.median(one.overhead_seconds for one in later) + steps * (step or 0.0)
 
     def estimate_seconds(self, labels: Sequence[str], steps: int | None = None) -> float | None:
-        """Return the seconds of cells in turn, by their rows; None if steps, or the time of one, are not known."""
+        """Return the seconds of cells in turn, by their rows; None if steps, or the time of one, are not known.
+
+        Args:
+            labels: of the rows, one for each cell.
+            steps: of each cell; None for those that were seen.
+        """
         steps = self.cell_steps if steps is None else steps
         if steps is None or all(trial.step_seconds is None for trial in self.arms.values()):
             return None

@@ -163,6 +163,7 @@ def log_links(comparison: Comparison, run: Path, folder: Path) -> dict[str, str]
     """Return the address of each log that exists, relative to the folder of a page, by the name of the cell.
 
     Args:
+        comparison: whose cells have the logs.
         run: where the records are from.
         folder: where the page is.
     """

@@ -21,7 +21,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Items:
-    """A list, each item with the lines that support it."""
+    """A list, each item with the lines that support it.
+
+    Attributes:
+        items: a text alone, or with its lines.
+        title: above the list; "" for none.
+    """
 
     items: Sequence[str | tuple[str, Sequence[str]]]
     title: str = ""
@@ -144,13 +149,26 @@ class Table:
         legend: str = "",
         **options: Any,
     ) -> Table:
-        """Return a table of cells or plain texts; further options are attributes."""
+        """Return a table of cells or plain texts.
+
+        Args:
+            heads: of the columns.
+            rows: as long as `heads`.
+            title: of the table; "" for none.
+            legend: a sentence under it; "" for none.
+            options: further attributes.
+        """
         cells = [[Cell(it) if isinstance(it, str) else it for it in row] for row in rows]
         return cls([Column(head) for head in heads], cells, title, [legend] if legend else [], **options)
 
     @classmethod
     def from_values(cls, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
-        """Return a table for other programs: numbers in full precision."""
+        """Return a table for other programs: numbers in full precision.
+
+        Args:
+            heads: of the columns.
+            rows: numbers, texts or None, as long as `heads`.
+        """
         return cls(
             [Column(head) for head in heads], [[Cell("", value=value) for value in row] for row in rows]
         )

@@ -67,7 +67,13 @@ def execute(
     """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
 
     Args:
+        target: the script or module.
+        settings: the options of `exec`.
+        prepare: sets up this process before the target is loaded.
         explain: returns what an uncaught exception means where the arm is its cause.
+
+    Raises:
+        ConfigError: there is no such script or module, or an option that cannot be used with it.
     """
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.

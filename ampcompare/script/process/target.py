@@ -154,7 +154,11 @@ class Target:
             sys.path[0] = str(Path.cwd() if self.is_module else Path(self.name).resolve().parent)
 
     def load_code_and_main(self) -> tuple[CodeType, ModuleType]:
-        """Return the code to run and the new `__main__` to run it in."""
+        """Return the code to run and the new `__main__` to run it in.
+
+        Raises:
+            ConfigError: there is no such script or module, or it is not Python that can be run.
+        """
         if not self.is_module:
             return _load_script_code(self.name)
         spec = self._find_module_to_run()

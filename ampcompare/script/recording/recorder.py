@@ -282,7 +282,14 @@ class Rows:
     def add_initialize(
         self, by: str, optimizers: dict[int, str], scales: list[Any], dynamic: list[bool]
     ) -> None:
-        """Record what scales the losses of which optimizers: an opt level, or the class of a scaler."""
+        """Record what scales the losses of which optimizers.
+
+        Args:
+            by: the opt level, or the class of the scaler.
+            optimizers: class by number, from 0.
+            scales: the loss scales, in the order of their losses.
+            dynamic: of each scale, whether it moves.
+        """
         row = {
             "kind": "initialize",
             "opt_level": by,
@@ -305,6 +312,7 @@ class Rows:
 
         Args:
             loss: a number, a tensor of one element, or None.
+            loss_id: as `amp.scale_loss` has it; 0 where nothing names one.
             scales: the loss scale before and after, each a number, a tensor of one element, or what returns the number
                 when the row is written; None if nothing scales.
             overflow: None if nothing was checked.
@@ -326,7 +334,14 @@ class Rows:
         self.recorder.add_row(row)
 
     def add_losses(self, losses: Sequence[Any], loss_id: int, scales: tuple[Any, Any], *outcome: Any) -> None:
-        """Record the backward passes of an update, whose last one has its outcome, the other arguments from above."""
+        """Record the backward passes of an update, whose last one has its outcome.
+
+        Args:
+            losses: one for each backward pass.
+            loss_id: as `amp.scale_loss` has it; 0 where nothing names one.
+            scales: before and after the update.
+            outcome: the further arguments of `add_backward`, of the last pass.
+        """
         for loss in losses[:-1]:
             self.add_backward(loss, loss_id, (scales[0], scales[0]), None, outcome[1], [])
         if losses:
@@ -347,7 +362,12 @@ class Rows:
             say_once(text)
 
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
-        """Return the row of a step that has just ended, or was skipped, as `applied` says or returns later."""
+        """Return the row of a step that has just ended, or was skipped.
+
+        Args:
+            number: of the optimizer, from 0.
+            applied: whether the step was made; a function says so later, where the device knows.
+        """
         if self.on_step is not None:
             self.on_step(number)
         now = time.perf_counter()
@@ -364,7 +384,12 @@ class Rows:
         return row
 
     def add_step(self, number: int, applied: bool | Callable[[], bool]) -> None:
-        """Record a step that has just ended, or was skipped."""
+        """Record a step that has just ended, or was skipped.
+
+        Args:
+            number: of the optimizer, from 0.
+            applied: as `step_row` takes it.
+        """
         self.recorder.add_row(self.step_row(number, applied))
 
 

@@ -127,7 +127,7 @@ class GradientStages:
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
     def install(self, events: Subscriptions) -> None:
-        """Follow readers of gradients."""
+        """Let functions of torch that clip a norm take one of an overflow, where the step is about to be skipped."""
         if self._skips_overflows:
             for owner in (nn.utils, nn.utils.clip_grad):
                 for name in NORMS.keys() & vars(owner).keys():

@@ -30,6 +30,7 @@ def check_text(
     """Return the findings of a module, by line, those that comments silence left out.
 
     Args:
+        text: of the module.
         selected: which codes are wanted; rules of which none is are not run.
         versions: of the libraries that the module is for; the newest by default.
         path: of the module, for what it imports from files next to it.

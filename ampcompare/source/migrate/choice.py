@@ -69,6 +69,7 @@ def choose_rewrite_or_adapter(
     """Return what becomes of files: a rewrite where each training that they run with is ordinary, else the adapter.
 
     Args:
+        paths: of scripts, modules and notebooks.
         only_ordinary: whether other trainings take the adapter; else all is rewritten that nothing speaks against.
         must_parse: whether a file must be Python even if it does not use Apex.
         versions: of the libraries that the result is for; by default those that are installed.

@@ -138,6 +138,7 @@ def migrate_file(
     """Return what becomes of a file; nothing is written.
 
     Args:
+        path: of a script, module or notebook.
         must_parse: whether it must be Python even if it does not use Apex.
         examine: returns the mistakes of a module, each with line, code and message; it sees the text and its result.
         versions: of the libraries that the result is for; by default those that are installed.

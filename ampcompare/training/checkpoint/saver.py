@@ -72,6 +72,12 @@ class CheckpointSaver:
         """Save a run at a drain point, unless this position is saved already; every rank calls it.
 
         `state` returns what to save; None on ranks that write nothing. The last save of a run raises if it fails.
+
+        Args:
+            position: where the run is.
+            state: returns what to save; None on ranks that write nothing.
+            best: whether it is the best so far.
+            last: whether the run ends here: then an error is raised, else it is a note.
         """
         saved_at = position.step, position.epoch, position.batch
         if saved_at != self._saved_at or best:

@@ -116,6 +116,10 @@ class Precision:
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         """Cast weights, make master weights, install hooks; call it once, on the device, before wrapping for DDP.
 
+        Args:
+            models: on their device, not wrapped.
+            optimizers: with the parameters of these models.
+
         Raises:
             PreparationError: a model is already wrapped, or models and optimizers cannot be prepared as they are.
         """
@@ -151,7 +155,14 @@ class Precision:
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
-        """Back-propagate `loss`; the arguments are those of `scale_loss`."""
+        """Back-propagate a loss.
+
+        Args:
+            loss: the loss, of one element.
+            optimizers: those whose parameters receive gradients from it.
+            loss_id: which loss scaler, for several losses.
+            delay_unscale: True on all but the last micro-batch of an accumulation.
+        """
         with self.scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale) as scaled_loss:
             scaled_loss.backward()
 
@@ -260,7 +271,12 @@ class PrecisionWrapper(Precision):
         return self.inner.without_patches()
 
     def see_loss(self, loss: Tensor, loss_id: int) -> None:
-        """Look at a loss, before its backward pass begins; a subclass that watches overrides it."""
+        """Look at a loss, before its backward pass begins; a subclass that watches overrides it.
+
+        Args:
+            loss: unscaled, of one element.
+            loss_id: which loss scaler, for several losses.
+        """
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False

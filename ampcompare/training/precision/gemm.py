@@ -102,7 +102,14 @@ class FormatPlan:
         return layers
 
     def refuse_without_layers(self, layers: int) -> None:
-        """Refuse models none of whose layers are in a format: a bf16 run must not be called one."""
+        """Refuse models none of whose layers are in a format: a bf16 run must not be called one.
+
+        Args:
+            layers: how many linear layers are in a format.
+
+        Raises:
+            UnsupportedCombination: none is.
+        """
         if not layers:
             raise UnsupportedCombination(
                 f"{self._arm} is about linear layers (nn.Linear), and this model has none; use {self._arm.inner} on it"
@@ -110,7 +117,12 @@ class FormatPlan:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin_call_of_model(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Prepare for a call of a model: find the layer that runs last, and draw random bits for its pass."""
+        """Prepare for a call of a model: find the layer that runs last, and draw random bits for its pass.
+
+        Args:
+            model: that is called.
+            args, kwargs: of the call.
+        """
         if self._trial is not None:
             return
         if id(model) in self._undecided:
@@ -174,7 +186,11 @@ class FormatPlan:
         return names[-1] if names else ""
 
     def check_last_layer(self) -> None:
-        """Refuse a step in which another layer ran last than was guessed, where no copy could be run."""
+        """Refuse a step in which another layer ran last than was guessed, where no copy could be run.
+
+        Raises:
+            UnsupportedCombination: another layer ran last; the message says how to name it.
+        """
         guess, self._guess = self._guess, ""
         if guess and self.ran_last != guess:
             raise UnsupportedCombination(

@@ -485,7 +485,12 @@ class Half(Precision):
         return None if is_plain else super().why_no_cuda_graph(optimizers)
 
     def apply(self, optimizer: Optimizer, *, good: bool) -> Any:
-        """Step an optimizer whose gradients are unscaled, or skip it; the scale stays. Return what its step does."""
+        """Step an optimizer whose gradients are unscaled, or skip it; the scale stays. Return what its step does.
+
+        Args:
+            optimizer: one of those that were prepared.
+            good: whether the gradients are finite; else the step is skipped.
+        """
         self._forget_stepped([optimizer])
         if not good:
             self._weights[id(optimizer)].end_without_step()

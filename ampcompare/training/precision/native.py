@@ -102,6 +102,7 @@ class Native(UnscaleOnce):
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
+        """Change what autocast does not: modules that stay in fp32, the type of reductions, and that of states."""
         with kept_in_fp32(
             models, self.keep_fp32, None, make_autocast_off_factory(self.device_type)
         ) as self.kept_fp32:

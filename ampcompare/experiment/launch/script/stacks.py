@@ -457,8 +457,11 @@ def run_script_in_stack(
     """Run a script in a stack, with the output and the standard input of this process; return its exit code.
 
     Args:
+        stack: the environment, by the command of its Python.
+        arm: in any spelling.
         words: the script or module with its arguments.
         record: file for what its steps did; with the recorder there is one in any case, which is removed.
+        ledger: whether the types in which it trains are shown.
         options: those of `exec` that were given.
 
     Raises:

@@ -68,7 +68,7 @@ def quantity_tests(
     return {
         "quality": QuantityTest(
             lambda pairing: quality_evidence(pairing, margin, design.pilot),
-            margin.margin_of_scores(),
+            margin.margin_of_score_differences(),
             margin.metric.difference_of_scores,
         ),
         "time": QuantityTest(

@@ -124,7 +124,7 @@ class QualityMargin:
     error_share: float = 0.0
     metric: Metric = TOP1
 
-    def margin_of_scores(self) -> Margin:
+    def margin_of_score_differences(self) -> Margin:
         """Return the margin of differences of scores, which are tested."""
         return Margin(self.metric.score_margin(self.points), self.metric.margin_text(self.points))
 

@@ -20,6 +20,7 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
     """Return why runs of several seeds are one run, and what helps.
 
     Args:
+        script: that trains, with the options for its seeds.
         facts: what was seen of the script.
         seed_option: of the script, if it has one.
     """

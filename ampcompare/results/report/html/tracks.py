@@ -134,7 +134,7 @@ class ArmPlotLine:
 
 @dataclass(frozen=True)
 class ArmLinesPlot:
-    """A plot.
+    """A plot with a line for each arm on one axis: a bar, a box, or an interval with a dot per seed.
 
     Attributes:
         headers: of the arm, of the track, and of the cells behind it.

@@ -96,6 +96,7 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     """Return a module that imports the adapter in the place of Apex.
 
     Args:
+        text: of the module.
         adapter: full name of the module.
         exports: whether other modules may have any name from this one, so that none is dropped as unused.
 
