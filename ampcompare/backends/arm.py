@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,6 +60,8 @@ def _near_name_hint(backend: str) -> str:
     known = described_backends()
     if arm := backend_or_arm_named(backend):
         return f"did you mean the arm {arm!r}? "
+    if backend.partition(":")[0] in known and ":" in backend:
+        return f"with its options it is an arm: --arm {shlex.quote(backend)}; "
     name, parted, rest = re.sub(r"[-_/ ]", ":", backend, count=1).partition(":")
     if parted and rest and name in known:
         return f"did you mean '{name}:{rest}'? "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,8 +173,11 @@ def _require_same_comparison(parts: Sequence[_RunsOfFolder]) -> None:
 
 def _join_plans(parts: Sequence[_RunsOfFolder], reference: str | None) -> StoredPlan:
     first = parts[0].plan
+    chosen = [] if reference is None else ["--reference", reference]
     return first.model_copy(
         update={
+            # No `compare` makes this table: more seeds in one of the folders may be seeds of another.
+            "command": shlex.join(["ampcompare", "report", *(str(part.run.path) for part in parts), *chosen]),
             "reference": choose_reference(reference or first.reference, first.arms),
             "seeds": sorted({seed for part in parts for seed in part.plan.seeds}),
             "order": [label for part in parts for label in part.plan.order],

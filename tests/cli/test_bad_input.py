@@ -26,6 +26,10 @@ def _check(done: Any, code: int, *parts: str) -> None:
     ("words", "parts"),
     [
         (["run", "--arm", "natve:fp16"], ["unknown backend 'natve'", "did you mean 'native'?"]),
+        (
+            ["run", "--backend", "half:dtype=bf16,master_weights"],
+            ["it is an arm: --arm half:dtype=bf16,master_weights;"],
+        ),
         (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
         (["find-batch", "--arm", "script@old"], ["find-batch is not for a stack", "leave out --stack and @"]),
         (

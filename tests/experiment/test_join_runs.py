@@ -67,6 +67,13 @@ def test_seeds_of_two_machines_are_one_table(machines: list[Path], tmp_path: Pat
     assert joined.error_rate == whole.error_rate == pytest.approx(0.005)
 
 
+def test_no_folder_is_named_for_more_seeds(machines: list[Path]) -> None:
+    """Seeds that one folder lacks may be those of another: the command of the table is `report` of all of them."""
+    joined = join_comparison(machines)
+    assert joined.command == f"ampcompare report {machines[0]} {machines[1]}"
+    assert not [step for step in joined.next_steps if "--seeds" in step.command]
+
+
 def test_the_table_is_one_more_look_at_each_folder(machines: list[Path]) -> None:
     """It is written into both journals; the same table again spends nothing, and a folder keeps its own verdict."""
     own = [reload_comparison(folder) for folder in machines]
