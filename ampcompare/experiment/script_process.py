@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -80,7 +81,11 @@ def run_script_in_child(
         }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             at = sandbox.place_of_path(str(script))
-            moved = {sandbox.place_of_path(str(each)): text for each, text in (texts or {}).items()}
+            moved = {  # of a file outside of the sandbox, as `sys.path` may lead to it, too
+                place: text
+                for each, text in (texts or {}).items()
+                for place in (os.path.abspath(each), sandbox.place_of_path(str(each)))
+            }
             (folder / MOVED).write_text(json.dumps(moved), encoding="utf-8")
             words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}

@@ -11,6 +11,7 @@ from pathlib import Path
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.location import PACKAGE
 from ampcompare.experiment.rewrite_comparison import (
     DIFFERENT,
     EQUAL,
@@ -156,9 +157,13 @@ class _Verification:
 
     def _migrate_files(self, original: ScriptRun) -> list[FileMigration]:
         """Return what becomes of the script and of the files of it that use Apex."""
-        files = original.files if self._stack is None else _project_files_with_apex(self._script)
-        others = [self._script.parent / each for each in files if each != self._script.name]
-        moved = migrate_whole_files([self._script, *others], self._asked)
+        imported = _project_files_with_apex(self._script)
+        if self._stack is None:  # which has seen the files of the script's own folder
+            imported = [*original.files, *(each for each in imported if each.startswith(os.pardir))]
+        others = [
+            os.path.normpath(self._script.parent / each) for each in imported if each != self._script.name
+        ]
+        moved = migrate_whole_files([self._script, *map(Path, dict.fromkeys(others))], self._asked)
         self._adapter, how = moved.adapter, FOR_ADAPTER if moved.adapter else FOR_TORCH
         self._run_moved = functools.partial(self._run, rewrite=how, texts=moved.texts())
         self._say_lines(moved.reasons)
@@ -263,7 +268,7 @@ class _Verification:
 
 
 def _project_files_with_apex(script: Path) -> list[str]:
-    """Return a script and the files that it imports, from its folder, if they use Apex."""
+    """Return a script and the files of its project that it imports, if they use Apex, as from its folder."""
     project, path = Project(script), Path(os.path.abspath(script))
     waiting, found = [path], [path]
     while waiting:
@@ -273,10 +278,11 @@ def _project_files_with_apex(script: Path) -> list[str]:
         new = [other for other in imported if other not in found]
         found += new
         waiting += new
+    own = Path(PACKAGE)
     return [
-        str(each.relative_to(path.parent))
+        os.path.relpath(each, path.parent)
         for each in found
-        if each.is_relative_to(path.parent) and CALLS_APEX.search(each.read_bytes())
+        if not each.is_relative_to(own) and CALLS_APEX.search(each.read_bytes())
     ]
 
 

@@ -184,3 +184,29 @@ def _placed_elsewhere(choice: MigrationChoice, folder: Path) -> MigrationChoice:
     (plan,) = choice.plans
     moved = dataclasses.replace(plan.adapter, path=folder / plan.adapter.path.name)
     return dataclasses.replace(choice, plans=[dataclasses.replace(plan, adapter=moved)])
+
+
+@pytest.mark.slow
+def test_a_part_of_the_core_outside_of_the_folder_of_the_script_moves_with_it(tmp_path: Path) -> None:
+    """As an example of a package does, which the package itself trains."""
+    files = {
+        ".git/HEAD": "",
+        "lib/__init__.py": "",
+        "lib/bot.py": "from apex import amp\n\n\ndef step(loss, optimizer):\n"
+        "    with amp.scale_loss(loss, optimizer) as scaled_loss:\n        scaled_loss.backward()\n"
+        "    optimizer.step()\n    optimizer.zero_grad()\n",
+        "examples/main.py": "import sys\nfrom pathlib import Path\n\nimport torch\n\n"
+        "sys.path.append(str(Path(__file__).parents[1]))\nfrom apex import amp\nfrom lib.bot import step\n\n"
+        "torch.manual_seed(0)\nmodel = torch.nn.Linear(4, 2).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer = amp.initialize(model, optimizer, opt_level='O2')\n"
+        "for _ in range(3):\n    step(model(torch.randn(8, 4).cuda()).float().pow(2).mean(), optimizer)\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script, bot = tmp_path / "examples" / "main.py", tmp_path / "lib" / "bot.py"
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=3, say=said.append) == 0
+    assert any(each.startswith(f"{bot} takes the adapter") for each in said)
+    assert shlex.split(said[-1]) == ["ampcompare", "migrate", "--write", str(script), str(bot)]

@@ -162,6 +162,10 @@ class _MovedFiles:
             None if texts is None else {os.path.realpath(path): text for path, text in texts.items()}
         )
 
+    def has_text_of(self, path: Path) -> bool:
+        """Return whether a file is known to move."""
+        return self._texts is not None and os.path.realpath(path) in self._texts
+
     def text_of(self, path: Path) -> str:
         """Return the text of a file behind the move."""
         if self._texts is not None:
@@ -218,7 +222,7 @@ class _AdapterLoader(importlib.machinery.SourceFileLoader):
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules below a folder that use Apex, and the adapter."""
+    """Finds the modules below a folder that use Apex, those elsewhere that are moved, and the adapter."""
 
     def __init__(self, root: Path, files: _MovedFiles) -> None:
         self._root = root
@@ -236,7 +240,8 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             return None
         origin = Path(spec.origin).resolve()
-        if not origin.is_relative_to(self._root) or "site-packages" in origin.parts:
+        is_own = origin.is_relative_to(self._root) and "site-packages" not in origin.parts
+        if not is_own and not self._files.has_text_of(origin):
             return None
         if b"apex" not in origin.read_bytes() or has_adapter_mark(str(origin)):
             return None
