@@ -29,12 +29,12 @@ from ampcompare.results.records.run import SeedCall
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.first_weights import FirstWeights
 from ampcompare.script.ledger import ScriptLedger
-from ampcompare.script.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.process import child_processes
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.script.process.target import Target
 from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.remarks.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.seeding import SeedWatch
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.stderr import say_once

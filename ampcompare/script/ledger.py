@@ -20,7 +20,7 @@ from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.rounded_weights import RoundedWeightsWatch
+from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
 from ampcompare.training.ledger import HALF as NAMES
 from ampcompare.training.ledger import StepLook
 

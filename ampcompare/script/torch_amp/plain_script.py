@@ -42,10 +42,10 @@ from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree
 from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.remarks.whole_numbers import WholeNumberWatch
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
-from ampcompare.script.whole_numbers import WholeNumberWatch
 from ampcompare.training.precision.base import half_dtype_of, owned_params, refuse_wrapped
 
 # modules of steps that compute with gradients, and of what

@@ -7,9 +7,9 @@ from torch import nn
 
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.script.arm_process import _record_lost_statistics
-from ampcompare.script.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
+from ampcompare.script.remarks.lost_statistics import layers_with_lost_statistics
 
 
 def test_layers_with_finite_weights_and_other_statistics_are_named() -> None:

@@ -17,7 +17,7 @@ from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.sampled_calls import SampledCalls
+from ampcompare.script.remarks.sampled_calls import SampledCalls
 from ampcompare.training.precision.base import owned_params
 
 WRITES = (

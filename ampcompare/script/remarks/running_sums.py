@@ -17,7 +17,7 @@ from ampcompare.base.location import user_location
 from ampcompare.base.patches import calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.sampled_calls import SampledCalls
+from ampcompare.script.remarks.sampled_calls import SampledCalls
 
 LOOKS = 64  # additions between two reads of a counter, each of which waits for the device
 LEAST = 0.05  # of what was added

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ampcompare.base.formatting import format_few_names
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.script.lost_decay import least_relative_change
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.remarks.lost_decay import least_relative_change
 from ampcompare.training.precision.base import owned_params
 
 BATCHES = 16  # behind which statistics that have moved nowhere stand still
