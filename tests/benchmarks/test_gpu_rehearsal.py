@@ -83,13 +83,14 @@ def test_a_run_without_its_library_is_left_out(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.extended
 @pytest.mark.slow
 def test_scripts(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example script and its migrated version go through their arms from equal weights."""
+    """The example script and both migrated versions go through their arms from equal weights."""
     monkeypatch.setattr(scripts, "REHEARSED", ("script", "fp32", "apex:O1"))
     done = rehearse("scripts")
     assert done.code == 0, done.out
     assert {name: len(rows) for name, rows in done.parts["scripts"]["figures"].items()} == {
-        "apex.py": 2,
-        "native.py": 3,
+        "apex": 2,
+        "rewritten": 3,
+        "adapter": 3,
     }
 
 
