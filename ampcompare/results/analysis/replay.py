@@ -25,7 +25,7 @@ PARTS = {
     "state": "state",
     "update": "update",
 }
-LOSS, GRADIENTS = "(loss)", "(gradients)"
+BATCH, LOSS, GRADIENTS = "(batch)", "(loss)", "(gradients)"
 FP64 = 2.0**-53
 # fp64 answers of one function differ by no more, or by so many units that inputs move
 SAME, OF_FP64 = 1e-9, 2.0**10
@@ -35,7 +35,12 @@ OF_HALF = 8.0
 HALF = 2.0**-20
 OF_BASE = 4.0
 OF_ROUNDING = 4.0  # units of a weight that hold its update
-OF_LOSS, OF_GRADIENTS = 2.0**-12, 2.0**-10  # of what is compared without fp64
+OF_LOSS = 2.0**-12
+WITHOUT_FP64 = {
+    BATCH: OF_LOSS,
+    LOSS: OF_LOSS,
+    GRADIENTS: 2.0**-10,
+}  # what is compared without it, up to where
 OF_MODULES = 8.0  # errors of a module that those of a whole step are at most, where modules are less exact
 
 
@@ -44,7 +49,7 @@ class ReplayFinding:
     """What is not noise.
 
     Attributes:
-        module: its name; `(loss)`, `(gradients)` and the optimizer in parentheses are no modules.
+        module: its name; `(batch)`, `(loss)`, `(gradients)` and the optimizer in parentheses are no modules.
         kind: its class.
         part: forward, dgrad, wgrad, state (buffers, moments) or update.
         tensor: the output, input or weight that is farthest off.
@@ -63,6 +68,9 @@ class ReplayFinding:
     @property
     def finding_text(self) -> str:
         """It in words."""
+        if self.module == BATCH:
+            apart = "" if math.isinf(self.apart) else f", {self.apart:.1e} apart"
+            return f"the script gives its models other inputs{apart}: data, masks, their order"
         if self.module == GRADIENTS:
             return f"equal gradients arrive at the optimizer {self.apart:.1e} apart: clipping, accumulation, unscaling"
         if self.module == LOSS:
@@ -169,7 +177,7 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
             continue
         mine = list(_findings_in_row(row, known))
         findings += mine
-        if name not in (LOSS, GRADIENTS):
+        if name not in WITHOUT_FP64:
             answer: Answer = mine[0].answer if mine else "noise"
             errors.append(ModuleErrors(name, row["kind"], _errors_in_units(row, known), answer))
     if not errors:
@@ -213,8 +221,8 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
     found: dict[tuple[bool, str], tuple[float, ReplayFinding]] = {}
     for part, name, entry, first in _pair_known_tensors(row, known):
         answer: Answer
-        if row["module"] in (LOSS, GRADIENTS):
-            line = OF_LOSS if row["module"] == LOSS else OF_GRADIENTS
+        if row["module"] in WITHOUT_FP64:
+            line = WITHOUT_FP64[row["module"]]
             answer, apart = "another function", _number_or_infinity(entry["error"])
         elif _number_or_infinity(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
             answer, apart = "another function", _number_or_infinity(entry["same"])
@@ -286,11 +294,13 @@ def _lowest_findings(
 ) -> tuple[list[ReplayFinding], list[str]]:
     """Return the findings that none below explains, and the modules whose own ones are explained so.
 
-    A child that is less exact does not make its parent another function, so that both are named then.
+    A child that is less exact does not make its parent another function, so that both are named then. Another batch has
+    other targets.
     """
     named: list[ReplayFinding] = []
     above: list[str] = []
-    modules = [one for one in findings if one.module not in (LOSS, GRADIENTS)]
+    modules = [one for one in findings if one.module not in WITHOUT_FP64]
+    batches = [one for one in findings if one.module == BATCH]
     for one in findings:
         below = [other for other in modules if _contains_module(one.module, other.module, tops)]
         if one.module == GRADIENTS:
@@ -300,8 +310,8 @@ def _lowest_findings(
         explains = [
             other for other in below if other.answer == one.answer or other.answer == "another function"
         ]
-        if one.module in (LOSS, GRADIENTS) and one.apart <= OF_MODULES * _largest_error(modules):
-            explains = modules
+        if one.module in (LOSS, GRADIENTS):
+            explains += modules if one.apart <= OF_MODULES * _largest_error(modules) else batches
         if not explains:
             named.append(one)
         elif one.module not in above:

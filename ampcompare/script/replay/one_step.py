@@ -33,7 +33,7 @@ except ImportError:  # before torch 1.13
 
 FORMAT, SCHEMA = "ampcompare-step", 1
 MAX_BYTES = 200 * 10**6
-LOSS, GRADIENTS = "(loss)", "(gradients)"
+BATCH, LOSS, GRADIENTS = "(batch)", "(loss)", "(gradients)"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 NARROW = ("half", "bfloat16", "float")
 DROPOUTS = ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
@@ -377,6 +377,13 @@ def _arithmetic_in_force(
         yield
 
 
+def _narrow_types_widened() -> Any:
+    """Return a context in which fp64 stays fp64 where a narrower type is asked for, if this torch has such modes."""
+    if TorchFunctionMode is object:
+        return contextlib.nullcontext()
+    return Fp64Mode(torch.float32, [], [], double=True)
+
+
 @contextlib.contextmanager
 def _module_outputs_changed(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Change the tensors that each module inside of another one returns."""
@@ -399,9 +406,20 @@ def _gradients_of_inputs(
     pairs = [(output, gradient) for output, gradient in zip(outputs, given) if gradient is not None]
     if not pairs or not inputs:
         return [None] * len(inputs)
-    return list(torch.autograd.grad(
-        [output for output, _ in pairs], inputs, [gradient for _, gradient in pairs], allow_unused=True,
-    ))  # fmt: skip
+    # In the place of `torch.autograd.grad`, in which no mode acts on what a backward pass is written in.
+    engine: Any = torch.autograd.Variable._execution_engine
+    of_outputs, into_outputs = zip(*pairs)
+    return list(
+        engine.run_backward(
+            of_outputs,
+            into_outputs,
+            False,
+            False,
+            tuple(inputs),
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
+    )
 
 
 def _unscaled_gradient(gradient: Tensor, scale: float) -> Tensor:
@@ -499,7 +517,8 @@ def updates_and_states_of_step(
                         one = widen(one) if is_moment else one.clone()
                     entry[key] = one
         before = [param.data.clone() for param in params]
-        step()
+        with _narrow_types_widened() if double else contextlib.nullcontext():
+            step()
         for name, param, first in zip(names, params, before):
             updates[name] = param.data.double() - first.double()
             for key, one in optimizer.state.get(param, {}).items():
@@ -806,6 +825,9 @@ class Replay(StepFollower):
         self.modules: Dict[str, nn.Module] = {}
         self.counts: Dict[str, int] = {}
         self.entered = self.loaded = 0
+        self.fits: List[
+            bool
+        ] = []  # of each call of a model, whether the script gives it the inputs of the capsule
         self.losses: List[float] = []  # of the backward passes, without those inside of one
         self.loss_gradients: Dict[str, Tensor] = {}
         self.groups: List[Any] = []
@@ -887,19 +909,34 @@ class Replay(StepFollower):
                         "the script gives its model other inputs than in the capsule: %s, not %s"
                         % tuple(shapes)
                     )
+            self._compare_inputs((args, kwargs), (kept["args"], kept["kwargs"]))
             if kept["args"] is not None:
-                if not self.capsule["batches"] and not all(
-                    torch.equal(one.cpu(), other)
-                    for one, other in zip(tensors_in(args), tensors_in(kept["args"]))
-                ):
-                    self.notes.append(
-                        "the script has another batch at this step; seed it, so that targets fit too"
-                    )
                 args = with_tensors_changed(lambda one: one.clone().to(device), kept["args"])
             if kept["kwargs"] is not None:
                 kwargs = with_tensors_changed(lambda one: one.clone().to(device), kept["kwargs"])
         self.entered += 1
         return args, kwargs
+
+    def _compare_inputs(self, given: Any, kept: Any) -> None:
+        """Judge what the script gives a model, where it gives that of the capsule as it is; else it has no seed."""
+        pairs = [
+            pair
+            for now, then in zip(given, kept)
+            if then is not None
+            for pair in zip(tensors_in(now), tensors_in(then))
+        ]
+        if self.known is None:
+            self.fits.append(all(torch.equal(now.cpu(), then) for now, then in pairs))
+            if not self.fits[-1] and not self.capsule["batches"]:
+                self.notes.append(
+                    "the script has another batch at this step; seed it, so that targets fit too"
+                )
+        elif self.entered < len(self.known["fits"]) and self.known["fits"][self.entered]:
+            entries = {
+                "input %d" % number: {"error": _distance_of_inputs(*pair), "moved": 0.0, "unit": 2.0**-24}
+                for number, pair in enumerate(pairs, 1)
+            }
+            self.rows.append({"module": BATCH, "kind": "", "call": self.entered, "parts": {"fwd": entries}})
 
     def call_named_module(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         name = self.names.get(id(module))
@@ -1008,7 +1045,7 @@ class Replay(StepFollower):
         self._judge_loss_and_gradients(optimizer, gradients)
         if self.known is None:
             self.answers.update(
-                groups=self.groups, losses=self.losses, loss_gradients=self.loss_gradients,
+                fits=self.fits, groups=self.groups, losses=self.losses, loss_gradients=self.loss_gradients,
                 gradients=gradients, optimizer=type(optimizer).__name__,
             )  # fmt: skip
         self.is_judged = True
@@ -1205,6 +1242,13 @@ class Replay(StepFollower):
             apart = math.inf if missing else relative_distance(now, then)
             self.rows.append({"module": GRADIENTS, "kind": "", "call": 0,
                               "parts": {"wgrad": {"all": {"error": apart, "moved": 0.0, "unit": unit}}}})  # fmt: skip
+
+
+def _distance_of_inputs(one: Tensor, other: Tensor) -> float:
+    """Return how far two inputs are apart; whole numbers and masks are equal, or any distance is too large."""
+    if is_computed_in(other):
+        return relative_distance(one, other)
+    return 0.0 if torch.equal(one.cpu(), other) else math.inf
 
 
 def _distance_of_losses(one: List[float], other: List[float]) -> float:

@@ -105,6 +105,19 @@ def test_a_loss_is_not_named_for_its_module() -> None:
     ).module_names == ["(loss)"]
 
 
+def test_another_batch_explains_loss_and_gradients() -> None:
+    """Its targets are others too; what a module does with equal inputs is named all the same."""
+    rows = [_row("Net"), _row("a", _entry(same=1e-3)), _row("a.b")]
+    other = {"error": 0.5, "moved": 0.0, "unit": UNIT}
+    step = [_row(name, {"fwd": {"all": other}}, top="") for name in ("(batch)", "(loss)", "(gradients)")]
+    found = judge_replay("x", BASE, _side(*rows, *step))
+    assert [(one.module, one.answer) for one in found.findings] == [
+        ("a", "another function"),
+        ("(batch)", "another function"),
+    ]
+    assert found.modules == 3
+
+
 def test_less_exact_modules_explain_loss_and_gradients_of_their_size() -> None:
     """16 bits in modules move the gradients of the step by as much; missing clipping moves them further."""
     rows = [_row("Net"), _row("a", _entry(error=3e-3)), _row("a.b")]

@@ -218,6 +218,63 @@ def test_rows_are_what_the_script_prints(name: str, recorded: Any) -> None:
     )
 
 
+# As the one of Apex does, of which the scaler of apex.amp decides at the end of a backward pass what is skipped.
+FP16_OPTIMIZER = """
+from apex.amp.scaler import LossScaler
+class FP16_Optimizer:
+    def __init__(self, optimizer):
+        self.optimizer, self.loss_scaler, self.overflow = optimizer, LossScaler(), False
+    loss_scale = property(lambda self: self.loss_scaler.loss_scale())
+    def zero_grad(self):
+        self.optimizer.zero_grad()
+    def backward(self, loss):
+        (loss * self.loss_scale).backward()
+        self.loss_scaler.overflow = not float(loss) < float("inf")
+        self.overflow = self.loss_scaler.update_scale()
+    def step(self):
+        self.overflow or self.optimizer.step()
+"""
+LOSS_SCALER = """
+class LossScaler:
+    dynamic, overflow, scale = True, False, 1024.0
+    def loss_scale(self):
+        return self.scale
+    def update_scale(self):
+        self.scale /= 2.0 if self.overflow else 1.0
+        return self.overflow
+"""
+APEX = {
+    "__init__.py": "",
+    "amp/__init__.py": "",
+    "amp/_amp_state.py": "_amp_state = None",
+    "amp/handle.py": "scale_loss = None",
+    "amp/frontend.py": "_initialize = None",
+    "amp/scaler.py": LOSS_SCALER,
+    "fp16_utils/__init__.py": FP16_OPTIMIZER,
+}
+
+
+def test_the_fp16_optimizer_of_apex(recorded: Any, tmp_path: Path) -> None:
+    for name, text in APEX.items():
+        (path := tmp_path / "apex" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    script = """
+from apex.fp16_utils import FP16_Optimizer
+optimizer = FP16_Optimizer(optimizer)
+for k in range(5):
+    loss = loss_of() * (float("inf") if k == 2 else 1.0)
+    optimizer.zero_grad(); optimizer.backward(loss); optimizer.step()
+    told(loss, not optimizer.overflow); print("SCALE", optimizer.loss_scale)
+"""
+    done, rows = recorded(START + script)
+    told = _printed(done.stdout, "STEP")
+    assert [[str(all(step.applied)), repr(step.loss)] for step in rows.steps] == told, done.stderr
+    assert [applied for applied, _ in told] == ["True", "True", "False", "True", "True"]
+    scales = [(float(scale),) for (scale,) in _printed(done.stdout, "SCALE")]
+    assert [step.loss_scales for step in rows.steps] == scales
+    assert [step.loss_scales_before for step in rows.steps] == [(1024.0,), *scales[:-1]]
+
+
 @pytest.mark.parametrize("name", ["plain", "two optimizers in turn", "scaler"])
 def test_a_kill_loses_no_step_that_has_ended(name: str, recorded: Any) -> None:
     """Also where a worker of a loader was forked, which leaves the file alone."""

@@ -167,7 +167,41 @@ UNCORRECTED = """class Uncorrected(torch.optim.AdamW):
 
 
 optimizer = Uncorrected("""
+GRADIENT_IN_BF16 = """net = Net()
+class Narrow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        narrow = rows.t().bfloat16() @ x.flatten(0, -2).bfloat16()
+        return gradient @ weight, narrow.to(weight.dtype), rows.sum(0)
+
+
+out = net.blocks[1].out
+out.forward = lambda x: Narrow.apply(x, out.weight, out.bias)
+"""
+UPDATE_IN_FP16 = """class Narrow(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                moment = self.state[param].setdefault("momentum_buffer", torch.zeros_like(param))
+                moment.mul_(group["momentum"]).add_(param.grad)
+                param.sub_((group["lr"] * moment).half().to(param.dtype))
+
+
+optimizer = Narrow("""
 MISTAKES = [
+    Mistake("a gradient of weights in bf16", T, OF_NET, GRADIENT_IN_BF16, "blocks.1.out", LESS, "wgrad"),
+    Mistake("an update in fp16", C, "optimizer = torch.optim.SGD(", UPDATE_IN_FP16, "(Narrow)", LESS, "update"),
+    Mistake("words that are off by one", T, "net(batch)", "net(batch.roll(1, 1))", "(batch)", OTHER, "fwd"),
+    Mistake("images in another order", C, "net(images[begin : begin + 8])", "net(images[begin : begin + 8].flip(0))",
+            "(batch)", OTHER, "fwd"),
     Mistake("eps of a norm", T, OF_NET, "net = Net()\nnet.blocks[0].norm2.eps = 1e-6\n",
             "blocks.0.norm2", OTHER, "fwd"),
     Mistake("a transposed weight", T, OF_NET,
@@ -215,6 +249,8 @@ REWRITES = {
                            "return self.down(self.act(self.up(self.norm2(x)))) + x"),
     "a scale before the product": (T, "q @ k.transpose(-1, -2) / (width // self.heads) ** 0.5",
                                    "(q * (width // self.heads) ** -0.5) @ k.transpose(-1, -2)"),
+    "images that are off by a rounding": (C, "net(images[begin : begin + 8])",
+                                          "net((images[begin : begin + 8] * 3 + 1 - 1) / 3)"),
     "torch's own attention": (T, "(scores.softmax(-1) @ v)", "F.scaled_dot_product_attention(q, k, v, is_causal=True)"),
     "a product by einsum": (T, "q @ k.transpose(-1, -2) /", "torch.einsum('bhid,bhjd->bhij', q, k) /"),
     "gradients that are set to zero": (T, "optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),

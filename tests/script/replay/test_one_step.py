@@ -107,6 +107,14 @@ def test_another_generator_is_noise(sides: dict[str, Sides], monkeypatch: pytest
     )
 
 
+def test_a_script_without_a_seed_gives_another_batch_each_time(tmp_path: Path) -> None:
+    """Which is no finding, but a note."""
+    other = Sides(CONVOLUTIONS.replace("torch.manual_seed(0)", "torch.seed()"), tmp_path / "capsule.pt", 1)
+    found = other.judge(other.script)
+    assert "(batch)" not in found.module_names
+    assert found.notes[0] == "the script has another batch at this step; seed it, so that targets fit too"
+
+
 def test_a_step_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ampcompare.script.replay.one_step.MAX_BYTES", 10_000)
     keeper = watched(CONVOLUTIONS, StepKeeper(str(tmp_path / "capsule.pt"), 1))
