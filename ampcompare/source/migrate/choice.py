@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from ampcompare.source.migrate.adapter.project import (
     files_needing_apex,
     plan_adapters,
 )
-from ampcompare.source.migrate.finding import Finding
+from ampcompare.source.migrate.finding import Finding, without_advice
 from ampcompare.source.migrate.ordinary.training import find_reason_not_ordinary
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
 from ampcompare.source.migrate.read.neighbors import initializes_apex, needs_scaler, neighbors_of_file
@@ -24,8 +23,6 @@ from ampcompare.source.versions import Versions
 TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which takes the adapter"
 LEFT_BY_HAND = "a rewrite would leave this by hand"
-# Where a message goes over to what is to be done by hand.
-ADVICE = re.compile(r"; |[:,] (?=(?:put|give|take|use|keep|remove|move|call|let|write|correct|so put) )")
 FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
 
 
@@ -153,7 +150,7 @@ def _reason_not_ordinary(result: FileMigration) -> str:
         found = migration.left_by_hand[0]
         # What a message advises is for a rewrite; its message may be of a rewrite of other files, too.
         is_of_others = migration.whole and migration.core is None
-        found = replace(found, message=LEFT_BY_HAND if is_of_others else ADVICE.split(found.message)[0])
+        found = replace(found, message=LEFT_BY_HAND if is_of_others else without_advice(found.message))
     elif migration.core is not None:
         found = find_reason_not_ordinary(migration.core, migration, document.text)
     return (

@@ -19,7 +19,7 @@ class Finding:
         line: from 1.
         column: from 0.
         kind: `BY_HAND` (the line is left as it is) or `NOTE` (rewritten, with a difference to know).
-        message: what is the matter and what to do.
+        message: what is the matter; behind a semicolon, what to do.
     """
 
     line: int
@@ -31,6 +31,11 @@ class Finding:
     def at_node(cls, node: ast.AST, kind: str, message: str) -> Finding:
         """Return a remark on the line of a node."""
         return cls(node.lineno, node.col_offset, kind, message)  # type: ignore[attr-defined]
+
+
+def without_advice(message: str) -> str:
+    """Return what a message says is the matter, without what to do."""
+    return message.partition("; ")[0]
 
 
 class UnsureRewrite(Exception):

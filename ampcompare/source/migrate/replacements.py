@@ -279,7 +279,7 @@ class UseRewriter:
         name, owner = str(call.args[1].value), self._names.full_name_of(call.args[0])
         if name[:1].isupper():
             raise UnsureRewrite(
-                call, f'{name} is a class: call it under torch.autocast("cuda", enabled=False) by hand'
+                call, f'{name} is a class; call it under torch.autocast("cuda", enabled=False) by hand'
             )
         if dtype == "float16" and name in HALF and owner in ("torch", "torch.nn.functional"):
             self._edits.remove(statement)
@@ -504,7 +504,7 @@ def _why_part_is_left(meaning: str) -> str | None:
     if gone is None:
         return None
     when, instead = GONE[gone]
-    return f"Apex removed {gone} {when}: take {instead}"
+    return f"Apex removed {gone} {when}; take {instead}"
 
 
 def ddp_may_lack_gradients(ddp: ast.Call | None) -> bool:

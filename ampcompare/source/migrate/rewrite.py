@@ -43,11 +43,11 @@ LAZY = "this file imports torch in its functions alone, and a scaler for all of 
 CROSS_ENTROPY = re.compile(r"\bbinary_cross_entropy\b|\bBCELoss\b")
 CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy", "torch.nn.BCELoss")
 UNSEEN = (
-    "where this is called is not seen; under autocast CUDA refuses binary_cross_entropy (AMP230): call it under "
+    "where this is called is not seen; under autocast CUDA refuses binary_cross_entropy (AMP230); call it under "
     'torch.autocast("cuda", enabled=False), with .float() on its inputs'
 )
 INSIDE = (
-    "if this runs in the model, it is under autocast, where CUDA refuses binary_cross_entropy (AMP230): call it under "
+    "if this runs in the model, it is under autocast, where CUDA refuses binary_cross_entropy (AMP230); call it under "
     'torch.autocast("cuda", enabled=False), with .float() on its inputs'
 )
 OUTSIDE = (
@@ -56,7 +56,7 @@ OUTSIDE = (
 )
 BANNED = (
     "`{0}` would compute binary_cross_entropy under autocast, which CUDA refuses (AMP230), and it is not sure that the "
-    "whole statement can leave autocast: give the loss a line of its own, or use binary_cross_entropy_with_logits, "
+    "whole statement can leave autocast; give the loss a line of its own, or use binary_cross_entropy_with_logits, "
     "and migrate again"
 )
 PROBE_KEPT = "{0} is left by hand and imports Apex, so this still asks whether Apex is there"

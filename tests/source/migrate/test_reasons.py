@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.finding import BY_HAND, without_advice
 from ampcompare.source.migrate.rewrite import migrate_text
 from tests.modules import modules_of_package, parsed
 
@@ -163,7 +163,7 @@ REASONS = {
     "create_syncbn_process_group is passed as a value": "f = parallel.create_syncbn_process_group  #!",
     "FusedRMSNorm is passed as a value": "layer = normalization.FusedRMSNorm  #!",
     "the function to register cannot be seen": "amp.register_half_function(torch, name)  #!",
-    "is a class: call it under": "amp.register_float_function(torch.nn, 'Linear')  #!",
+    "is a class; call it under": "amp.register_float_function(torch.nn, 'Linear')  #!",
     "this needs a function cast_inputs, but the module has something else": (
         "cast_inputs = 1\nf = amp.half_function(g)  #!"
     ),
@@ -265,3 +265,50 @@ def test_each_reason_is_that_of_a_script_of_the_tests() -> None:
         if not any(part.strip()[:25] in seen for part in parts if len(part) > 12)
     }
     assert {place for place, parts in unseen.items() if not any(part in READ for part in parts)} == set()
+
+
+# With which an order begins.
+VERBS = frozenset({
+    "add", "build", "call", "cast", "change", "clear", "correct", "do", "drop", "give", "install", "keep", "leave",
+    "let", "load", "make", "migrate", "move", "pass", "put", "remove", "rename", "run", "save", "see", "set", "split",
+    "take", "unscale", "update", "use", "wrap", "write",
+})  # fmt: skip
+CLAUSE = re.compile(r"[,:.]\s+|\b(?:and|or|so)\s+")
+
+
+def test_what_to_do_stands_behind_a_semicolon() -> None:
+    """A reason for the adapter ends above it: nothing is to be done there."""
+    found = {
+        place: why
+        for place, text in messages().items()
+        for why in [without_advice(text)]
+        if any(clause.split()[:1] and clause.split()[0] in VERBS for clause in CLAUSE.split(why))
+    }
+    assert found == {}
+
+
+def messages() -> dict[str, str]:
+    """Return the sentences in the code of `migrate`, each by its place."""
+    found = {}
+    for name, path in modules_of_package().items():
+        tree = parsed(path.read_text("utf-8"))
+        if not name.startswith("ampcompare.source.migrate"):
+            continue
+        owners = [
+            each for each in ast.walk(tree) if isinstance(each, (ast.Module, ast.FunctionDef, ast.ClassDef))
+        ]
+        apart = {each.body[0].value for each in owners if isinstance(each.body[0], ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                apart |= {*node.values}
+            text = _sentence_of(node) if node not in apart else ""
+            if text.count(" ") > 3 and "\n" not in text:
+                found[f"{name}:{getattr(node, 'lineno', 0)}"] = text
+    assert len(found) > 150
+    return found
+
+
+def _sentence_of(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(each.value) if isinstance(each, ast.Constant) else "{}" for each in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

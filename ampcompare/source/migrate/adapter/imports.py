@@ -47,7 +47,7 @@ OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__dict__"})
 VERSIONS = frozenset({"get_distribution", "version", "distribution"})
 GUARDED = "the adapter has no {}: what stands in this `try` runs only where Apex is there, as before"
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
-NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone: leave it out"
+NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone; leave it out"
 NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, and raises an error here"
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
 SCALED_BY_TIMM = (
@@ -55,7 +55,7 @@ SCALED_BY_TIMM = (
     "autocast"
 )
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
-ASKS = "this asks for the installed package apex, which the adapter is not: change or remove it"
+ASKS = "this asks for the installed package apex, which the adapter is not; change or remove it"
 
 
 def adapter_text() -> str:

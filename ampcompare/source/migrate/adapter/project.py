@@ -24,7 +24,7 @@ CORE_STAYS = (
     "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what "
     "the other initialized"
 )
-LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies: move it below"
+LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies; move it below"
 NOT_INITIALIZED = (
     "no file that is named here calls amp.initialize: what calls this must call that of {}, not that of Apex"
 )

@@ -90,7 +90,7 @@ NATIVE_TOO = (
 )
 NAMED = (
     "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
-    "scaled there, so it must not read or change them"
+    "scaled there; it must not read or change them"
 )
 PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 

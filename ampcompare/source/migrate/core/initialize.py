@@ -243,7 +243,7 @@ def _scaler_settings(module: Module, initialize: InitializeCall, *, single: bool
             settings.arguments.append(f"init_scale=min(2.0**16, {module.source(limit)})")
     if "cast_model_outputs" in given:
         settings.notes.append(
-            "cast_model_outputs has no equivalent: cast the outputs where their type matters"
+            "cast_model_outputs has no equivalent; cast the outputs where their type matters"
         )
     patched = given.get("patch_torch_functions")
     if is_literal(patched, False) and settings.level == "O1":

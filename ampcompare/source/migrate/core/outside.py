@@ -42,7 +42,7 @@ NETWORKS = (
 )
 MAX_DEPTH = 4
 HALF_GIVEN = (
-    "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors: put it "
+    "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors; put it "
     'under torch.autocast("cuda", dtype=torch.float16) and take that cast away'
 )
 # Methods of torch.nn.Module and of its parallel wrappers, none of which computes; a test asks torch for them.

@@ -41,14 +41,14 @@ TOGETHER = (
 )
 IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
 HALF_LEAF = (
-    "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
+    "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients; keep it in fp32, autocast casts it"
 )
 GUARDED = (
     "gradients decide on this step, and nothing above it unscales them: the scale would never be lowered after an "
     "overflow"
 )
 GUARDED_PATHS = (
-    "gradients decide on this step, whose branches leave in several ways: update the scale on each by hand"
+    "gradients decide on this step, whose branches leave in several ways; update the scale on each by hand"
 )
 CAUGHT = (
     "an error of these lines is caught and the loop goes on: GradScaler would take gradients that it has unscaled for "

@@ -15,7 +15,7 @@ from ampcompare.source.migrate.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.scalers import LOOPS, ifs_around_call
-from ampcompare.source.migrate.finding import Finding, UnsureRewrite
+from ampcompare.source.migrate.finding import Finding, UnsureRewrite, without_advice
 from ampcompare.source.migrate.ordinary.flow import refuse_unlisted_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
@@ -110,7 +110,7 @@ def _refuse_noted_rewrite(core: ApexCore, migration: Migration) -> None:
         if each.message == ANSWERED or OWN_STATE in each.message:
             continue
         if beginning not in each.message:
-            raise UnsureRewrite(place, NOTED.format(each.message))
+            raise UnsureRewrite(place, NOTED.format(without_advice(each.message)))
         names = set(CALLED.findall(each.message))
         if not names <= allowed:
             raise UnsureRewrite(

@@ -833,7 +833,7 @@ class _OrderProof:
                 raise UnsureRewrite(
                     block.node,
                     f"{self._place_text(event)} adds to the gradients of {_name_in_source(name)} before they "
-                    "are scaled, and is not rewritten: clear them behind it",
+                    "are scaled, and is not rewritten; clear them behind it",
                 )
 
     def _is_before_step(
@@ -859,7 +859,7 @@ class _OrderProof:
         if elsewhere:
             raise UnsureRewrite(
                 block.node,
-                f"the way from here to a step of {_name_in_source(name)} cannot be followed: write the step "
+                f"the way from here to a step of {_name_in_source(name)} cannot be followed; write the step "
                 "where the block is",
             )
 
