@@ -283,10 +283,10 @@ class Arm:
         return {name: spellings.get(word, word) for name, word in words.items()}
 
     @property
-    def key(self) -> str:
+    def digest_text(self) -> str:
         """The text that digests are made of: options under their full names, which no later spelling changes."""
         return _arm_text_of_words(
-            self.backend, {name: self._option_for_key(name, value) for name, value in self.options.items()}
+            self.backend, {name: self._option_for_digest(name, value) for name, value in self.options.items()}
         )
 
     def _option_with_name(self, name: str, value: Any) -> str:
@@ -294,9 +294,9 @@ class Arm:
             return _value_text(value)
         return name if value is True else f"{name}={_value_text(value)}"
 
-    def _option_for_key(self, name: str, value: Any) -> str:
+    def _option_for_digest(self, name: str, value: Any) -> str:
         if (self.spec.parsers or {}).get(name) is INNER_ARM:
-            value = Arm.parse(value.replace("+", ",")).key.replace(",", "+")
+            value = Arm.parse(value.replace("+", ",")).digest_text.replace(",", "+")
         return self._option_with_name(name, value)
 
     def with_options(self, **changes: Any) -> Arm:
@@ -378,7 +378,7 @@ def label_in_present_spelling(label: str) -> str:
         return label
     with contextlib.suppress(ConfigError):
         arm = Arm.parse(parts["arm"])
-        return str(arm) + parts["rest"] if arm.key == parts["arm"] else label
+        return str(arm) + parts["rest"] if arm.digest_text == parts["arm"] else label
     return label
 
 

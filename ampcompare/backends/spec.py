@@ -78,8 +78,8 @@ class BackendSpec:
         positional: the option that may be written without its name, such as the opt level in `apex:O2`.
         default: text of the positional option if none is written.
         aliases: words in lower case that stand for an option with its value.
-        spellings: option with its value, as `Arm.key` has it -> the word that people write for it, an alias. It is what
-            every table, remedy and file shows.
+        spellings: option with its value, as `Arm.digest_text` has it -> the word that people write for it, an alias. It
+            is what every table, remedy and file shows.
         shorthands: words in lower case that stand for an arm by themselves, or for the backend; read of the backends of
             this package only.
         written: options that the text names even at these values, their defaults.

@@ -417,7 +417,7 @@ def _first_differing_tensor_name(role: str, whole: dict[str, Any], resumed: dict
 
 
 @dataclass(frozen=True)
-class _ChangedOption:
+class _OptionChangedByResume:
     """An option of a group of parameters that is another one behind the break.
 
     `optimizer` and `group` are counted from 0; the number of each is said where there are several.
@@ -440,18 +440,18 @@ class _ChangedOption:
         return f"{self.name}{place}: {given} in place of {due}"
 
 
-def _first_changed_option(whole: list[Any], resumed: list[Any]) -> _ChangedOption | None:
+def _first_changed_option(whole: list[Any], resumed: list[Any]) -> _OptionChangedByResume | None:
     return next(_changed_options(whole, resumed), None)
 
 
-def _changed_options(whole: list[Any], resumed: list[Any]) -> Iterator[_ChangedOption]:
+def _changed_options(whole: list[Any], resumed: list[Any]) -> Iterator[_OptionChangedByResume]:
     """Yield the options that differ, of those that both runs have."""
     for optimizer, (due, given) in enumerate(zip(whole, resumed, strict=False)):
         for group, (one, other) in enumerate(zip(due, given, strict=False)):
             for name in one:
                 if name in other and one[name] != other[name]:
                     several = len(due) > 1, len(whole) > 1
-                    yield _ChangedOption(name, optimizer, group, one[name], other[name], *several)
+                    yield _OptionChangedByResume(name, optimizer, group, one[name], other[name], *several)
 
 
 def _difference_text(role: str, whole: Any, resumed: Any) -> str:

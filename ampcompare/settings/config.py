@@ -507,7 +507,7 @@ def _given_values(group: Any) -> dict[str, Any] | None:
 def _digest_text_of_arm(arm: Any) -> Any:
     """Return the text of an arm that goes into a digest: its key, whatever its spelling; as it is if it is no arm."""
     try:
-        return Arm.parse(arm).key if isinstance(arm, str) else arm
+        return Arm.parse(arm).digest_text if isinstance(arm, str) else arm
     except AmpCompareError:  # of a backend that is not installed here
         return arm
 
@@ -527,7 +527,7 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     numeric["arm"] = _digest_text_of_arm(values.get("arm"))
     if str(on_nan := values.get("on_nan")).startswith(FALLBACK):
         arms = parse_arms([str(on_nan).removeprefix(FALLBACK)])
-        numeric["on_nan"] = FALLBACK + ",".join(arm.key for arm in arms)
+        numeric["on_nan"] = FALLBACK + ",".join(arm.digest_text for arm in arms)
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         numeric["recipe"] = _settings_of_first_version(recipe)

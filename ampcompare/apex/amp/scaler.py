@@ -148,12 +148,16 @@ class LossScaler:
         return self._on_device.copy() if self._ahead and self._on_device is not None else self._host_scale
 
     def device_initial_grad(self) -> Tensor:
-        """Return the scale of a scaler on the device, for one backward pass to multiply with or start from."""
+        """Return the scale of a scaler on the device, fp32 of shape (), for one backward pass to start from."""
         assert self._on_device is not None
         return self._on_device.initial_grad()
 
     def begin_device_pass(self) -> Tensor:
-        """Make `unscale_` use the device's scale from now on; return the overflow flag that it sets."""
+        """Make `unscale_` use the device's scale from now on.
+
+        Returns:
+            The overflow flag that it sets: fp32 of shape () on the device, above 0 after an overflow.
+        """
         assert self._on_device is not None
         self._pass_flag = flag = self._on_device.new_overflow_flag()
         return flag

@@ -73,9 +73,10 @@ class DeviceLossScale:
         return self._clear.clone() if flag is None else flag
 
     def initial_grad(self) -> Tensor:
-        """Return a copy of the scale to start a backward pass from; one kernel makes it and the flag of the pass.
+        """Return a copy of the scale, fp32 of shape (), to start a backward pass from.
 
-        A copy, because autograd may use it as the gradient of a parameter, which is then unscaled in place.
+        One kernel makes it and the flag of the pass. A copy, because autograd may use it as the gradient of a
+        parameter, which is then unscaled in place.
         """
         initial_grad, self._flag = torch.empty_like(self.scale), torch.empty_like(self._clear)
         torch._foreach_copy_([initial_grad, self._flag], [self.scale, self._clear])
@@ -88,7 +89,7 @@ class DeviceLossScale:
         )
 
     def copy(self) -> Tensor:
-        """Return the scale as it is now, in a tensor that will not change."""
+        """Return the scale as it is now, fp32 of shape (), in a tensor that will not change."""
         return self.scale.clone()
 
     def load_host_values(self, scale: float, good_steps: int) -> None:

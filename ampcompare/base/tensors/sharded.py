@@ -24,7 +24,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def gather_whole(tensor: Tensor) -> Tensor:
-    """Return all of a tensor. Every rank calls it with its part of the same one."""
+    """Return all of a tensor, in its whole shape and its dtype. Every rank calls it with its part of the same one."""
     sharded: Any = tensor
     gathered: Tensor = sharded.full_tensor() if is_sharded(tensor) else tensor
     return gathered

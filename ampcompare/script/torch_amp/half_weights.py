@@ -266,7 +266,7 @@ class HalfWeights(TorchAmp):
                 functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear_gradients, self)),
                 optimizer,
             )
-            self._note_weights_given(optimizer, self._scaling.masters(optimizer))
+            self._note_current_weights(optimizer, self._scaling.masters(optimizer))
 
     def _refuse_shared_weights(self, optimizers: list[Any]) -> None:
         """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have its own."""
@@ -360,7 +360,7 @@ class HalfWeights(TorchAmp):
         for optimizer in self._living_optimizers:
             self._gradients.show_scaled_gradients(self.masters(optimizer))
             if optimizer not in self._given_weights:  # Apex makes masters here
-                self._note_weights_given(optimizer, self.masters(optimizer))
+                self._note_current_weights(optimizer, self.masters(optimizer))
 
     def check_gradients_are_scaled(self, optimizer: Any) -> None:
         if not self._casts and not self.script.steps_on_behalf:
@@ -385,7 +385,7 @@ class HalfWeights(TorchAmp):
         pairs = self.masters(optimizer)
         self._gradients.show_master_gradients(pairs)
         if optimizer not in self._given_weights:
-            self._note_weights_given(optimizer, pairs)
+            self._note_current_weights(optimizer, pairs)
         return overflow
 
     def _weights_and_masters_of(self, optimizer: Any) -> list[Tensor]:
@@ -401,7 +401,7 @@ class HalfWeights(TorchAmp):
                 return self._scaling.apply(optimizer, good=True)
         finally:
             self._stepping = None
-            self._note_weights_given(optimizer, self.masters(optimizer))
+            self._note_current_weights(optimizer, self.masters(optimizer))
 
     def _step_with_own_losses(self, optimizer: Any) -> Any:
         """Step an optimizer that evaluates losses by itself, and give the model what it has written into masters."""
@@ -424,7 +424,7 @@ class HalfWeights(TorchAmp):
             return types.MethodType(type(optimizer).step, optimizer)
         return step
 
-    def _note_weights_given(self, optimizer: Any, pairs: Pairs) -> None:
+    def _note_current_weights(self, optimizer: Any, pairs: Pairs) -> None:
         """Note what weights and masters are now, when the model has those of the masters."""
         self._given_weights.pop(optimizer, None)
         self._versions.pop(optimizer, None)
@@ -458,7 +458,7 @@ class HalfWeights(TorchAmp):
                 self._follow_writes_to_weights(optimizer)
                 with torch.no_grad():
                     copy_tensors_by_dtype([param for param, _ in pairs], masters)
-                self._note_weights_given(optimizer, pairs)
+                self._note_current_weights(optimizer, pairs)
 
     def end_without_step(self, optimizer: Any) -> None:
         with self._masters_with_own_gradients(optimizer):

@@ -176,7 +176,10 @@ class Precision:
         return owned_params(optimizer)
 
     def masters(self, optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
-        """Return each weight of the model in whose place `optimizer` has another tensor at present, with that."""
+        """Return each weight of the model in whose place `optimizer` has another tensor at present, with that.
+
+        Both have one shape.
+        """
         return []
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:

@@ -523,7 +523,7 @@ def _statement_reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> 
         if isinstance(outer, ast.For):
             if not updates.isdisjoint(walk(outer)):
                 break
-            names |= _names_computed_from(outer, names)
+            names |= _origins_of_names(outer, names)
             if not names.isdisjoint(names_bound_in(outer.target)):
                 found = outer
                 names |= _names_in_expression(outer.iter)
@@ -537,7 +537,7 @@ def _names_of_gradients_read(statement: ast.stmt, node: ast.AST) -> set[str]:
     return _names_in_expression(statement.iter if isinstance(statement, ast.For) else node)
 
 
-def _names_computed_from(loop: ast.For, names: set[str]) -> set[str]:
+def _origins_of_names(loop: ast.For, names: set[str]) -> set[str]:
     """Return the names that those of a loop are computed from, in its body."""
     found = set(names)
     values = [each for each in walk(loop) if isinstance(each, ast.Assign)]
