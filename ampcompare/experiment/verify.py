@@ -371,9 +371,9 @@ def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
         if result.fault is not None:
             raise ConfigError(result.lines()[0])
         if result.by_hand:
-            flag = f"--{how} " * bool(how)
+            command = ["ampcompare", "migrate", *[f"--{how}"] * bool(how), str(result.path)]
             raise ConfigError(
                 f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {result.path} must be rewritten by hand first; "
-                f"see them with: ampcompare migrate {flag}{result.path}"
+                f"see them with: {shlex.join(command)}"
             )
     return MigratedFiles(results, is_adapter, reasons, adapters)

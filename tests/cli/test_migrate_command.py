@@ -1,10 +1,15 @@
 """The command line of `migrate`: patch on stdout, remarks on stderr, exit codes."""
 
+import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from ampcompare.cli import main
+from ampcompare.cli.group import cli
+from ampcompare.cli.help import Command
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"
 KEPT = "from apex import amp\n\n\ndef start(net, optimizer, options):\n    amp.initialize(net, optimizer, **options)\n"
@@ -250,3 +255,37 @@ def test_a_reason_for_the_adapter_asks_for_nothing(
     assert second.endswith(
         "what makes `optimizer` is `make(model)`, and only calls of torch's own optimizers are read"
     )
+
+
+SAVED = 'torch.save({"amp": amp.state_dict()}, "x")\namp.load_state_dict(torch.load("x")["amp"])\n'
+LIBRARY = "from apex import amp\n\n\ndef start(net, optimizer):\n    amp.initialize(net, optimizer, opt_level=LEVEL)\n"
+
+
+def test_every_command_that_is_named_can_be_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its options and the files that are there, without running it."""
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    texts = {"a.py": ORDINARY, "b.py": LIBRARY, "c.py": ORDINARY + SAVED, "d.py": LEFT, "e.py": KEPT}
+    for name, text in {**texts, "OLD": "", "SCRIPT.py": ORDINARY, "ARGS": ""}.items():
+        Path(name).write_text(text, encoding="utf-8")
+    outer = str(folder)
+    for words in (
+        ["a.py"], [f"{outer}/b.py"], [outer], ["--rewrite", "a.py"], ["--rewrite", outer], ["--adapter", "b.py"],
+        ["--rewrite", "e.py", "d.py"], ["--adapter", "d.py"], ["--rewrite", "--write", "c.py"],
+        ["--verify", "--no-preflight", f"{outer}/d.py"], ["--verify", "--adapter", "--no-preflight", "d.py"],
+    ):  # fmt: skip
+        main(["migrate", *words])
+    commands = re.findall(r"ampcompare ([a-z]+ [^\n;]*)", capsys.readouterr().err)
+    assert len(commands) > 7
+    assert {each.split()[0] for each in commands} == {"migrate", "convert"}
+    for text in commands:
+        name, *words = shlex.split(text)
+        parent = click.Context(cli)
+        command = cli.get_command(parent, name)
+        assert isinstance(command, Command)
+        with command.make_context(name, words, parent=parent) as context:
+            command.resolve_options(context)
+            assert all(Path(each).exists() for each in context.params.get("paths", ())), text
