@@ -12,8 +12,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.script.keep_fp32 import model_inside_wrappers
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
 from ampcompare.training.precision.gemm import FormatPlan
 
 

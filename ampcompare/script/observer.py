@@ -16,8 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
-from ampcompare.script.keep_fp32 import model_inside_wrappers
 from ampcompare.script.recording.recorder import Recorder
+from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
 from ampcompare.script.watch import StepsReached
 
 

@@ -22,8 +22,6 @@ from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.behind.side import ScriptSide
 from ampcompare.script.formats import ScriptFormats
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
-from ampcompare.script.keep_fp32 import KeptFp32AtFirstCall
-from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.remarks.averages import AverageWatch
 from ampcompare.script.remarks.lost_decay import LostDecay
@@ -31,6 +29,8 @@ from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
 from ampcompare.script.remarks.running_sums import StandingSumWatch
 from ampcompare.script.remarks.sampled_calls import SampledCalls
 from ampcompare.script.remarks.standing_statistics import StandingVarianceWatch
+from ampcompare.script.torch_amp.keep_fp32 import KeptFp32AtFirstCall
+from ampcompare.script.torch_amp.lifted_weights import LiftedWeights
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn

@@ -24,7 +24,7 @@ def run(context: Context, report: Report) -> None:
     seeded = ("--seeds", ",".join(seeds))
     epochs = ("--epochs", "1" if context.rehearse else "4", "--device", context.device)
     for version, arms in ARMS.items():
-        # Each in a folder of its own: files beside each other are one project to `migrate`.
+        # Each in a folder of its own: files next to each other are one project to `migrate`.
         script = folder / version / SCRIPT.name
         script.parent.mkdir(parents=True)
         shutil.copy(SCRIPT, script)

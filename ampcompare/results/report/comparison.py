@@ -4,7 +4,14 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable_line
+from ampcompare.base.formatting import (
+    format_count,
+    format_duration,
+    format_mebibytes,
+    format_percent,
+    printable_line,
+)
+from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.effects.samples import samples_noun
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
@@ -27,7 +34,7 @@ from ampcompare.results.report.columns import (
     verdict_columns,
 )
 from ampcompare.results.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
-from ampcompare.results.report.html.sections import answer_of_comparison, page_sections, page_subtitle
+from ampcompare.results.report.html.sections import page_sections
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.overview import make_overview
 from ampcompare.results.report.stacks import stack_table
@@ -117,11 +124,52 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         comparison,
         f"Comparison: {comparison.tag}" if comparison.tag else "Comparison",
         title,
-        page_subtitle(comparison),
+        _subtitle_of_page(comparison),
         warnings,
         [row.arm for row in comparison.arms],
         comparison.reference,
     )
+
+
+def _subtitle_of_page(comparison: Comparison) -> list[str]:
+    """Return what was trained, on what, and how far it is."""
+    words = []
+    if comparison.records:
+        words += _what_was_trained(comparison.records[0])
+    words.append(format_count(len(comparison.seeds), "seed"))
+    words.append(f"reference {printable_line(comparison.reference, 60)}")
+    on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
+    device = comparison.environment.get("processor" if on_cpu else "device_name")
+    if device:
+        words.append(f"on {printable_line(str(device), 60)}")
+    if len(comparison.records) < len(comparison.order):
+        words.append(f"{len(comparison.records)} of {len(comparison.order)} runs done")
+    return words
+
+
+def answer_of_comparison(comparison: Comparison) -> tuple[list[str], str, list[str]]:
+    """Return what a reader must know first, the answer in one sentence, and what else it says."""
+    warnings, answer = warnings_and_answer(comparison)
+    count = len(comparison.arms)
+    named = (
+        f"One arm: {printable_line(comparison.arms[0].arm, 60)}"
+        if count == 1
+        else f"{count} arms side by side"
+    )
+    title, *further = answer or [named]
+    return warnings, title, further
+
+
+def _what_was_trained(record: RunRecord) -> list[str]:
+    config = record.config
+    if config.script is not None:
+        return [f"script {printable_line(config.script.name, 60)}"]
+    recipe = config.recipe
+    return [
+        f"{printable_line(recipe.model.arch, 60)} on {printable_line(recipe.data.name, 60)}",
+        format_count(recipe.max_steps, "step") if recipe.max_steps else format_count(recipe.epochs, "epoch"),
+        f"batch {recipe.batch_size}",
+    ]
 
 
 def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str]:

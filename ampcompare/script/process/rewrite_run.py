@@ -541,7 +541,7 @@ def _count_results_by_precision(tensors: Any) -> tuple[dict[str, tuple[int, int]
 
 def _parameter_names(rows: Any, numbers: list[int]) -> dict[str, str]:
     """Return the names of parameters, as far as a model that is alive has them."""
-    from ampcompare.script.lifted_weights import live_modules
+    from ampcompare.script.torch_amp.lifted_weights import live_modules
 
     known: dict[int, str] = {}
     for module in live_modules():

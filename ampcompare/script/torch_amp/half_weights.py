@@ -48,15 +48,15 @@ from ampcompare.base.tensors.data_access import DataAccessFollower
 from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
-from ampcompare.script.gradient_mirror import GradientMirror, Pairs
-from ampcompare.script.keep_fp32 import WRAPPERS, model_inside_wrappers
-from ampcompare.script.lifted_weights import allow_mixed_averages, live_modules
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     missing_autocast_error,
     missing_scale_error,
     scaled_step_error,
 )
+from ampcompare.script.torch_amp.gradient_mirror import GradientMirror, Pairs
+from ampcompare.script.torch_amp.keep_fp32 import WRAPPERS, model_inside_wrappers
+from ampcompare.script.torch_amp.lifted_weights import allow_mixed_averages, live_modules
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler

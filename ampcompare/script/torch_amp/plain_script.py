@@ -40,11 +40,11 @@ from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follo
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree
-from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.remarks.whole_numbers import WholeNumberWatch
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
+from ampcompare.script.torch_amp.lifted_weights import LiftedWeights
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
 from ampcompare.training.precision.base import half_dtype_of, owned_params, refuse_wrapped
 

@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.script.metrics import log_numbers
 from ampcompare.script.process.target import Target, forget_shadowed_modules
+from ampcompare.script.recording.metrics import log_numbers
 from ampcompare.script.trainers.arm import Follow, TrainerContext
 
 PLUGINS = {

@@ -15,7 +15,7 @@ from typing import Any
 
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.tree import cast_floating_tensors
-from ampcompare.script.metrics import log_numbers
+from ampcompare.script.recording.metrics import log_numbers
 from ampcompare.script.trainers.arm import Follow, TrainerContext
 
 # Plugins and strategies by module, with what each is and what to take instead.

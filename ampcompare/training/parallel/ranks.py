@@ -32,11 +32,11 @@ class Communicator:
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of a tensor over all ranks, of its shape: in float64, but for one rank `values` itself."""
+        """Return the sum of a tensor over all ranks, of its shape and in float64; of one rank `values` itself."""
         return values
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of a tensor over all ranks, of its shape: in float64, but for one rank `values` itself."""
+        """Return the mean of a tensor over all ranks, of its shape and in float64; of one rank `values` itself."""
         return values
 
     def any(self, flag: bool) -> bool:

@@ -8,7 +8,6 @@ from functools import cache
 from typing import NamedTuple
 
 from ampcompare.base.formatting import format_count, printable_line
-from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
@@ -148,47 +147,6 @@ def _blocks_of_commands(comparison: Comparison) -> list[Block]:
         return [Text(["These records do not say which command made them."])]
     again = "The same command resumes where it stopped; --force runs all cells again."
     return [Code(printable_line(comparison.command, MAX_LINE)), Text([again])]
-
-
-def page_subtitle(comparison: Comparison) -> list[str]:
-    """Return what was trained, on what, and how far it is."""
-    words = []
-    if comparison.records:
-        words += _what_was_trained(comparison.records[0])
-    words.append(format_count(len(comparison.seeds), "seed"))
-    words.append(f"reference {printable_line(comparison.reference, 60)}")
-    on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
-    device = comparison.environment.get("processor" if on_cpu else "device_name")
-    if device:
-        words.append(f"on {printable_line(str(device), 60)}")
-    if len(comparison.records) < len(comparison.order):
-        words.append(f"{len(comparison.records)} of {len(comparison.order)} runs done")
-    return words
-
-
-def answer_of_comparison(comparison: Comparison) -> tuple[list[str], str, list[str]]:
-    """Return what a reader must know first, the answer in one sentence, and what else it says."""
-    warnings, answer = warnings_and_answer(comparison)
-    count = len(comparison.arms)
-    named = (
-        f"One arm: {printable_line(comparison.arms[0].arm, 60)}"
-        if count == 1
-        else f"{count} arms side by side"
-    )
-    title, *further = answer or [named]
-    return warnings, title, further
-
-
-def _what_was_trained(record: RunRecord) -> list[str]:
-    config = record.config
-    if config.script is not None:
-        return [f"script {printable_line(config.script.name, 60)}"]
-    recipe = config.recipe
-    return [
-        f"{printable_line(recipe.model.arch, 60)} on {printable_line(recipe.data.name, 60)}",
-        format_count(recipe.max_steps, "step") if recipe.max_steps else format_count(recipe.epochs, "epoch"),
-        f"batch {recipe.batch_size}",
-    ]
 
 
 def _table_cells_of_run(record: RunRecord) -> list[str | Cell]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampcompare.base import metric_log
-from ampcompare.script.metrics import start_logging_scalars
+from ampcompare.script.recording.metrics import start_logging_scalars
 
 LIBRARIES = {
     "wandb": """

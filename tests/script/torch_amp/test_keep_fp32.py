@@ -8,7 +8,7 @@ from torch import nn
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.keep_fp32 import KeptFp32AtFirstCall, model_inside_wrappers
+from ampcompare.script.torch_amp.keep_fp32 import KeptFp32AtFirstCall, model_inside_wrappers
 from ampcompare.training.precision.keep_fp32 import make_autocast_off_factory
 
 
