@@ -47,6 +47,19 @@ def test_a_setting_and_another_script(
 
 
 @pytest.mark.slow
+def test_a_compiled_model_is_judged_as_a_whole(
+    call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one without a length, where what torch makes of it has one that raises."""
+    monkeypatch.chdir(tmp_path)
+    capsule = _capsule(forked_python, tmp_path)
+    done = call("replay", str(capsule), "--json", "--change", "compile=eager")
+    (found,) = json.loads(done.out)
+    assert (done.code, found["answer"], found["modules"], found["unjudged"]) == (0, "noise", 2, {}), found
+    assert [one["module"] for one in found["errors"]] == ["Net", "CrossEntropyLoss", "(SGD)"]
+
+
+@pytest.mark.slow
 def test_an_arm(call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules compute as the arm casts them, by Apex's functions too; the optimizer steps by true gradients."""
     monkeypatch.chdir(tmp_path)

@@ -180,24 +180,23 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
         if name not in WITHOUT_FP64:
             answer: Answer = mine[0].answer if mine else "noise"
             errors.append(ModuleErrors(name, row["kind"], _errors_in_units(row, known), answer))
-    if not errors:
-        return ReplayJudgment(change, "cannot tell", unjudged=unjudged, why="no module could be judged")
-    update = next((f"{name}: {why}" for name, why in unjudged.items() if name[0] == "("), "")
-    if update and not findings:
-        return ReplayJudgment(
-            change,
-            "cannot tell",
-            unjudged=unjudged,
-            errors=errors,
-            why=f"modules are the same, but not judged is {update}",
-        )
+    judged = len({one.module for one in errors if one.module[0] != "("})
+    if not findings and (why := _why_nothing_is_told(judged, unjudged)):
+        return ReplayJudgment(change, "cannot tell", unjudged=unjudged, errors=errors, why=why)
     named, above = _lowest_findings(findings, tops, losses)
     answers = {one.answer for one in named}
     answer = next((one for one in ("another function", "less exact") if one in answers), "noise")
-    judged = len({one.module for one in errors if one.module[0] != "("})
     return ReplayJudgment(
         change, answer, named, above, judged, unjudged, errors, [*base.get("notes", ()), *changed.get("notes", ())]
     )  # fmt: skip
+
+
+def _why_nothing_is_told(judged: int, unjudged: Mapping[str, str]) -> str:
+    """Return why no finding does not mean noise; "" if it does."""
+    if not judged:
+        return "no module could be judged" + next((f": {name}: {why}" for name, why in unjudged.items()), "")
+    update = next((f"{name}: {why}" for name, why in unjudged.items() if name[0] == "("), "")
+    return f"modules are the same, but not judged is {update}" if update else ""
 
 
 def _module_and_call_of_row(row: Mapping[str, Any]) -> tuple[str, int]:

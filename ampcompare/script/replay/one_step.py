@@ -343,7 +343,7 @@ def outputs_and_gradients_of_call(
         stack.enter_context(
             _arithmetic_in_force(drawn, [] if masks is None else masks, given or [], double=double)
         )
-        outputs = tensors_in((run or module)(*args, **kwargs))
+        outputs = tensors_in((module if run is None else run)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
         into_outputs = []
         for output, gradient in zip(outputs, call["gradients"]):

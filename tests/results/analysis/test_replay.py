@@ -84,6 +84,15 @@ def test_what_has_no_answer() -> None:
         assert judge_replay("x", base, changed).exit_code == 3
 
 
+def test_an_update_alone_does_not_tell() -> None:
+    """As where the one model of a script could not be compiled."""
+    failed = {"module": "Net", "kind": "Net", "call": 0, "top": "Net", "why": "RuntimeError: it failed"}
+    update = _row("(AdamW)", {"update": {"a": _entry()["fwd"]["0"]}}, top="")
+    found = judge_replay("compile=inductor", BASE, _side(failed, update))
+    assert (found.answer, found.exit_code) == ("cannot tell", 3)
+    assert found.why == "no module could be judged: Net: RuntimeError: it failed"
+
+
 def test_without_an_update_it_cannot_be_told() -> None:
     update = {"module": "(AdamW)", "kind": "AdamW", "call": 0, "top": "", "why": "RuntimeError: it failed"}
     found = judge_replay("x", BASE, _side(*BASE["rows"], update))
