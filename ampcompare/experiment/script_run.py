@@ -28,6 +28,7 @@ class ScriptRun:
         norms: of the gradients that each step was given, by optimizer; None where it was skipped.
         passes: for each call of `backward`, how many operations of each kind gave 16-bit and wider results.
         files: of the script that use Apex, from its folder.
+        others: the SHA-256 of each file from elsewhere that it imported and that uses Apex.
         written: files that the script wrote, in copies that are gone: the user's are as they were.
         limits: for which files that does not hold; "" if it holds for all.
         plain_steps: how often an optimizer stepped, whether or not a loss was scaled.
@@ -58,6 +59,7 @@ class ScriptRun:
     norms: dict[str, list[float | None]] = field(default_factory=dict)
     passes: list[dict[str, tuple[int, int]]] = field(default_factory=list)
     files: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
     written: list[str] = field(default_factory=list)
     limits: str = ""
     plain_steps: int = 0
@@ -126,6 +128,7 @@ def _run_from_trace(folder: Path) -> ScriptRun:
         norms=by_step(trace["norms"]),
         passes=[{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
         files=tuple(trace["files"]),
+        others=tuple(trace["others"]),
         plain_steps=trace["plain_steps"],
         unchecked_steps=trace["unchecked_steps"],
         initialize=trace["initialize"],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import os
 import shlex
 import tempfile
@@ -158,8 +159,8 @@ class _Verification:
     def _migrate_files(self, original: ScriptRun) -> list[FileMigration]:
         """Return what becomes of the script and of the files of it that use Apex."""
         imported = _project_files_with_apex(self._script)
-        if self._stack is None:  # which has seen the files of the script's own folder
-            imported = [*original.files, *(each for each in imported if each.startswith(os.pardir))]
+        if self._stack is None:  # the run has seen which of them it imports
+            imported = [*original.files, *(each for each in imported if self._was_imported(each, original))]
         others = [
             os.path.normpath(self._script.parent / each) for each in imported if each != self._script.name
         ]
@@ -168,6 +169,11 @@ class _Verification:
         self._run_moved = functools.partial(self._run, rewrite=how, texts=moved.texts())
         self._say_lines(moved.reasons)
         return moved.files
+
+    def _was_imported(self, file: str, original: ScriptRun) -> bool:
+        """Return whether the unchanged script imported a file from outside of its folder."""
+        content = (self._script.parent / file).read_bytes()
+        return file.startswith(os.pardir) and hashlib.sha256(content).hexdigest() in original.others
 
     def _say_what_original_did(self, original: ScriptRun) -> None:
         self._say(f"unchanged, {original.place or ENGINE}: {original.step_counts_text()}")

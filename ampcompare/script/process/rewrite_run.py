@@ -24,7 +24,7 @@ from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.process.target import Target, files_with_apex
+from ampcompare.script.process.target import Target, digests_of_other_files_with_apex, files_with_apex
 from ampcompare.source.migrate.adapter.imports import TEMPLATE, adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER, has_adapter_mark
 from ampcompare.source.migrate.project import migrate_file
@@ -454,6 +454,7 @@ class _RewriteTrace:
             "evaluation_norms": self._evaluation_norms,
             "reads": self._reads,
             "files": files_with_apex(script),
+            "others": digests_of_other_files_with_apex(script),
             "digests": self._digests,
             "names": names,
             "norms": self._norms,

@@ -6,6 +6,7 @@ optimizer is built, at a time when the folder of the script comes first on the p
 """
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import io
@@ -63,16 +64,26 @@ CALLS_APEX = re.compile(
 
 def files_with_apex(script: str) -> list[str]:
     """Return a script and the modules next to it that this process has imported, from its folder, if they use Apex."""
-    path = Path(script).resolve()
-    loaded = [
-        path,
-        *(Path(file).resolve() for each in list(sys.modules.values()) if (file := _find_source_file(each))),
-    ]
-    found = [each for each in dict.fromkeys(loaded) if each.is_relative_to(path.parent) and each.is_file()]
+    folder = Path(script).resolve().parent
+    found = [each for each in _loaded_files_with_apex(script) if each.is_relative_to(folder)]
+    return [str(each.relative_to(folder)) for each in found]
+
+
+def digests_of_other_files_with_apex(script: str) -> list[str]:
+    """Return the SHA-256 of each module from elsewhere that this process has imported, if it uses Apex."""
+    folder = Path(script).resolve().parent
+    others = [each for each in _loaded_files_with_apex(script) if not each.is_relative_to(folder)]
+    return sorted(hashlib.sha256(each.read_bytes()).hexdigest() for each in others)
+
+
+def _loaded_files_with_apex(script: str) -> list[Path]:
+    """Return a script and the modules that this process has imported, without installed ones, if they use Apex."""
+    files = (file for each in list(sys.modules.values()) if (file := _find_source_file(each)))
+    loaded = dict.fromkeys(Path(each).resolve() for each in (script, *files))
     return [
-        str(each.relative_to(path.parent))
-        for each in found
-        if "site-packages" not in each.parts and CALLS_APEX.search(each.read_bytes())
+        each
+        for each in loaded
+        if each.is_file() and "site-packages" not in each.parts and CALLS_APEX.search(each.read_bytes())
     ]
 
 
