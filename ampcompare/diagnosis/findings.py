@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ampcompare.base.formatting import format_rough_percent
-from ampcompare.base.tensors.products import HALF_DTYPES
+from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import (
     Observation,
@@ -39,6 +39,7 @@ FALL = 8
 SMALL_SCALE = ("underflow", "rounding")  # which a loss scale that has fallen leads to
 MAX_CHAIN = 12
 MAX_NEAR = 2
+LIMIT_REACH = 2  # operations between a limit and what is not finite at 1, such as a change of sign
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
         return [source for source in events[at].sources if source < at and share_lost_to_zero(events[source])]
 
     zeros = sorted(set(_places_reached_backwards([origin], before)) - {origin})
+    if (reason := _rounded_limit_reason(events, [*zeros, origin], origin)) is not None:
+        return reason
     if not zeros:
         return None
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
@@ -71,6 +74,25 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
         f"{format_rough_percent(share_lost_to_zero(events[at]))} % of the results of {name} are zero in the arm alone",
         made,
     )
+
+
+def _rounded_limit_reason(
+    events: Sequence[OperationResult], places: Sequence[int], origin: int
+) -> FaultReason | None:
+    """Return that a limit lets 1 through, if one of it does that leads to some places by at most two operations.
+
+    So is `log1p(-p)` of what is clamped to 0.999999: in 16 bits that is 1.
+    """
+    at_hand = set(places)
+    for _ in range(LIMIT_REACH):
+        at_hand |= {source for at in at_hand for source in events[at].sources if source < origin}
+    at = max((at for at in at_hand if events[at].limit), default=None)
+    if at is None:
+        return None
+    one = math.copysign(1, events[at].limit)
+    name, half = _place_name_beside(events[at], events[origin]), dtype_name(events[at].dtype)
+    made = None if _module_and_line(events[at]) == _module_and_line(events[origin]) else at
+    return FaultReason(f"{events[at].limit:.9g} in {name} is {one:g} in {half}", made)
 
 
 def share_lost_to_zero(event: OperationResult) -> float:

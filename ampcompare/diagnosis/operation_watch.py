@@ -71,7 +71,8 @@ CONSTANT = frozenset(
     )
 )
 # They use a number of the code as an element of the result's type would be used.
-WITH_NUMBER = frozenset(("add", "sub", "rsub", "mul", "clamp", "clamp_min", "clamp_max"))
+LIMITS = frozenset(("clamp", "clamp_min", "clamp_max"))
+WITH_NUMBER = LIMITS | {"add", "sub", "rsub", "mul"}
 FP16_ZERO, FP16_LARGEST = 2.0**-25, 65504.0  # what is not above the first is rounded to zero
 MAX_UNSEEN = 2**20  # elements of a tensor that is followed before the first step
 OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
@@ -107,6 +108,7 @@ class OperationResult:
     # places of the results from which an index or a mask was computed that went in
     decided: tuple[int, ...] = ()
     number: float = 0.0  # that it adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none
+    limit: float = 0.0  # that it takes and that its type rounds to 1 or -1; 0 for none
 
 
 @dataclass
@@ -238,9 +240,9 @@ class OperationWatch(TorchDispatchMode):
                 exact, own = self._results_in_wide_type(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-            number = _constant_beyond_fp16(args) if key[1] in WITH_NUMBER else 0.0
+            numbers = [one for one in args if type(one) is float] if key[1] in WITH_NUMBER else []
             self._record_results(
-                key, given, output, exact, own, {id(one) for one in written}, decided, number
+                key, given, output, exact, own, {id(one) for one in written}, decided, numbers
             )
         return output
 
@@ -318,7 +320,7 @@ class OperationWatch(TorchDispatchMode):
         own: Any,
         written: set[int],
         decided: frozenset[int],
-        number: float,
+        numbers: Sequence[float],
     ) -> None:
         if key[1].startswith(UNSET):
             return
@@ -361,7 +363,9 @@ class OperationWatch(TorchDispatchMode):
             event = OperationResult(
                 key, result.dtype, row, errors, sources, constant, None, version, tuple(decided)
             )
-            event.number = number if result.dtype is torch.float16 else 0.0
+            if numbers and result.dtype in HALF_DTYPES:
+                event.number = _number_beyond_fp16(numbers) if result.dtype is torch.float16 else 0.0
+                event.limit = _limit_rounded_to_one(numbers, result.dtype) if key[1] in LIMITS else 0.0
             self._step.events.append(event)
 
 
@@ -384,12 +388,17 @@ def _storage_address(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _constant_beyond_fp16(args: Sequence[Any]) -> float:
-    """Return a number among the arguments of an operation that is zero or not finite in fp16; 0 for none."""
-    for value in args:
-        if type(value) is float and not FP16_ZERO < abs(value) <= FP16_LARGEST and math.isfinite(value):
-            return value
-    return 0.0
+def _number_beyond_fp16(numbers: Sequence[float]) -> float:
+    """Return a number that is zero or not finite in fp16; 0 for none."""
+    beyond = (one for one in numbers if not FP16_ZERO < abs(one) <= FP16_LARGEST and math.isfinite(one))
+    return next(beyond, 0.0)
+
+
+def _limit_rounded_to_one(numbers: Sequence[float], dtype: torch.dtype) -> float:
+    """Return a number near 1 or -1 that a 16-bit type rounds to it; 0 for none."""
+    eps = torch.finfo(dtype).eps
+    near = (one for one in numbers if abs(one) != 1 and -eps / 4 <= abs(one) - 1 <= eps / 2)
+    return next(near, 0.0)
 
 
 def _tensors_in(value: Any) -> list[Tensor]:

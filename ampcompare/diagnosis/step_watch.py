@@ -213,7 +213,7 @@ class LostUpdateCounter:
         eps = _vanishing_eps_by_weight(optimizer)
         with computing_without_modes():
             for param, before, moved, broken in self._before:
-                name = names.get(id(param), "?")
+                name = names.get(id(param)) or _name_of_loose_tensor(param)
                 counts = torch.stack([*_count_lost_updates(param, before, moved), broken])
                 self._counts.append((name, dtype_name(param.dtype), eps.get(id(param)), counts))
         self._before = []
@@ -232,6 +232,11 @@ class LostUpdateCounter:
                 if match is not None:
                     names[id(param)] = rest.pop(match)[0]
         return {id(param): names[id(param)] for param in stepped if id(param) in names}
+
+
+def _name_of_loose_tensor(param: Tensor) -> str:
+    """Return a name for a parameter that no module has, such as a prompt or an image."""
+    return f"a tensor of {' x '.join(map(str, param.shape)) or 'one number'} outside of modules"
 
 
 def params_and_grads_to_step(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:

@@ -92,6 +92,44 @@ def test_an_overflow_that_decides_an_index_is_named() -> None:
     assert ampcompare.diagnose(loop, arm="fp32", steps=3, device="cpu").faults == []
 
 
+class Survival(nn.Module):
+    """Takes the logarithm of 1 - p, where a limit keeps p below 1: not in 16 bits, which round it to 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        p = torch.sigmoid(x + 12)
+        return torch.log1p(-p.clamp(1e-6, 1 - 1e-6))
+
+
+@pytest.mark.parametrize(("arm", "half"), [("apex:O3", "fp16"), ("half:bf16", "bf16")])
+def test_a_limit_that_16_bits_round_to_one_is_the_reason(arm: str, half: str) -> None:
+    loop = loop_of(lambda: nn.Sequential(OrderedDict(body=nn.Linear(4, 4), survival=Survival())), _size)
+    found = ampcompare.diagnose(loop, arm=arm, steps=2, device="cpu")
+    fault = found.faults[0]
+    assert (fault.kind, fault.place.operation) == ("overflow", "log1p")
+    assert fault.reason == f"0.999999 in clamp is 1 in {half}"
+    assert found.cure is not None
+    assert found.cure.keeps == ["survival"]
+    assert ampcompare.diagnose(loop, arm="fp32", steps=2, device="cpu").faults == []
+
+
+def test_a_parameter_of_no_module_has_a_name() -> None:
+    """As a prompt for a frozen model: the message says which tensor it is."""
+
+    def loop(precision: Any) -> None:
+        torch.manual_seed(0)
+        prompt = (torch.randn(3, 4) / 100).half().requires_grad_()
+        model = nn.Linear(4, 2).half().requires_grad_(False)
+        (model,), (optimizer,) = precision.prepare([model], [torch.optim.Adam([prompt], foreach=False)])
+        while True:
+            loss = model(prompt).float().square().mean() * 1e-4
+            precision.backward(loss, [optimizer])
+            precision.step(optimizer)
+            optimizer.zero_grad()
+
+    fault = ampcompare.diagnose(loop, arm="fp32", steps=2, device="cpu").faults[0]
+    assert "elements of a tensor of 3 x 4 outside of modules non-finite" in fault.text
+
+
 class Rotary(nn.Module):
     """Takes cosines of large positions: autocast rounds the product that makes the angles, which cosines amplify."""
 

@@ -4,6 +4,7 @@ With a decay of 0.999 an average takes a thousandth of the difference to the wei
 """
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +23,13 @@ from ampcompare.training.precision.base import owned_params
 
 WRITES = (
     (Tensor, "add_"),
+    (Tensor, "sub_"),
+    (Tensor, "__iadd__"),
+    (Tensor, "__isub__"),
     (Tensor, "lerp_"),
     (Tensor, "copy_"),
     (torch, "_foreach_add_"),
+    (torch, "_foreach_sub_"),
     (torch, "_foreach_lerp_"),
 )
 STEPS = 16  # behind which an average that has moved nowhere is one that stands still
@@ -59,15 +64,16 @@ class AverageWatch:
 
     def _look_behind_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)
-        first = target[0] if isinstance(target, list | tuple) and target else target
-        if isinstance(first, Tensor) and first.dtype in HALF_DTYPES:
-            given = args[0] if args else kwargs.get("end", kwargs.get("other"))
-            given = given[0] if isinstance(given, list | tuple) and given else given
-            self._look_at_average(name, first, given)
+        given = args[0] if args else kwargs.get("end", kwargs.get("other"))
+        are_lists = isinstance(target, list | tuple) and isinstance(given, list | tuple)
+        pairs = zip(target, given, strict=False) if are_lists else [(target, given)]
+        for one, other in itertools.islice(pairs, MAX_TENSORS):
+            if isinstance(one, Tensor) and one.dtype in HALF_DTYPES:
+                self._look_at_average(name, one, other)
         return result
 
     def _look_at_average(self, name: str, target: Tensor, given: Any) -> None:
-        """Follow what is written to one tensor by others of its shape, such as weights."""
+        """Follow what is written to one tensor by others of its shape: weights, or their difference to it."""
         is_weights = isinstance(given, Tensor) and given.shape == target.shape and given.is_floating_point()
         if not is_weights or target.requires_grad:
             return
@@ -86,7 +92,7 @@ class AverageWatch:
             given = self._find_weights_like(target)
         share = 0.0 if given is None else known.share_at_rest(target, given)
         place = str(user_location())
-        if share >= MOST and place not in self._noted:
+        if share >= MOST and place not in self._noted and not self._is_stepped(target):
             self._noted.add(place)
             steps = self._rows.num_steps - known.first_step
             self._rows.add_remark(
@@ -94,6 +100,11 @@ class AverageWatch:
                 f"{format_rough_percent(1 - share)} % of its elements that differ from what is averaged, as "
                 f"rounding loses what is added; keep it in fp32 ({place})"
             )
+
+    def _is_stepped(self, target: Tensor) -> bool:
+        """Return whether a tensor is the `data` of weights, which a script may also write by hand."""
+        owned = (param for optimizer in list(self._seen) for param in owned_params(optimizer))
+        return any(param.data_ptr() == target.data_ptr() for param in owned)
 
     def _find_weights_like(self, target: Tensor) -> Tensor | None:
         """Return weights of the shape of an average that an optimizer steps."""
@@ -111,9 +122,12 @@ class _WatchedAverage:
         self._before = _leading_elements(target).clone()
 
     def share_at_rest(self, target: Tensor, given: Tensor) -> float:
-        """Return the share of elements that are what they were, of those that differ from what is averaged."""
+        """Return the share of elements that are what they were, of those that differ from what is averaged.
+
+        `given` is what is averaged, or its difference to the average: where that is 0, nothing is due.
+        """
         now, weights = _leading_elements(target), _leading_elements(given)
-        differs = weights.to(now.dtype) != now
+        differs = (weights.to(now.dtype) != now).logical_and_(weights != 0)
         count = int(differs.sum())
         return int((differs & (now == self._before)).sum()) / count if count >= len(now) / 2 else 0.0
 

@@ -84,7 +84,7 @@ class LostDecay:
                 self._rows.add_remark(
                     f"the weight decay of {kind} does nothing at its present rate: it multiplies {dtype_name(held[0])} "
                     f"weights by {1 - rate * decay:.9g}, which rounding turns back into what they were; keep the "
-                    "weights, or masters of them, in fp32"
+                    f"weights, or masters of them, in fp32 ({user_location()})"
                 )
 
 

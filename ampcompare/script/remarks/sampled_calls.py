@@ -22,7 +22,8 @@ class SampledCalls:
     def __init__(self, steps: OptimizerSteps, events: Subscriptions) -> None:
         self._steps = steps
         self._events = events
-        self._sampled: list[tuple[Any, str, Around]] = []
+        # the last is the one that was given, which the third calls outside of steps
+        self._sampled: list[tuple[Any, str, Around, Around]] = []
         self._window: Subscriptions | None = None  # of the steps that are watched
         steps.before_first(self._begin)
         steps.after(self._end_step)
@@ -30,13 +31,16 @@ class SampledCalls:
 
     def watch(self, owner: Any, name: str, around: Around) -> None:
         """Let calls of `owner.name` in watched steps go to `around(inner, *args, **kwargs)`."""
-        self._sampled.append((owner, name, self._outside_of_steps(around)))
+        outside = self._outside_of_steps(around)
+        self._sampled.append((owner, name, outside, around))
         if self._window is not None:
-            self._window.wrap(*self._sampled[-1])
+            self._window.wrap(owner, name, outside)
 
     def watch_always(self, owner: Any, name: str, around: Around) -> None:
-        """Let all calls go there from now on; `watch` no longer applies to this function."""
-        self._sampled = [one for one in self._sampled if one[:2] != (owner, name)]
+        """Let all calls go there from now on, where `watch` has let some go; others that watch the function stay."""
+        self._sampled = [
+            one for one in self._sampled if not (one[0] is owner and one[1] == name and one[3] is around)
+        ]
         was_open = self._window is not None
         self._close()
         if was_open:
@@ -62,8 +66,8 @@ class SampledCalls:
 
     def _open(self) -> None:
         self._window = Subscriptions(Layer.RECORD)
-        for owner, name, around in self._sampled:
-            self._window.wrap(owner, name, around)
+        for owner, name, outside, _ in self._sampled:
+            self._window.wrap(owner, name, outside)
 
     def _close(self) -> None:
         if self._window is not None:

@@ -175,6 +175,19 @@ def test_a_weight_decay_that_does_nothing_is_named(
     assert [text.partition(" at ")[0] for text in found] == [
         "the weight decay of AdamW does nothing"
     ] * is_lost
+    assert all("test_remarks.py:" in text for text in found)
+
+
+def test_a_sum_leaves_others_their_watch(behind: Any) -> None:
+    """All additions are looked at from the second one to a sum on, and those to an average are still seen."""
+    total, average = torch.zeros((), dtype=torch.bfloat16), torch.ones(4, 8, dtype=torch.bfloat16)
+
+    def add(model: nn.Module, loss: Tensor, step: int) -> None:
+        total.add_(loss)
+        average.add_(model.weight.detach(), alpha=1e-6)  # type: ignore[arg-type]
+
+    found = _remarks(behind, add, model=_linear(torch.bfloat16))
+    assert [text.partition(":")[0] for text in found] == ["an average in bf16 stands still"]
 
 
 @pytest.mark.parametrize(

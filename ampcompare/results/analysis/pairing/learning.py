@@ -55,11 +55,9 @@ def _rule_that_shows_idle(record: RunRecord) -> tuple[str, str]:
         and len(record.trace.losses) >= MIN_POINTS
         and not _has_loss_fallen(record.trace.losses)
     ):
-        first, later = _first_and_last_third(record.trace.losses)
-        return (
-            "loss",
-            f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}",
-        )
+        first, later = map(statistics.median, _first_and_last_third(record.trace.losses))
+        what = "fell by no more than its noise" if later < first else "did not fall"
+        return "loss", f"the loss {what}, {first:.3g} to {later:.3g}"
     return "", ""
 
 

@@ -89,6 +89,14 @@ def test_a_rising_loss_and_a_short_one() -> None:
     assert why_run_is_idle(_with_losses(make_record(), rising[:14])) == ""
 
 
+def test_a_loss_that_is_lower_by_chance_is_called_so() -> None:
+    """Its ends are in the reason, so that this does not say that the lower one is higher."""
+    noise = [5.0, 6.5, 5.5, 6.0, 5.8] * 6
+    losses = [one - step / 1000 for step, one in enumerate(noise)]
+    why = why_run_is_idle(_with_losses(make_record(), losses))
+    assert why == "the loss fell by no more than its noise, 5.79 to 5.77"
+
+
 def test_a_loss_that_is_lower_at_the_end_fell() -> None:
     """Though so few and uneven losses show no trend; without the difference they show that there is none."""
     early, late = [6.0, 10.0] * 5, [4.5, 7.5] * 5
