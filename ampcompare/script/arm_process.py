@@ -25,7 +25,7 @@ from ampcompare.base.rank_marks import mark_output_with_rank
 from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.results.records.run import SeedCall
+from ampcompare.results.records.run import SeedCall, lost_statistics_text
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.first_weights import FirstWeights
 from ampcompare.script.ledger import ScriptLedger
@@ -33,8 +33,8 @@ from ampcompare.script.process import child_processes
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.script.process.target import Target
-from ampcompare.script.recording.recorder import Recorder, Rows
-from ampcompare.script.remarks.lost_statistics import layers_with_lost_statistics
+from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch
 from ampcompare.script.seeding import SeedWatch
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.stderr import say_once
@@ -132,8 +132,10 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
             rows.recorder.call_before_close(UsedInputsRecorder(Path(cell), base).record_used_inputs)
-            rows.recorder.call_before_close(functools.partial(_record_lost_statistics, rows.recorder))
         if rows is not None:
+            statistics = LostStatisticsWatch()
+            statistics.follow(Subscriptions(Layer.RECORD))  # until the process ends
+            rows.recorder.call_before_close(functools.partial(_record_lost_statistics, rows, statistics))
             # Before the watch, which may end the script at a row.
             under = "" if arm.is_as_written else str(arm)
             _ledgers.append(
@@ -172,9 +174,12 @@ def _guard_mode_under_arm(arm: Arm, guards: str) -> str:
     return guards if arm.spec.calls_apex or (arm.is_as_written and not is_measured) else "off"
 
 
-def _record_lost_statistics(recorder: Recorder) -> None:
-    if lost := layers_with_lost_statistics():
-        recorder.add_row({"kind": "lost_statistics", "layers": lost})
+def _record_lost_statistics(rows: Rows, watch: LostStatisticsWatch) -> None:
+    """Record the layers that have lost their statistics, and print them where no table will."""
+    if lost := watch.find_lost_layers():
+        rows.recorder.add_row({"kind": "lost_statistics", "layers": lost})
+        if CELL_FOLDER not in os.environ:
+            say_once(lost_statistics_text(lost))
 
 
 def _begin_from_stored_weights(file: Path, prepared: PreparedProcess) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from ampcompare.base.formatting import format_few_names
 from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.results.records.document import (
     SCHEMA,
@@ -316,6 +317,14 @@ class ScriptFacts(FrozenRecord):
         description="step of the last digit that was printed, of each metric that was read from the output",
     )
     seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
+
+
+def lost_statistics_text(layers: Sequence[str]) -> str:
+    """Return what has happened to layers whose running statistics are not finite, in words."""
+    return (
+        f"running statistics of {format_few_names(layers)} are not finite, though the weights are: a forward pass "
+        "overflowed, and a step that is skipped keeps what that has written there"
+    )
 
 
 class RunRecord(ShownInNotebook, FrozenRecord):

@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.patches import Points, Subscriptions
+
 STATISTICS = ("running_mean", "running_var")
+MAX_OPTIMIZERS = 16  # at which layers are looked for; a script may make one for each task
 
 
-@torch.no_grad()
-def layers_with_lost_statistics() -> list[str]:
-    """Return the layers of the script that have running statistics which are not finite, and finite weights."""
+class LostStatisticsWatch:
+    """Knows layers with running statistics, also those of a model that its function has left."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[str, nn.Module]] = {}  # by identity: kept, so that they live to the end
+        self._num_optimizers = 0
+
+    def follow(self, events: Subscriptions) -> None:
+        """Begin to keep the layers that are there when an optimizer is made."""
+        events.wrap(*Points.MAKE_OPTIMIZER, self._keep_layers)
+
+    def _keep_layers(self, inner: Any, made: Any, *args: Any, **options: Any) -> Any:
+        result = inner(made, *args, **options)
+        self._num_optimizers += 1
+        if self._num_optimizers <= MAX_OPTIMIZERS:
+            self._layers = _layers_with_statistics() | self._layers
+        return result
+
+    @torch.no_grad()
+    def find_lost_layers(self) -> list[str]:
+        """Return the layers whose running statistics are not finite, though their weights are."""
+        layers = _layers_with_statistics() | self._layers  # names are those of the first look
+        return sorted(name for name, layer in layers.values() if _has_lost_statistics(layer))
+
+
+def _layers_with_statistics() -> dict[int, tuple[str, nn.Module]]:
+    """Return the layers of the process that have running statistics, with their names, by identity."""
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     inner = {id(part) for module in modules for part in module.children()}
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, nn.Module]] = {}
     for module in modules:
         if id(module) in inner:
             continue
         for name, part in module.named_modules():
-            if _has_lost_statistics(part):
+            if next(_running_statistics_of(part), None) is not None:
                 kind = type(part).__name__
-                found[id(part)] = f"{name} ({kind})" if name else kind
-    return sorted(found.values())
+                found[id(part)] = (f"{name} ({kind})" if name else kind), part
+    return found
 
 
 def _has_lost_statistics(module: nn.Module) -> bool:

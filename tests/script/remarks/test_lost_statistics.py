@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.script.arm_process import _record_lost_statistics
-from ampcompare.script.recording.recorder import Recorder
+from ampcompare.script.recording.recorder import Recorder, Rows
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
-from ampcompare.script.remarks.lost_statistics import layers_with_lost_statistics
+from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch
 
 
 def test_layers_with_finite_weights_and_other_statistics_are_named() -> None:
@@ -21,9 +22,9 @@ def test_layers_with_finite_weights_and_other_statistics_are_named() -> None:
         lost[2]["norm"](torch.full((4, 2), torch.inf))
         diverged[1](torch.full((4, 2), torch.inf))
         diverged[1].weight.fill_(torch.nan)
-    assert layers_with_lost_statistics() == ["2.norm (BatchNorm1d)"]
+    assert LostStatisticsWatch().find_lost_layers() == ["2.norm (BatchNorm1d)"]
     lost[2]["norm"].reset_running_stats()
-    assert layers_with_lost_statistics() == []
+    assert LostStatisticsWatch().find_lost_layers() == []
 
 
 def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
@@ -33,15 +34,31 @@ def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
     lost.running_var.fill_(torch.inf)
     recorder = Recorder(str(path), {"format": FORMAT, "schema": SCHEMA})
     recorder.add_row({"kind": "step", "optimizer": 0, "step": 0, "applied": False, "seconds": None})
-    _record_lost_statistics(recorder)
+    _record_lost_statistics(Rows(recorder), LostStatisticsWatch())
     recorder.close(0, None)
     assert read_rows(path).facts().lost_statistics == ["BatchNorm1d"]
     assert read_exec_record(path).ended is not None
+
+
+def test_a_model_that_its_function_has_left_is_known() -> None:
+    """As of a script whose training is in `main()`, which is over when it is looked for."""
+    events = Subscriptions(Layer.RECORD)
+    watch = LostStatisticsWatch()
+    watch.follow(events)
+
+    def main() -> None:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        torch.optim.SGD(model.parameters(), 0.1)
+        model[1](torch.full((4, 2), torch.inf))
+
+    main()
+    events.end()
+    assert watch.find_lost_layers() == ["1 (BatchNorm1d)"]
 
 
 def test_layers_without_statistics_are_none() -> None:
     kept = nn.BatchNorm1d(2, track_running_stats=False)
     masked = nn.Linear(2, 2)
     masked.register_buffer("mask", torch.full((2, 2), -torch.inf))
-    assert layers_with_lost_statistics() == []
+    assert LostStatisticsWatch().find_lost_layers() == []
     assert kept is not masked

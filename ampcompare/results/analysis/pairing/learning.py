@@ -9,13 +9,12 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.pairing.comparability import incomparable_quality_verdict
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
 from ampcompare.results.analysis.pairing.scores import is_score, metric_of_runs
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import RunRecord, lost_statistics_text
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.script import LOSS
 
@@ -242,6 +241,9 @@ def divergence_cause(records: Sequence[RunRecord]) -> str:
 def _divergence_cause_of_run(record: RunRecord) -> str:
     summary = record.summary
     optimizer = record.config.recipe.optimizer
+    lost = [] if record.script is None else record.script.lost_statistics
+    if lost and summary.diverged_step:  # its losses were finite up to there
+        return f"{lost_statistics_text(lost)} ({NAN})"
     if summary.first_nonfinite_loss_step == 0:
         return f"the loss is not finite before the first update ({NAN})"
     if (
@@ -254,12 +256,8 @@ def _divergence_cause_of_run(record: RunRecord) -> str:
     ):
         name = "AdamW" if optimizer.name == "adamw" else "Adam"
         return f"{name}'s eps of {optimizer.eps:.0e} is 0 in fp16 ({EPS})"
-    if record.script is not None and record.script.lost_statistics:
-        layers = format_few_names(record.script.lost_statistics)
-        return (
-            f"running statistics of {layers} are not finite, though the weights are: a forward pass overflowed, and a "
-            f"step that is skipped keeps what that has written there ({NAN})"
-        )
+    if lost:
+        return f"{lost_statistics_text(lost)} ({NAN})"
     scale = summary.final_loss_scale
     if scale is not None and math.isfinite(scale) and scale < 1 and summary.skipped_steps:
         return f"gradients overflow at any loss scale, down to {scale:.3g} ({NAN})"

@@ -124,6 +124,23 @@ def test_lost_statistics_are_a_proven_cause(runs: Any) -> None:
     )
 
 
+def test_lost_statistics_count_before_a_first_loss_that_is_not_finite(runs: Any) -> None:
+    """The step of that loss was skipped, and the losses behind it were finite."""
+    script = ScriptFacts(lost_statistics=["1 (BatchNorm1d)"])
+    lost = [
+        one.model_copy(
+            update={
+                "script": script,
+                "summary": one.summary.model_copy(update={"first_nonfinite_loss_step": first}),
+            }
+        )
+        for first, one in enumerate(runs("native:fp16", FP32[:2], status="diverged"))
+    ]
+    assert any(
+        "running statistics of 1 (BatchNorm1d)" in line for line in compare(runs("fp32", FP32), lost).headline
+    )
+
+
 def with_adam(records: Sequence[RunRecord], **values: Any) -> list[RunRecord]:
     found = []
     for record in records:
