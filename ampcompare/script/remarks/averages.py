@@ -64,7 +64,7 @@ class AverageWatch:
 
     def _look_behind_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)
-        given = args[0] if args else kwargs.get("end", kwargs.get("other"))
+        given: Any = args[0] if args else kwargs.get("end", kwargs.get("other"))
         are_lists = isinstance(target, list | tuple) and isinstance(given, list | tuple)
         pairs = zip(target, given, strict=False) if are_lists else [(target, given)]
         for one, other in itertools.islice(pairs, MAX_TENSORS):

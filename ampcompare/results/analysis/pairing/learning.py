@@ -55,8 +55,9 @@ def _rule_that_shows_idle(record: RunRecord) -> tuple[str, str]:
         and not _has_loss_fallen(record.trace.losses)
     ):
         first, later = map(statistics.median, _first_and_last_third(record.trace.losses))
-        what = "fell by no more than its noise" if later < first else "did not fall"
-        return "loss", f"the loss {what}, {first:.3g} to {later:.3g}"
+        begin, end = f"{first:.3g}", f"{later:.3g}"
+        what = "fell by no more than its noise" if later < first and begin != end else "did not fall"
+        return "loss", f"the loss {what}, {begin} to {end}"
     return "", ""
 
 
