@@ -12,15 +12,15 @@ from tests.cli.conftest import Call
 from tests.script.replay.steps import CONVOLUTIONS
 
 
-def _keep(python: Any, folder: Path, step: int) -> Any:
-    """Keep a step of the script in its folder; `exec` changes the process that it runs in."""
-    (folder / "train.py").write_text(CONVOLUTIONS)
+def _keep(python: Any, folder: Path, step: int, script: str = CONVOLUTIONS) -> Any:
+    """Keep a step of a script in its folder; `exec` changes the process that it runs in."""
+    (folder / "train.py").write_text(script)
     words = ["-m", "ampcompare", "exec", "--capsule", str(step), "train.py"]
     return python.run(words, folder, dict(os.environ))
 
 
-def _capsule(python: Any, folder: Path) -> Path:
-    done = _keep(python, folder, 2)
+def _capsule(python: Any, folder: Path, script: str = CONVOLUTIONS) -> Path:
+    done = _keep(python, folder, 2, script)
     assert done.returncode == 0, done.stderr
     assert "step 2 is in capsule.pt (0.0 MB)" in done.stderr
     return folder / "capsule.pt"
@@ -57,6 +57,21 @@ def test_a_compiled_model_is_judged_as_a_whole(
     (found,) = json.loads(done.out)
     assert (done.code, found["answer"], found["modules"], found["unjudged"]) == (0, "noise", 2, {}), found
     assert [one["module"] for one in found["errors"]] == ["Net", "CrossEntropyLoss", "(SGD)"]
+
+
+@pytest.mark.slow
+def test_inductor_draws_the_dropout_of_torch(
+    call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = CONVOLUTIONS.replace("self.head(", "nn.functional.dropout(self.head(").replace(
+        ".mean(1))", ".mean(1)), 0.3)"
+    )
+    assert script.count("dropout") == 1
+    capsule = _capsule(forked_python, tmp_path, script)
+    done = call("replay", str(capsule), "--json", "--change", "compile=inductor")
+    (found,) = json.loads(done.out)
+    assert (done.code, found["answer"], found["unjudged"]) == (0, "noise", {}), found
 
 
 @pytest.mark.slow

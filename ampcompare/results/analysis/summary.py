@@ -56,7 +56,7 @@ from ampcompare.results.records.comparison import (
     SampleComparison,
 )
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import RECORDER_RUN, RunRecord
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.script import LOSS
 
@@ -120,7 +120,7 @@ def summarize(
         reference=reference,
         seeds=sorted({record.config.recipe.seed for record in records}),
         order=list(order),
-        environment=next((record.environment for record in records if record.status != "failed"), {}),
+        environment=_environment_of_records(records),
         reading=[],
         excluded=excluded,
         only_copies=only_copies,
@@ -164,6 +164,18 @@ class UndecidedRow:
     survivors: tuple[int, int] | None = None
     updates: tuple[float, float] | None = None
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
+
+
+def _environment_of_records(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return that of the first run that has one: of one here, if there is any, rather than of one in a stack."""
+    ran = [record for record in records if record.status != "failed"]
+    own = [record for record in ran if record.config.stack is None]
+    first = next(iter(own or ran), None)
+    return (
+        {}
+        if first is None
+        else {name: value for name, value in first.environment.items() if name != RECORDER_RUN}
+    )
 
 
 def decided_rows(

@@ -52,6 +52,7 @@ OLDER_FIELDS = {
     for of in ("final", "best", "last_mean")
 }
 OLDER_NAMES = frozenset({*OLDER_FIELDS, "top5_final"})
+RECORDER_RUN = "recorder_run"  # in the environment of a record: which run of the recorder it was made of
 PARTS = 5  # the tail is the last of so many
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from ampcompare.base.formatting import printable_line
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import RECORDER_RUN, RunRecord
 from ampcompare.results.report.document import Cell, Column, Table
 
 FIRST = ("python", "torch", "cuda", "cudnn", "device", "device_name", "apex", "apex_kernels", "ampcompare")
-NO_PART = ("exit_code", "recorder_run", "cuda_build", "machine", "numpy", "OMP_NUM_THREADS")
+NO_PART = ("exit_code", RECORDER_RUN, "cuda_build", "machine", "numpy", "OMP_NUM_THREADS")
 HERE = "here"
 NONE = "-"
 MAX_WORDS = 80
@@ -23,7 +23,7 @@ def stack_table(comparison: Comparison) -> Table | None:
     arms: dict[str, list[str]] = {}
     for record in comparison.records:
         # else they are those of the command
-        if record.status != "failed" or "recorder_run" in record.environment:
+        if record.status != "failed" or RECORDER_RUN in record.environment:
             name = _stack_name(record)
             found.setdefault(name, {}).update(_stack_facts(record))
             arms.setdefault(name, [])

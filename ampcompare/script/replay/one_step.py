@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import math
 import os
@@ -1285,7 +1286,7 @@ def change_setting(name: str, value: str) -> None:
     """Change a setting of this process.
 
     Args:
-        name: one of `threads`, `onednn`, `deterministic`, `denormals`, `tf32`, `sdpa`; `compile` changes no setting.
+        name: one of `threads`, `onednn`, `deterministic`, `denormals`, `tf32`, `sdpa`, `compile`.
         value: as `replay --change NAME=VALUE` has it.
 
     Raises:
@@ -1312,7 +1313,12 @@ def change_setting(name: str, value: str) -> None:
                 switch(key == value)
             elif key == value:
                 raise StepRefused("torch %s has no attention backend %s" % (torch.__version__, value))
-    elif name != "compile":
+    elif name == "compile":
+        if value == "inductor":
+            # Else its kernels draw dropout by themselves, and every module with one is another.
+            config = importlib.import_module("torch._inductor.config")
+            config.fallback_random = True  # type: ignore[attr-defined]
+    else:
         raise StepRefused("there is no setting %s" % name)
 
 

@@ -53,3 +53,10 @@ def test_another_torch_of_a_stack_is_what_is_compared() -> None:
 
 def test_one_environment_has_no_table() -> None:
     assert stack_table(make_comparison([make_record("fp32", seed) for seed in range(2)])) is None
+
+
+def test_the_environment_of_a_report_is_the_one_here() -> None:
+    here = [make_record("fp32", seed) for seed in range(2)]
+    there = [_of_stack(record, torch="1.13.1", recorder_run="5d3f") for record in here]
+    assert make_comparison([*there, *here]).environment == here[0].environment
+    assert make_comparison(there).environment == {**here[0].environment, "torch": "1.13.1"}

@@ -61,13 +61,12 @@ from ampcompare.experiment.launch.script.launcher import (
 )
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
-from ampcompare.results.records.run import EngineInfo, RunRecord, dump_json, read_record
+from ampcompare.results.records.run import RECORDER_RUN, EngineInfo, RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import StackConfig
 
 TEMPLATE = Path(__file__).parents[3] / "script" / "recording" / "recorder.py.txt"
-RUN = "recorder_run"  # in the environment of a record: which run of the recorder it was made of
 MAX_SHOWN = 400
 # of this one, not of the stack
 OTHER_PYTHON = ("PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
@@ -546,7 +545,7 @@ def record_with_stack(
     told = {name: value for name, value in told.items() if name not in ("host", "no_torch")}
     if "apex_kernels" in told:
         told["apex_kernels"] = " ".join(told["apex_kernels"])
-    environment = {**told, **rows.setup.get("device", {}), **code, RUN: rows.header.get("run")}
+    environment = {**told, **rows.setup.get("device", {}), **code, RECORDER_RUN: rows.header.get("run")}
     engine = None
     if apex := header.get("apex"):
         engine = EngineInfo(name="nvidia", version=str(apex), reason="the genuine Apex of the stack")
@@ -582,7 +581,7 @@ def make_record_of_recorded_cell(
     if run is None or rows.ended is None or rows.ended.get("exit_code") != 0 or not rows.steps:
         return
     with contextlib.suppress(Exception):  # one that cannot be read is no reason to leave this one out
-        if read_record(folder / CellFile.RECORD).environment.get(RUN) == run:
+        if read_record(folder / CellFile.RECORD).environment.get(RECORDER_RUN) == run:
             return
     wrong = [name for name, there, here in (
         ("script", rows.header.get("sha256"), config.script.sha256),

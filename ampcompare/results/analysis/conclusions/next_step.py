@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.base.formatting import format_ranges
+from ampcompare.base.secrets import hide_secrets_in_words
 from ampcompare.results.analysis.conclusions.phrases import names_text
 from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
@@ -97,13 +98,15 @@ def _steps_after_failure(
 
 
 def _step_in_foreground(record: RunRecord) -> NextStep:
-    """Return how to see a script fail."""
-    script = record.config.script
+    """Return how to see a script fail; in a stack without the options that its recorder has not."""
+    script, stack = record.config.script, record.config.stack
     assert script is not None
     seed = record.config.recipe.seed
-    words = ["ampcompare", "exec", "--arm", record.config.arm, "--seed", str(seed)]
+    words = ["ampcompare", "exec"]
+    words += ["--stack", shlex.join(hide_secrets_in_words(shlex.split(stack.text())))] if stack else []
+    words += ["--arm", record.arm, "--seed", str(seed)]
     words += ["--shift-seeds", script.shift_seeds] if script.shift_seeds else []
-    words += ["--device", "cpu"] if record.config.device == "cpu" else []
+    words += ["--device", "cpu"] if record.config.device == "cpu" and stack is None else []
     words += ["--compat-torch"] if script.compat_torch else []
     words += ["-m"] if script.is_module else []
     arguments = script.arguments_for(seed, record.config.arm, Path("by-hand"))

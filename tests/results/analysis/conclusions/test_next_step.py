@@ -8,6 +8,7 @@ import pytest
 
 from ampcompare.cli.compare_command import command as compare
 from ampcompare.cli.doctor_command import command as doctor
+from ampcompare.cli.exec_command import command as exec_
 from ampcompare.cli.explain_command import command as explain
 from ampcompare.experiment.launch.script.launcher import failed_script_record
 from ampcompare.results.analysis.conclusions.next_step import TypedCommand
@@ -17,9 +18,10 @@ from ampcompare.results.records.comparison import Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
+from ampcompare.settings.stack import parse_stacks
 from ampcompare.testing import make_comparison, make_record
 
-COMMANDS = {"compare": compare, "doctor": doctor, "explain": explain}
+COMMANDS = {"compare": compare, "doctor": doctor, "exec": exec_, "explain": explain}
 TYPED = "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r"
 FP32 = [500, 520, 490, 510, 505]
 OPEN = [510, 511, 503, 498, 517]
@@ -70,6 +72,20 @@ def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
     assert [step.command for step in comparison.next_steps if "exec" in step.command] == [
         "ampcompare exec --arm apex:O1 --seed 0 --device cpu train.py -x 0"
     ]
+
+
+def test_a_script_that_failed_in_a_stack_is_run_there() -> None:
+    """Its recorder takes no device."""
+    record = of_script("script", 0, "KeyError: 1", 1)
+    stack = parse_stacks({"old": "conda run -n apex"})["old"]
+    config = record.config.model_copy(update={"stack": stack})
+    of_stack = record.model_copy(update={"config": config, "arm": "script@old"})
+    comparison = make_comparison([of_stack, of_script("fp32", 0, "KeyError: 1", 1)], command=TYPED)
+    commands = [step.command for step in comparison.next_steps if "exec" in step.command]
+    assert commands[0] == (
+        "ampcompare exec --stack 'old=conda run -n apex python' --arm script@old --seed 0 train.py -x 0"
+    )
+    assert all(works(step) for step in comparison.next_steps)
 
 
 CASES: list[dict[str, Any]] = [
