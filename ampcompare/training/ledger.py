@@ -32,7 +32,7 @@ from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, rate_of
-from ampcompare.training.precision.half import COMPENSATION
+from ampcompare.training.precision.stepped_weights import COMPENSATION
 
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks

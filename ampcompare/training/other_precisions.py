@@ -20,7 +20,7 @@ from ampcompare.training.checkpoint.capture import random_states_restored
 from ampcompare.training.evaluate import EvaluationResult, Extra
 from ampcompare.training.precision.base import Precision, Prepared
 from ampcompare.training.precision.cpu_half import choose_cpu_half
-from ampcompare.training.precision.half import cast_model
+from ampcompare.training.precision.half_casts import cast_model
 from ampcompare.training.session import Session
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}

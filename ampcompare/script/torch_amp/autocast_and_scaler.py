@@ -24,7 +24,7 @@ from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision import keep_fp32
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
-from ampcompare.training.precision.half import hold_state_in_type
+from ampcompare.training.precision.optimizer_state import hold_state_in_type
 
 SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
-from ampcompare.training.precision.half import step_seed
+from ampcompare.training.precision.stochastic_rounding import step_seed
 
 
 @dataclass(frozen=True)

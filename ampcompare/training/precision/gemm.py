@@ -19,10 +19,10 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.products import hide_operations, watching_modes
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, make_precision
-from ampcompare.training.precision.half import step_seed
 from ampcompare.training.precision.keep_fp32 import ids_of_kept_modules
 from ampcompare.training.precision.linear_products import BF16, LayerFormats, LinearProducts, ProductRounding
 from ampcompare.training.precision.replaced_forward import ReplacedForward
+from ampcompare.training.precision.stochastic_rounding import step_seed
 from ampcompare.training.precision.torchao_products import TorchaoProducts, has_mxfp8_kernel
 
 MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)

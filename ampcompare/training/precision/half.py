@@ -9,24 +9,21 @@ do not outlive it.
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.backward import run_backward
-from ampcompare.base.tensors.lists import copy_tensors_by_dtype, group_tensors_by_type
+from ampcompare.base.tensors.lists import group_tensors_by_type
 from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, next_scale_and_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
-from ampcompare.base.tensors.tree import cast_floating_tensors
-from ampcompare.training.parallel.replication import average_over_ranks_in, note_reduction_type
+from ampcompare.training.parallel.replication import note_reduction_type
 from ampcompare.training.precision.base import (
     FixedOutcome,
     LateOutcomes,
@@ -36,250 +33,21 @@ from ampcompare.training.precision.base import (
     applied_outcome,
     owned_params,
 )
+from ampcompare.training.precision.half_casts import cast_model
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
-from ampcompare.training.precision.replaced_forward import ReplacedForward
+from ampcompare.training.precision.optimizer_state import hold_state_in_type
+from ampcompare.training.precision.stepped_weights import (
+    COMPENSATION,
+    Fp32CopiesPerStep,
+    MastersWithFp32Gradients,
+    MasterWeights,
+    OptimizerWeights,
+)
+from ampcompare.training.precision.stochastic_rounding import StochasticRounding
 
-CASTS = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16, torch.float64: Tensor.double}
-COMPENSATION = "compensation"
 MIN_SCALE = 1.0
 # On a CPU reading a flag is free, and arithmetic on tensors costs more than on Python floats.
 _DEVICE_TYPES = frozenset({"cuda"})
-LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
-
-
-def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
-    """Cast the parameters and buffers of `model` in place, and from now on its inputs and outputs.
-
-    Float64 is for an evaluation. `bn_fp32` keeps the weights and statistics of batch norm in fp32.
-    """
-    cast_weights(model, dtype, bn_fp32=bn_fp32)
-    _CastForward(model, model.forward, dtype).install()
-
-
-def cast_weights(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
-    """Cast the parameters and buffers of `model` in place; the arguments are those of `cast_model`."""
-    model.to(dtype)
-    if bn_fp32:
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                module.float()
-    # what a script has set by `grad_dtype` of torch 2.13 is the arm's to decide
-    for param in model.parameters():
-        if getattr(param, "grad_dtype", param.dtype) is not param.dtype:
-            param.grad_dtype = param.dtype
-
-
-class _CastForward(ReplacedForward):
-    """Casts what goes into a model to one floating type, and what comes out to fp32."""
-
-    def __init__(self, module: nn.Module, original: Callable[..., Any], dtype: torch.dtype) -> None:
-        super().__init__(module, original)
-        self.dtype = dtype
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        dtype = self.dtype
-        if len(args) == 1 and not kwargs and args[0].__class__ is Tensor:  # the usual call, without recursion
-            value = args[0]
-            if value.dtype is not dtype and value.is_floating_point():
-                value = CASTS[dtype](value)  # twice as fast as `to`, which parses its arguments at each call
-            output = self.original(value)
-        else:
-            output = self.original(
-                *cast_floating_tensors(args, dtype), **cast_floating_tensors(kwargs, dtype)
-            )
-        if output.__class__ is Tensor:
-            return output if output.dtype is torch.float32 else output.float()
-        return cast_floating_tensors(output, torch.float32)
-
-
-def cast_optimizer_state(optimizer: Optimizer) -> None:
-    """Cast the state of an optimizer, if any, to the current dtypes of its parameters."""
-    if optimizer.state:
-        optimizer.load_state_dict(optimizer.state_dict())
-
-
-class _OptimizerWeights:
-    """The weights of the model as they are; what stands in their place overrides these methods."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        cast_optimizer_state(optimizer)
-
-    def add_up_gradients(self) -> None:
-        """Add up the gradients so far, before those of another backward pass come."""
-
-    def take_gradients(self) -> None:
-        """Give what the optimizer steps the gradients of the model."""
-
-    def give_weights(self) -> None:
-        """Give the model the weights of a step."""
-
-    def end_without_step(self) -> None:
-        """End an update whose step is skipped."""
-
-    def weight_master_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Return each weight of the model in whose place the optimizer has another tensor at present, with that."""
-        return []
-
-
-class _MasterWeights(_OptimizerWeights):
-    """fp32 master weights that replace the 16-bit parameters of an optimizer, and the copies between the two.
-
-    Parameters of groups that are added later get masters at the next step.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._params: list[Tensor] = []
-        self._masters: list[Tensor] = []
-        self._num_groups = 0
-        self._make_masters()
-
-    @torch.no_grad()
-    def _make_masters(self) -> None:
-        optimizer = self._optimizer
-        for group in optimizer.param_groups[self._num_groups :]:
-            for index, param in enumerate(group["params"]):
-                if param.dtype is torch.float32:
-                    continue
-                master = param.detach().float().requires_grad_(param.requires_grad)
-                self._params.append(param)
-                self._masters.append(master)
-                group["params"][index] = master
-                if param in optimizer.state:
-                    optimizer.state[master] = optimizer.state.pop(param)
-        self._num_groups = len(optimizer.param_groups)
-
-    def weight_master_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self._params, self._masters, strict=True))
-
-    @torch.no_grad()
-    def take_gradients(self) -> None:
-        if len(self._optimizer.param_groups) != self._num_groups:
-            self._make_masters()
-        narrow: list[Tensor] = []
-        wide: list[Tensor] = []
-        for param, master in zip(self._params, self._masters, strict=True):
-            if param.grad is not None:
-                narrow.append(param.grad)
-                wide.append(torch.empty_like(param.grad, dtype=torch.float32))
-                master.grad, param.grad = wide[-1], None
-        copy_tensors_by_dtype(wide, narrow)
-
-    @torch.no_grad()
-    def give_weights(self) -> None:
-        copy_tensors_by_dtype(self._params, self._masters)
-
-
-class MastersWithFp32Gradients(_MasterWeights):
-    """Masters whose gradients are sums in fp32: that of each micro-batch is added before the next one comes.
-
-    A wrapper for several processes reduces the gradients of the last micro-batch. The sum of the earlier ones, which it
-    left alone under `no_sync`, is reduced here, once, in the type `reduce` or fp32.
-    """
-
-    def __init__(self, optimizer: Optimizer, reduce: torch.dtype | None = None) -> None:
-        super().__init__(optimizer)
-        self._reduce = reduce or torch.float32
-
-    @torch.no_grad()
-    def add_up_gradients(self) -> None:
-        for param, master in zip(self._params, self._masters, strict=True):
-            if param.grad is not None:
-                grad = param.grad.float()
-                master.grad = grad if master.grad is None else master.grad.add_(grad)
-                param.grad = None
-
-    @torch.no_grad()
-    def take_gradients(self) -> None:
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            collected: list[Tensor] = [master.grad for master in self._masters if master.grad is not None]
-            average_over_ranks_in(self._reduce, collected)
-        if len(self._optimizer.param_groups) != self._num_groups:
-            self._make_masters()
-        self.add_up_gradients()
-
-
-class Fp32CopiesPerStep(_OptimizerWeights):
-    """fp32 copies of an optimizer's 16-bit weights, made for each step; its state has `state_dtype` between steps.
-
-    With `kahan` what rounding has cut off is kept as `compensation` in the state of the weight, and the next step
-    begins from the sum of both. That is Kahan's compensated summation of the updates.
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        state_dtype: torch.dtype | None = None,
-        stochastic: StochasticRounding | None = None,
-        kahan: bool = False,
-    ) -> None:
-        self._optimizer = optimizer
-        self._state_dtype = state_dtype
-        self._stochastic = stochastic
-        self._kahan = kahan
-        self._places: list[tuple[list[Tensor], int]] = []
-        self._params: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        self._compensations: list[Tensor | None] = []
-        for group in optimizer.param_groups:
-            for param in group["params"]:
-                _cast_state_of_parameter(optimizer, param, state_dtype or param.dtype)
-
-    def weight_master_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        return list(zip(self._params, self._copies, strict=True))
-
-    @torch.no_grad()
-    def take_gradients(self) -> None:
-        for group in self._optimizer.param_groups:
-            held = group["params"]
-            for index, param in enumerate(held):
-                if param.dtype is not torch.float32 and param.requires_grad:
-                    self._put_fp32_copy(held, index, param)
-
-    def _put_fp32_copy(self, held: list[Tensor], index: int, param: Tensor) -> None:
-        """Put an fp32 copy with the weight's state and gradient in its place in a group of the optimizer."""
-        copy = param.detach().float()
-        entries = self._optimizer.state.pop(param, {})
-        # Out of the optimizer's sight: it takes a state without its own entries for one that it has made.
-        compensation = entries.pop(COMPENSATION, None)
-        if compensation is not None:
-            copy.add_(compensation)
-        if entries:
-            self._optimizer.state[copy] = entries
-            _cast_state_of_parameter(self._optimizer, copy, torch.float32)
-        if param.grad is not None:
-            copy.grad, param.grad = param.grad.float(), None
-        held[index] = copy.requires_grad_()
-        self._places.append((held, index))
-        self._params.append(param)
-        self._copies.append(copy)
-        self._compensations.append(compensation)
-
-    @torch.no_grad()
-    def give_weights(self) -> None:
-        if self._stochastic is not None:
-            self._stochastic.round_into(self._params, self._copies)
-        else:
-            copy_tensors_by_dtype(self._params, self._copies)
-        if self._kahan:
-            for number, (param, copy) in enumerate(zip(self._params, self._copies, strict=True)):
-                if copy.grad is not None:
-                    self._compensations[number] = (copy.detach() - param).to(param.dtype)
-        self.end_without_step()
-
-    def end_without_step(self) -> None:
-        rows = zip(self._places, self._params, self._copies, self._compensations, strict=True)
-        for (held, index), param, copy, compensation in rows:
-            held[index] = param
-            _cast_state_of_parameter(self._optimizer, copy, self._state_dtype or param.dtype)
-            entries = self._optimizer.state.pop(copy, {})
-            if compensation is not None:
-                entries[COMPENSATION] = compensation
-            if entries:
-                self._optimizer.state[param] = entries
-        for kept in (self._places, self._params, self._copies, self._compensations):
-            kept.clear()
 
 
 class Half(Precision):
@@ -342,7 +110,7 @@ class Half(Precision):
         self._outcomes = LateOutcomes()
         self._inverses: dict[torch.device, tuple[float, Tensor]] = {}
         self._optimizers: list[Optimizer] = []
-        self._weights: dict[int, _OptimizerWeights] = {}
+        self._weights: dict[int, OptimizerWeights] = {}
         # overflow flags of the optimizers whose gradients are unscaled
         self._flags: dict[int, list[Tensor]] = {}
 
@@ -366,16 +134,16 @@ class Half(Precision):
             for model in models:
                 cast_model(model, self.half_dtype, bn_fp32=self.bn_fp32)
 
-    def _make_optimizer_weights(self, optimizer: Optimizer) -> _OptimizerWeights:
+    def _make_optimizer_weights(self, optimizer: Optimizer) -> OptimizerWeights:
         if self._collects:
             return MastersWithFp32Gradients(optimizer, self._reduce)
         if self.master_weights:
-            return _MasterWeights(optimizer)
+            return MasterWeights(optimizer)
         if self._is_wide:
             return Fp32CopiesPerStep(
                 optimizer, state_dtype=self.state_dtype, stochastic=self._stochastic, kahan=self._kahan
             )
-        return _OptimizerWeights(optimizer)
+        return OptimizerWeights(optimizer)
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
@@ -595,93 +363,3 @@ def _unscale_and_flag(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     assert isinstance(inverse, Tensor), "a number is for bfloat16"
     torch._amp_foreach_non_finite_check_and_unscale_(grads, flag, inverse.to(device))
     return flag
-
-
-def step_seed(purpose: str, seed: int, step: int) -> int:
-    """Hash to a seed of 63 bits, the same on every machine.
-
-    Every bit depends on `seed` and on `step`: torch's generator for CPUs uses the lower 32 bits and drops the others.
-    """
-    return (
-        int.from_bytes(hashlib.blake2b(f"{purpose}:{seed}:{step}".encode(), digest_size=8).digest(), "little")
-        >> 1
-    )
-
-
-def round_stochastically(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Return fp32 values in bfloat16, each rounded up or down with the probability that keeps its mean.
-
-    A number between two of bfloat16 becomes the upper one with the probability of its distance from the lower one, in
-    units of their gap. The bits that bfloat16 lacks count that distance: a random 16-bit number is added to them, and
-    the carry decides. Numbers that bfloat16 has, infinities and NaN stay what they are.
-    """
-    noise = torch.randint(
-        0, 1 << LOW_BITS, value.shape, dtype=torch.int32, device=value.device, generator=generator
-    )
-    bits = value.contiguous().view(torch.int32)
-    rounded = ((bits + noise) >> LOW_BITS << LOW_BITS).view(torch.float32).reshape(value.shape)
-    return torch.where(value.isfinite(), rounded, value).to(torch.bfloat16)
-
-
-class StochasticRounding:
-    """Rounds lists of weights with its own generators, so that dropout draws the same numbers as without it.
-
-    Ranks of the default process group round alike, whatever their own seeds: the first call takes the state of rank 0,
-    which is `seed` and `rounds`.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.rounds = 0
-        self._generators: dict[torch.device, torch.Generator] = {}
-        self._agreed = False
-
-    def round_into(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Round each fp32 value into its bfloat16 target."""
-        if not self._agreed and targets:
-            self._take_seed_of_rank0(targets[0].device)
-        self.rounds += 1
-        for device in {target.device for target in targets}:
-            generator = self._generators.setdefault(device, torch.Generator(device))
-            generator.manual_seed(step_seed("stochastic rounding", self.seed, self.rounds))
-        for target, value in zip(targets, values, strict=True):
-            target.copy_(round_stochastically(value, self._generators[target.device]))
-
-    def _take_seed_of_rank0(self, device: torch.device) -> None:
-        """Take seed and count of rank 0: weights that are rounded apart would drift apart under equal gradients."""
-        self._agreed = True
-        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            of_first = torch.tensor([self.seed, self.rounds], device=device)
-            distributed.broadcast(of_first, src=0)
-            self.seed, self.rounds = of_first.tolist()
-
-
-def hold_state_in_type(optimizer: Optimizer, dtype: torch.dtype) -> None:
-    """Hold the state of an optimizer in a type between its steps; a step widens it to fp32, and rounds what it leaves.
-
-    Args:
-        optimizer: gets hooks around its step.
-        dtype: of the state of each floating parameter.
-    """
-
-    def cast_all_state(target: torch.dtype) -> None:
-        for param in owned_params(optimizer):
-            if param.is_floating_point():
-                _cast_state_of_parameter(optimizer, param, target)
-
-    optimizer.register_step_pre_hook(lambda *_: cast_all_state(torch.float32))
-    optimizer.register_step_post_hook(lambda *_: cast_all_state(dtype))
-    cast_all_state(dtype)
-
-
-def _cast_state_of_parameter(optimizer: Optimizer, param: Tensor, dtype: torch.dtype) -> None:
-    """Cast the state of a parameter, if any: the floating tensors of its shape, not counts of steps."""
-    state: dict[str, Any] = optimizer.state.get(param, {})
-    for name, value in state.items():
-        if (
-            isinstance(value, Tensor)
-            and value.is_floating_point()
-            and value.shape == param.shape
-            and name != "step"
-        ):
-            state[name] = value.to(dtype)

@@ -23,8 +23,10 @@ from ampcompare.training.precision.base import (
     UnscaleOnce,
     applied_outcome,
 )
-from ampcompare.training.precision.half import Half, cast_weights, hold_state_in_type
+from ampcompare.training.precision.half import Half
+from ampcompare.training.precision.half_casts import cast_weights
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, make_autocast_off_factory
+from ampcompare.training.precision.optimizer_state import hold_state_in_type
 
 
 class _ScaleTracker:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.training.precision.half import cast_model
+from ampcompare.training.precision.half_casts import cast_model
 
 
 class Pair(NamedTuple):

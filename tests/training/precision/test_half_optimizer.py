@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.training.precision.base import Precision, make_precision, owned_params
-from ampcompare.training.precision.half import StochasticRounding, round_stochastically
+from ampcompare.training.precision.stochastic_rounding import StochasticRounding, round_stochastically
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
 
