@@ -16,6 +16,7 @@ from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.find import absolute_path, find_sources, folders_of_repository
 
 STANDARD = sys.stdlib_module_names | {"test"}
+MAX_WAY = 2  # folders, from one above a file down to one that `sys.path` leads to
 MAX_FILES = 2000  # of a project whose imports are read
 # Imports, wherever they stand: a syntax tree takes 20 times as long, 16 s for 2000 files of 500 lines.
 FROM = re.compile(
@@ -90,10 +91,18 @@ class Places:
         )
 
     def leads_to(self, path: Path, root: Path) -> bool:
-        """Return whether a file imports a module that lies below a folder, and in no folder above the file itself."""
-        base = self._base_of(path)
+        """Return whether a file imports a module that lies below a folder, and in no folder above the file itself.
+
+        No folder that is nearer to the file may have such a module: another project has one of the same name.
+        """
+        own, base = absolute_path(path), self._base_of(path)
+        common = Path(os.path.commonpath([own, absolute_path(root)]))
+        if len(absolute_path(root).relative_to(common).parts) > MAX_WAY:
+            return False
+        nearer = list(own.parents)[: list(own.parents).index(common)]
         return any(
-            self._root_above(absolute_path(path).parent, name, base) is None
+            self._root_above(own.parent, name, base) is None
+            and not any(_has_next_to(folder, name.split(".")) for folder in nearer)
             for name in _imported_names(_read(path))
             if _file_of(root, name.split("."))
         )
@@ -217,6 +226,11 @@ def _relative_level(text: str) -> int:
     """Return how many folders the relative imports of a text go up, with its own; 0 without any."""
     modules = [found[1] for found in FROM.finditer(text)]
     return max((len(name) - len(name.lstrip(".")) for name in modules), default=0)
+
+
+def _has_next_to(folder: Path, parts: Sequence[str]) -> bool:
+    """Return whether a folder right below another one has a module."""
+    return any(_file_of(each, parts) for each in folder.glob("*"))
 
 
 def _file_of(root: Path, parts: Sequence[str]) -> Path | None:

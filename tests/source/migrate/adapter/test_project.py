@@ -173,6 +173,23 @@ def test_imports_are_read_in_every_form(tmp_path: Path, importer: str) -> None:
     assert plans == {f"{ADAPTER}.py": (ADAPTER, ["engine/trainer.py"])}
 
 
+def test_a_module_of_the_same_name_in_another_project_is_not_meant(tmp_path: Path) -> None:
+    """The files of a training are spread over folders that only its start script puts on the path."""
+    files = {
+        "a/run/config/events.py": f"import convert\nfrom model.net import Net\n{USE}",
+        "a/run/config/convert.py": "",
+        "a/run/base/model/net.py": "",
+        "b/train.py": f"from model.net import Net\n{USE}{MAIN}",
+        "b/model/net.py": "",
+        "c/d/e/train.py": f"from other import Net\n{USE}{MAIN}",
+        "c/d/e/other.py": "",
+        "f/g.py": f"import h\nimport other\n{USE}",
+        "f/h.py": "",
+    }
+    plans = _plans(tmp_path, files)
+    assert [*plans] == [f"{each}/{ADAPTER}.py" for each in ("a/run/config", "b", "c/d/e", "f")]
+
+
 def test_projects_next_to_each_other_have_adapters_of_their_own(tmp_path: Path) -> None:
     files = {
         f"{one}/{name}": text
