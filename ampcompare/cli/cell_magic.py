@@ -64,8 +64,9 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
     with command.make_context("compare", typed, parent=group) as context:
         asked = command.resolve_options(context)
         assert asked is not None
-        options = compare_options_from_parameters(context.params)
-        options.command = shlex.join(["ampcompare", "compare", *typed])
+        options = compare_options_from_parameters(context.params).with_attributes(
+            command=shlex.join(["ampcompare", "compare", *typed])
+        )
         if run_instead_of_comparison(asked, options, context.params) is not None:
             return None
         outcome = run_comparison(options, observer=None if context.params["quiet"] else NotebookProgress())

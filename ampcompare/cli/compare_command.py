@@ -353,8 +353,11 @@ def compare_options_from_parameters(parameters: dict[str, Any]) -> CompareOption
     options = options_from_parameters(
         CompareOptions, parameters, arms=_arms_from_flags(parameters), budget=budget, sweep=None
     )
-    options.settings, options.sweep = request, tuple(map(parse_varied_setting, parameters["sweep"]))
-    options.strict = parameters["strict"]
+    options = options.with_attributes(
+        settings=request,
+        sweep=tuple(map(parse_varied_setting, parameters["sweep"])),
+        strict=parameters["strict"],
+    )
     if re.fullmatch("[1-9][0-9]*", parameters["seeds"] or "") and not parameters["quiet"]:
         seed = int(parameters["seeds"])
         note_on_stderr(

@@ -78,8 +78,7 @@ def options_from_parameters(
         options = parse_slurm_options(parameters["slurm_options"])
         values["launch"] = LaunchOptions(slurm_options=options, dist_url=parameters.get("dist_url"))
     made: Any = kind(**{**{name: parameters[name] for name in names}, **values})
-    made.command = command_line_as_typed()
-    return cast("Options", made)
+    return cast("Options", made.with_attributes(command=command_line_as_typed()))
 
 
 @contextlib.contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel
 
@@ -107,7 +108,21 @@ class LaunchOptions:
         }
 
 
-class RunOptions:
+class _BuiltOptions:
+    """Options that nobody changes once they are built: what a command adds makes others of them."""
+
+    def with_attributes(self, **attributes: Any) -> Self:
+        """Return these options with some attributes that no parameter of Python's function has.
+
+        Args:
+            attributes: by their names.
+        """
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
+
+
+class RunOptions(_BuiltOptions):
     """All options of `run`: the parameters are those of `ampcompare.run`.
 
     Args:
@@ -176,7 +191,7 @@ class RunOptions:
         return self.output_dir or Path("runs") / f"run-{self.config.digest()}"
 
 
-class CompareOptions:
+class CompareOptions(_BuiltOptions):
     """All options of `compare`: the parameters are those of `ampcompare.compare`.
 
     Args:

@@ -96,6 +96,14 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
     assert unset == {"observer"}
 
 
+def test_options_stay_as_they_are_built() -> None:
+    """What the command adds to options makes others of them."""
+    built = CompareOptions(["fp32", "bf16"])
+    changed = built.with_attributes(strict=True, command="ampcompare compare")
+    assert (built.strict, built.command, changed.strict) == (False, "", True)
+    assert (changed.arms, changed.command) == (built.arms, "ampcompare compare")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
