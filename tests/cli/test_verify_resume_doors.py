@@ -74,7 +74,7 @@ def test_each_arm_resumes_from_its_own_file(call: Any, script: Path) -> None:
     assert result.code == 0, said(result)
     assert said(result).count("  resumes: exact in the 3 steps behind the break") == 2
     result = call(*given, "--arm", "script", "--seeds", "0,1", "--", "train.py")
-    assert (result.code, "--verify-resume runs each arm from one seed, not 2" in said(result)) == (2, True)
+    assert (result.code, "--verify-resume is for one seed of each arm, not 2" in said(result)) == (2, True)
 
 
 def test_ranks_are_refused(call: Any, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.base.errors import LaunchError
 from ampcompare.cli import main
 from ampcompare.experiment import verify
 from ampcompare.experiment.rewrite_comparison import EQUAL
@@ -167,7 +168,7 @@ def test_the_adapter_is_found_where_it_will_lie(has_init: bool, tmp_path: Path) 
 def test_an_adapter_that_no_import_finds_is_no_green_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where its place is wrong, and the script goes on without."""
+    """As where its place is wrong: the import is not tried, so the script ends and the error names it."""
     script = tmp_path / "train.py"
     script.write_text(NESTED["engine/trainer.py"] + "\n\nfit([])\n")
     monkeypatch.setattr(
@@ -175,9 +176,8 @@ def test_an_adapter_that_no_import_finds_is_no_green_verdict(
         "choose_adapter_for_all",
         lambda paths: _placed_elsewhere(choose_adapter_for_all(paths), tmp_path / "elsewhere"),
     )
-    said: list[str] = []
-    assert verify_script(str(script), [], steps=4, say=said.append, how="adapter") == 1
-    assert "its switch for fp16 did not act" in said[-2]
+    with pytest.raises(LaunchError, match=r"No module named 'torch_amp_adapter' \(.*train.py:3\)"):
+        verify_script(str(script), [], steps=4, say=[].append, how="adapter")
 
 
 def _placed_elsewhere(choice: MigrationChoice, folder: Path) -> MigrationChoice:
