@@ -525,8 +525,21 @@ def is_used_as_type(module: Module, node: ast.AST) -> bool:
         if isinstance(outer, ast.Call):
             return last_name(outer.func) in ("isinstance", "issubclass") and below in outer.args[1:]
         if isinstance(outer, (ast.Compare, ast.stmt)):
-            return isinstance(outer, ast.Compare)
+            return isinstance(outer, ast.Compare) or _is_asked_for_by_name(module, outer, below)
     return False
+
+
+def _is_asked_for_by_name(module: Module, statement: ast.AST, value: ast.AST) -> bool:
+    """Return whether a statement gives a tuple of types a name, by which the module only asks for types."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if not isinstance(target, ast.Name) or not isinstance(value, (ast.Tuple, ast.List)):
+        return False
+    uses = [node for node in module.nodes if isinstance(node, ast.Name) and node.id == target.id]
+    calls = [module.parent(node) for node in uses if isinstance(node.ctx, ast.Load)]
+    asks = [
+        isinstance(each, ast.Call) and last_name(each.func) in ("isinstance", "issubclass") for each in calls
+    ]
+    return bool(asks) and all(asks)
 
 
 def _is_option_off(value: ast.expr | None) -> bool:

@@ -36,7 +36,7 @@ REASONS = {
     "Apex has no argument level": INITIALIZE.replace("r)", "r, level=1)  #!") + LOOP + STEP,
     "amp.state_dict with a destination": TRAINING + "amp.state_dict(found)  #!",
     "amp.load_state_dict is not a statement of its own": TRAINING + "done = amp.load_state_dict(found)  #!",
-    "the backward pass runs only if `a`, or if `b` and `c < 3`, and this step always": INITIALIZE
+    "the backward pass runs only if `a`, or if `b` and `c < 3`, and this step in other cases too": INITIALIZE
     + "for x in data:\n    optimizer.zero_grad()\n    loss = model(x)\n"
     + "    if a:\n"
     + INNER

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.adapter.mark import ADAPTER, INNER, OFFERED
+from ampcompare.source.migrate.adapter.mark import ADAPTER, INNER, ITSELF, OFFERED
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.replacement_table import LAYER_OPTIONS, OPTIMIZERS
@@ -245,8 +245,15 @@ def _change_imports(
         if not remove_try_of_imports(edits, hiding, gone):
             edits.insert_above(hiding, dict.fromkeys(line for new in changed.values() for line in new))
     for node, full in names.uses:
-        if adapter_name_of(full) is not None and root_name(node) in roots and isinstance(node, ast.Attribute):
-            edits.replace(_root_node(node), ADAPTER)
+        name = adapter_name_of(full)
+        if name is None or not isinstance(node, ast.Attribute):
+            continue
+        root = _root_node(node)
+        holder = _holder_of(node, name)
+        is_shown = all(each.attr in ITSELF for each in walk(holder) if isinstance(each, ast.Attribute))
+        text = ADAPTER if root_name(node) in roots else root_name(node)
+        if not is_shown or root_name(node) in roots:
+            edits.replace(root if is_shown else holder, text)
 
 
 def _try_hiding_failure(module: Module, statement: ast.stmt) -> ast.Try | None:
@@ -272,6 +279,14 @@ def _replace_with_torch(
     if above is not None and f"{torch}." in edits.inserted_text():
         edits.insert_above(above, [f"import {torch}"])
     return replacements.findings, replaced
+
+
+def _holder_of(node: ast.Attribute, name: str) -> ast.AST:
+    """Return the part of a chain that stands for the module of a name in it; all of it for "", a module itself."""
+    part: ast.AST = node
+    while name and isinstance(part, ast.Attribute) and part.attr != name:
+        part = part.value
+    return part.value if name and isinstance(part, ast.Attribute) else node
 
 
 def _root_node(node: ast.AST) -> ast.AST:

@@ -17,8 +17,17 @@ OFFERED = {
     "normalization": frozenset({"FusedLayerNorm"}),
     "fp16_utils": frozenset(),
 }  # fmt: skip
-# of modules that show it nowhere else
-INNER = {"apex.amp.scaler": "", "apex.amp.scaler.LossScaler": "LossScaler"}
+# Modules of Apex whose content the adapter has itself, and a class that no other module shows.
+INNER = {
+    **dict.fromkeys((
+        "apex.amp.amp", "apex.amp.frontend", "apex.amp.handle", "apex.amp.scaler", "apex.parallel.distributed",
+        "apex.parallel.optimized_sync_batchnorm", "apex.parallel.sync_batchnorm", "apex.optimizers.fused_adam",
+        "apex.optimizers.fused_sgd", "apex.normalization.fused_layer_norm",
+    ), ""),
+    "apex.amp.scaler.LossScaler": "LossScaler",
+}  # fmt: skip
+# By these names the adapter is an attribute of itself.
+ITSELF = frozenset({*OFFERED, "scaler"})
 _HEAD_BYTES = 4096  # a project may put its license above the docstring
 
 

@@ -90,7 +90,12 @@ JOINING = frozenset(
 ASKS_GRADIENTS = re.compile(r"^(?:\w*_)?(?:g?norm|grad_?norm|gradients?|grads?|overflow)s?$", re.IGNORECASE)
 NEAR = 3  # levels of calls that are followed whatever they hold; deeper only what surely has an event
 MAX_CHOICES = 6  # of functions that one call may name
-SOMETIMES = "the backward pass {0}, and this step always: scaler.step fails without one"
+SOMETIMES = (
+    "the backward pass runs only if {0}, and this step in other cases too: scaler.step fails without one"
+)
+NOT_SEEN = (
+    "it is not seen that a backward pass runs above this step in every case: scaler.step fails without one"
+)
 MOST_TOLD = 6  # conditions of backward passes that one reason tells
 NO_TEST = re.compile(r"(?:not \()?(?:try|call) at ")  # keys of facts that are no conditions of the script
 KEPT = (
@@ -1149,7 +1154,7 @@ def _missing_conditions(event: GradientEvent, step: GradientEvent) -> list[str]:
 
 
 def _conditions_text(feeders: list[GradientEvent], step: GradientEvent) -> str:
-    """Return under which conditions alone the backward passes of a step run, as far as the script names them."""
+    """Return why a step may run without a backward pass: under which conditions they run, if the script names them."""
     apart = {
         frozenset(each for each in _missing_conditions(event, step) if not NO_TEST.match(each))
         for event in feeders
@@ -1158,9 +1163,9 @@ def _conditions_text(feeders: list[GradientEvent], step: GradientEvent) -> str:
         for one in [one for one in apart if each in one and one - {each} | {f"not ({each})"} in apart]:
             apart = apart - {one, one - {each} | {f"not ({each})"}} | {one - {each}}
     if not all(apart) or len(apart) > MOST_TOLD:
-        return SOMETIMES.format("runs under conditions")
+        return NOT_SEEN
     texts = sorted("` and `".join(sorted(each)) for each in apart)
-    return SOMETIMES.format("runs only if " + ", or if ".join(f"`{each}`" for each in texts))
+    return SOMETIMES.format(", or if ".join(f"`{each}`" for each in texts))
 
 
 def _share_loop_round(one: GradientEvent, other: GradientEvent) -> bool:

@@ -1,9 +1,13 @@
 """Imports of Apex that become imports of the adapter."""
 
+import re
+import sys
+from types import ModuleType
+
 import pytest
 
 from ampcompare.source.migrate.adapter.imports import adapt_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER
+from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
 from ampcompare.source.migrate.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
 
@@ -250,3 +254,59 @@ def test_what_runs_only_where_apex_is_there_is_no_work() -> None:
     assert result.text == GUARD.format("pass")
     result = adapt_text(GUARD.format("raise"))
     assert [(each.line, each.kind) for each in result.findings] == [(4, BY_HAND)]
+
+
+DEFINED = {
+    "apex.amp.amp": ("half_function", "float_function", "register_half_function"),
+    "apex.amp.frontend": ("initialize", "state_dict", "load_state_dict"),
+    "apex.amp.handle": ("scale_loss", "disable_casts"),
+    "apex.amp.scaler": ("LossScaler",),
+    "apex.parallel.distributed": ("DistributedDataParallel",),
+    "apex.parallel.optimized_sync_batchnorm": ("SyncBatchNorm",),
+    "apex.parallel.sync_batchnorm": ("SyncBatchNorm",),
+    "apex.optimizers.fused_adam": ("FusedAdam",),
+    "apex.optimizers.fused_sgd": ("FusedSGD",),
+    "apex.normalization.fused_layer_norm": ("FusedLayerNorm",),
+}
+
+
+@pytest.mark.parametrize("module", [*(f"apex.{each}" for each in OFFERED), *DEFINED])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "import apex\nfound = {0}.{1}\n",
+        "import {0}\nfound = {0}.{1}\n",
+        "import {0} as inner\nfound = inner.{1}\n",
+        "from {2} import {3} as inner\nfound = inner.{1}\n",
+        "from {0} import {1}\nfound = {1}\n",
+        "from {0} import {1} as inner\nfound = (lambda: inner)()\n",
+        "def find():\n    import apex\n    return isinstance(0, ({0}.{1},)) or {0}.{1}\nfound = find()\n",
+        "import apex\nfrom apex.contrib import x\nfound = {0}.{1}\napex.contrib.x(found)\n",
+    ],
+)
+def test_what_the_adapter_has_is_found_by_every_name_of_apex(module: str, form: str) -> None:
+    """Of the package that shows it, and of the module inside that defines it."""
+    parent, _, last = module.rpartition(".")
+    for name in DEFINED.get(module, OFFERED.get(last, ())):
+        result = adapt_text(form.format(module, name, parent, last))
+        text = result.text
+        if "contrib" in form:  # for which the import of Apex stays
+            text = "\n".join(
+                each for each in text.splitlines() if not re.search(r"import apex$|contrib", each)
+            )
+        names: dict[str, object] = {}
+        shown = ModuleType(ADAPTER)
+        for each in (*OFFERED, "scaler"):
+            setattr(shown, each, shown)
+        setattr(shown, name, found := type)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, ADAPTER, shown)
+            exec(text, names)
+        assert names["found"] is found, result.text
+
+
+@pytest.mark.parametrize(("use", "count"), [("isinstance(model, kinds)", 0), ("kinds[1](model)", 1)])
+def test_a_class_in_a_tuple_of_types_wraps_nothing(use: str, count: int) -> None:
+    kinds = "kinds = (torch.nn.DataParallel, apex.parallel.distributed.DistributedDataParallel)\n"
+    result = adapt_text(f"import apex\nimport torch\n{kinds}{use}\n")
+    assert len(result.findings) == count
