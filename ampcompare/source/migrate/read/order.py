@@ -1023,9 +1023,12 @@ class _OrderProof:
             each for each in trace if _clears_gradients_of(each, name) and _share_loop_round(each, step)
         ]
         if _may_gradients_outlast(clears, block, step, guards):
-            tests = _missing_conditions(clears[0], step) if clears else []
-            # which is no condition of the script
-            test = next((each for each in tests if "try at" not in each), "")
+            # a `try` is no condition of the script
+            tests = {
+                tuple(test for test in _missing_conditions(each, step) if "try at" not in test)
+                for each in clears
+            }
+            test = next(iter(tests))[0] if len(tests) == 1 and all(tests) else ""
             raise UnsureRewrite(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
 
     def _feeds_optimizer(self, event: GradientEvent, name: str) -> bool:
