@@ -301,6 +301,29 @@ def test_a_disk_that_maps_no_file_keeps_the_rows_of_a_proper_end(recorded: Any, 
     assert not list(tmp_path.glob("*.tail"))
 
 
+@pytest.mark.parametrize("is_full_for_ever", [False, True])
+def test_a_full_disk_loses_no_row_that_has_room_later(is_full_for_ever: bool, recorded: Any) -> None:
+    """Here it is a limit on the size of files, which the rows exceed, and the output does not."""
+    start, body = EVERY["plain"].rsplit("\nfor ", 1)
+    limits = """
+    if k == 50: resource.setrlimit(resource.RLIMIT_FSIZE, (60000, most))
+    if k == LIFTED: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+"""
+    body = "for " + body.replace("_ in range(5):\n", f"k in range(700):{limits}").split("    print(")[0]
+    head = "import resource\nmost = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+    done, rows = recorded(start + "\n" + head + body.replace("LIFTED", "-1" if is_full_for_ever else "600"))
+    told = [loss for _, loss in _printed(done.stdout, "STEP")]
+    assert (done.returncode, len(told)) == (0, 700), done.stderr
+    steps = [repr(step.loss) for step in rows.steps]
+    if is_full_for_ever:
+        assert 100 < len(steps) < 400
+        assert steps == told[: len(steps)]
+        assert re.search(r"recorder: no room for \d+ bytes of .*script.jsonl", done.stderr)
+    else:
+        assert (steps, "recorder:" in done.stderr) == (told, False)
+        assert rows.ended is not None
+
+
 @pytest.mark.parametrize("word", ["--local_rank=1", "--local-rank=1"])
 def test_the_word_of_an_old_launcher_is_that_of_the_script(word: str, recorded: Any) -> None:
     """torch.distributed.launch puts it before all others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ class OutputReader:
         self._written = 0
         self._secrets = StreamMask()
         rest = b""
-        with self._pipe, self._log.open("wb") as self._file:
+        with self._pipe, self._log.open("wb", buffering=0) as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
                 rest = self._log_and_match_complete_text(rest + block)
             self._log_and_match_text_of_rank(rest, None)
@@ -102,7 +103,7 @@ class OutputReader:
                 if rank is not None:
                     self._write_to_log(line)
                 self._match_metrics(line, rank, False)
-            self._file.write(self._secrets.masked_rest())
+            self._append_to_log(self._secrets.masked_rest())
 
     def _log_and_match_complete_text(self, data: bytes) -> bytes:
         """Read what is complete, and return the rest: a text of a rank that has not ended."""
@@ -132,12 +133,16 @@ class OutputReader:
 
     def _write_to_log(self, text: bytes) -> None:
         if self._written < MAX_LOG_BYTES:
-            self._file.write(self._secrets.mask_block(text[: MAX_LOG_BYTES - self._written]))
-            self._file.flush()
+            self._append_to_log(self._secrets.mask_block(text[: MAX_LOG_BYTES - self._written]))
             if self._written + len(text) > MAX_LOG_BYTES:
                 ends = f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n"
-                self._file.write(self._secrets.masked_rest() + ends.encode())
+                self._append_to_log(self._secrets.masked_rest() + ends.encode())
         self._written += len(text)
+
+    def _append_to_log(self, data: bytes) -> None:
+        """Write, unless the disk is full: a script whose output nobody reads would block, or be killed."""
+        with contextlib.suppress(OSError):
+            self._file.write(data)
 
     def _match_metrics(self, line: bytes, rank: int | None, passing: bool) -> None:
         if not self._patterns or not line:

@@ -303,3 +303,12 @@ def test_the_command_of_a_cell(tmp_path: Path) -> None:
         "-m",
         "ampcompare",
     ]
+
+
+def test_output_is_read_to_its_end_where_the_log_has_no_room() -> None:
+    """Else the script would block, or be killed, at its next line."""
+    text = b"".join(b"acc %d\n" % number for number in range(20000))
+    pipe = io.BufferedReader(io.BytesIO(text))  # type: ignore[arg-type]
+    reader = OutputReader(pipe, Path("/dev/full"), [parse_metric(r"a:max=acc (\S+)")])
+    reader.read_to_end()
+    assert reader.values == {"a": [float(number) for number in range(20000)]}
