@@ -519,9 +519,21 @@ def ddp_may_lack_gradients(ddp: ast.Call | None) -> bool:
 
 def is_used_as_type(module: Module, node: ast.AST) -> bool:
     """Return whether a class only stands for a type: in an annotation, or in a question for one."""
+    return is_in_annotation(module, node) or is_asked_for_as_type(module, node)
+
+
+def is_in_annotation(module: Module, node: ast.AST) -> bool:
+    """Return whether a name stands in an annotation."""
+    around = pairwise([node, *module.ancestors(node)])
+    return any(
+        below in (getattr(outer, "annotation", None), getattr(outer, "returns", None))
+        for below, outer in around
+    )
+
+
+def is_asked_for_as_type(module: Module, node: ast.AST) -> bool:
+    """Return whether a name stands in a question for a type, or in a tuple for such questions."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
-        if below in (getattr(outer, "annotation", None), getattr(outer, "returns", None)):
-            return True
         if isinstance(outer, ast.Call):
             return last_name(outer.func) in ("isinstance", "issubclass") and below in outer.args[1:]
         if isinstance(outer, (ast.Compare, ast.stmt)):

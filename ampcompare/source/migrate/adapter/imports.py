@@ -17,6 +17,8 @@ from ampcompare.source.migrate.replacements import (
     UNUSED,
     UseRewriter,
     ddp_may_lack_gradients,
+    is_asked_for_as_type,
+    is_in_annotation,
     is_used_as_type,
 )
 from ampcompare.source.migrate.rewrite import (
@@ -49,6 +51,7 @@ GUARDED = "the adapter has no {}: what stands in this `try` runs only where Apex
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
 NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone; leave it out"
 NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, and raises an error here"
+NO_CLASS = "FusedAdam of the adapter is a function that makes torch.optim.AdamW or Adam, so it is no type; name these"
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
 SCALED_BY_TIMM = (
     "ApexScaler of timm scales the loss by the installed Apex, so the file stays on it; take timm's NativeScaler, and "
@@ -156,15 +159,19 @@ def _uses_keeping_apex(
 
 
 def _runs_with_apex_alone(names: ModuleImports, use: ast.Name | ast.Attribute) -> bool:
-    """Return whether a use stands with its import in a `try` that goes on without Apex."""
+    """Return whether a use stands with its import in a `try` that goes on without Apex, and that the adapter is not in.
+
+    Where Apex is installed, what is between them must be of one kind.
+    """
     module = names.module
     for statement, alias in names.imports:
         hiding = _try_hiding_failure(module, statement)
         if hiding is None or root_name(use) != (alias.asname or alias.name.split(".")[0]):
             continue
         raises = any(isinstance(each, ast.Raise) for handler in hiding.handlers for each in walk(handler))
-        if not raises and any(outer in hiding.body for outer in module.ancestors(use)):
-            return True
+        inside = {each for outer in hiding.body for each in walk(outer)}
+        if not raises and use in inside:
+            return not any(node in inside and adapter_name_of(full) is not None for node, full in names.uses)
     return False
 
 
@@ -192,10 +199,13 @@ def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
 
 
 def _apex_option_findings(module: Module, names: ModuleImports) -> list[Finding]:
-    """Return what calls of the adapter's functions and classes give them that only Apex's take."""
+    """Return what calls of the adapter's functions and classes give them that only Apex's take, and other such uses."""
     found = []
     for node, full in names.uses:
         call, name = module.parent(node), adapter_name_of(full) or ""
+        is_type = isinstance(call, ast.ClassDef) or is_asked_for_as_type(module, node)
+        if name == "FusedAdam" and is_type and not is_in_annotation(module, node):
+            found.append(Finding.at_node(node, BY_HAND, NO_CLASS))
         if not (isinstance(call, ast.Call) and call.func is node):
             continue
         for each in call.keywords:

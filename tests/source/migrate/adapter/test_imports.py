@@ -254,6 +254,10 @@ def test_what_runs_only_where_apex_is_there_is_no_work() -> None:
     assert result.text == GUARD.format("pass")
     result = adapt_text(GUARD.format("raise"))
     assert [(each.line, each.kind) for each in result.findings] == [(4, BY_HAND)]
+    mixed = GUARD.replace(
+        "        if", "        from apex.parallel import SyncBatchNorm\n        SyncBatchNorm(2)\n        if"
+    )
+    assert [(each.line, each.kind) for each in adapt_text(mixed.format("pass")).findings] == [(6, BY_HAND)]
 
 
 DEFINED = {
@@ -310,3 +314,18 @@ def test_a_class_in_a_tuple_of_types_wraps_nothing(use: str, count: int) -> None
     kinds = "kinds = (torch.nn.DataParallel, apex.parallel.distributed.DistributedDataParallel)\n"
     result = adapt_text(f"import apex\nimport torch\n{kinds}{use}\n")
     assert len(result.findings) == count
+
+
+@pytest.mark.parametrize(
+    ("use", "count"),
+    [
+        ("class Own(FusedAdam):\n    pass\n", 1),
+        ("print(isinstance(optimizer, (FusedAdam, SGD)))\n", 1),
+        ("print(type(optimizer) is FusedAdam)\n", 1),
+        ("def step(optimizer: FusedAdam): pass\n", 0),
+        ("FusedAdam(params)\n", 0),
+    ],
+)
+def test_a_function_in_the_place_of_a_class_is_named(use: str, count: int) -> None:
+    result = adapt_text(f"from apex.optimizers import FusedAdam\n{use}")
+    assert [(each.line, each.kind) for each in result.findings] == [(2, BY_HAND)] * count
