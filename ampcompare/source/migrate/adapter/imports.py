@@ -123,13 +123,7 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         return Migration(text, sorted(found), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
-    for node, full in missing:
-        never = is_of_no_apex(full)
-        findings.append(
-            Finding.at_node(
-                node, NOTE if never else BY_HAND, (NEVER_THERE if never else MISSING).format(full)
-            )
-        )
+    findings += _findings_of_missing(missing)
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     findings += [Finding.at_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
@@ -142,6 +136,15 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     return Migration(
         edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
     )
+
+
+def _findings_of_missing(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
+    """Return what is said of each thing that the adapter lacks: by hand, unless no version of Apex has it."""
+    never = [
+        Finding.at_node(node, NOTE, NEVER_THERE.format(full)) for node, full in missing if is_of_no_apex(full)
+    ]
+    lacking = [(node, full) for node, full in missing if not is_of_no_apex(full)]
+    return never + [Finding.at_node(node, BY_HAND, MISSING.format(full)) for node, full in lacking]
 
 
 def _uses_keeping_apex(
@@ -255,15 +258,24 @@ def _change_imports(
         if not remove_try_of_imports(edits, hiding, gone):
             edits.insert_above(hiding, dict.fromkeys(line for new in changed.values() for line in new))
     for node, full in names.uses:
-        name = adapter_name_of(full)
-        if name is None or not isinstance(node, ast.Attribute):
-            continue
-        root = _root_node(node)
-        holder = _holder_of(node, name)
-        is_shown = all(each.attr in ITSELF for each in walk(holder) if isinstance(each, ast.Attribute))
-        text = ADAPTER if root_name(node) in roots else root_name(node)
-        if not is_shown or root_name(node) in roots:
-            edits.replace(root if is_shown else holder, text)
+        if (name := adapter_name_of(full)) is not None and isinstance(node, ast.Attribute):
+            _change_chain(edits, node, name, is_root_kept=root_name(node) in roots)
+
+
+def _change_chain(edits: Edits, node: ast.Attribute, name: str, *, is_root_kept: bool) -> None:
+    """Let a chain of attributes lead to a name of the adapter, "" for a module.
+
+    Args:
+        edits: of the module.
+        node: the chain.
+        name: which the adapter has.
+        is_root_kept: whether what the chain begins with still names Apex.
+    """
+    holder = _holder_of(node, name)
+    is_shown = all(each.attr in ITSELF for each in walk(holder) if isinstance(each, ast.Attribute))
+    if is_root_kept or not is_shown:
+        text = ADAPTER if is_root_kept else root_name(node)
+        edits.replace(_root_node(node) if is_shown else holder, text)
 
 
 def _try_hiding_failure(module: Module, statement: ast.stmt) -> ast.Try | None:
