@@ -106,9 +106,15 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
         if _exceeds_floor(list(per_token(first, second)), list(per_token(first, again)))
     ]
     if beyond:
-        why = f"the {' and the '.join(beyond)} exceeds that of the twin by more than {100 * MARGIN:g} % and chance"
+        verb = "exceeds that" if len(beyond) == 1 else "exceed those"
+        why = f"the {' and the '.join(beyond)} {verb} of the twin by more than {100 * MARGIN:g} % and chance"
         return LogprobsJudgment("outside of the floor", why, distance, floor)
-    return LogprobsJudgment("within the floor", "they are no farther apart than the twin", distance, floor)
+    return LogprobsJudgment(
+        "within the floor",
+        f"they are no farther apart than the twin by more than {100 * MARGIN:g} % and chance",
+        distance,
+        floor,
+    )
 
 
 def distance_of_logprobs(one: Sequence[float], other: Sequence[float]) -> LogprobsDistance:

@@ -69,6 +69,10 @@ WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
 OPTIONS = ("-W", "ignore::FutureWarning")  # of Python
+ONE_PROCESS = (
+    "the recorder of a stack sees no processes that a script starts by itself, as by torch.multiprocessing: "
+    "let torchrun start them, with --nproc-per-node"
+)
 EXEC, TORCHRUN = "ampcompare.cli:main", "torch.distributed.run"
 
 
@@ -314,7 +318,8 @@ def _why_script_failed(script: ScriptConfig, code: int, rows: ScriptRows, folder
         return _last_line_of_output(code, folder)
     if not rows.steps:
         called = f" (step() of {' and '.join(rows.optimizers)} was not called)" if rows.optimizers else ""
-        return f"the script ended with exit code 0, but made no optimizer step{called}"
+        only = f"; {ONE_PROCESS}" if "recorder" in rows.header and not called else ""
+        return f"the script ended with exit code 0, but made no optimizer step{called}{only}"
     return "" if rows.ended else "the script's process ended before its record was complete"
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,21 @@ def test_a_script_that_fails_there_is_a_record(end: str, tmp_path: Path, launche
     assert expected in str(record.error)
     steps = len(list(iter_steps(tmp_path / "cell" / "steps.jsonl")))
     assert steps == 6
+
+
+@pytest.mark.slow
+def test_processes_that_a_script_starts_are_named_as_not_recorded(
+    tmp_path: Path, launcher: StackLauncher
+) -> None:
+    config = _config(tmp_path, BARE)
+    body = textwrap.indent(SCRIPT, "    ")
+    start = "import torch.multiprocessing as mp\nif __name__ == '__main__': mp.spawn(train, nprocs=1)\n"
+    (tmp_path / "train.py").write_text(f"def train(rank):\n{body}\n{start}")
+    record = launcher.launch(config, tmp_path / "cell")
+    assert str(record.error).startswith(
+        "the script ended with exit code 0, but made no optimizer step; the recorder"
+    )
+    assert "let torchrun start them, with --nproc-per-node" in str(record.error)
 
 
 @pytest.mark.parametrize(
