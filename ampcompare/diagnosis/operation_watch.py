@@ -311,6 +311,15 @@ class OperationWatch(TorchDispatchMode):
             own = reference.run_on_arm_values(func, args, kwargs, written)
         return reference.repeat_operation_wide(func, args, kwargs, written), own
 
+    def _keep_wide_result(self, result: Tensor, wide: Tensor) -> Tensor | None:
+        """Keep a result of the wide run for the operations that follow, and return it; None if its shape is another."""
+        if self.reference is None:
+            return wide
+        if wide.shape != result.shape:
+            return None
+        self.reference.keep_wide_tensor(result, wide)
+        return wide
+
     def _record_results(
         self,
         key: Key,
@@ -347,11 +356,8 @@ class OperationWatch(TorchDispatchMode):
         )
         for place, result in enumerate(results):
             wide_result = wide[place] if wide else None
-            if wide_result is not None and id(result) not in written and self.reference is not None:
-                if wide_result.shape != result.shape:
-                    wide_result = None
-                else:
-                    self.reference.keep_wide_tensor(result, wide_result)
+            if wide_result is not None and id(result) not in written:
+                wide_result = self._keep_wide_result(result, wide_result)
             self._producer[_storage_address(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
@@ -364,8 +370,7 @@ class OperationWatch(TorchDispatchMode):
                 key, result.dtype, row, errors, sources, constant, None, version, tuple(decided)
             )
             if numbers and result.dtype in HALF_DTYPES:
-                event.number = _number_beyond_fp16(numbers) if result.dtype is torch.float16 else 0.0
-                event.limit = _limit_rounded_to_one(numbers, result.dtype) if key[1] in LIMITS else 0.0
+                _note_unfit_numbers(event, numbers, key[1])
             self._step.events.append(event)
 
 
@@ -386,6 +391,12 @@ def _operation_name(func: Any) -> str:
 
 def _storage_address(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
+
+
+def _note_unfit_numbers(event: OperationResult, numbers: Sequence[float], operation: str) -> None:
+    """Note in the event of a 16-bit result the number that its type cannot hold, and the limit that it rounds to 1."""
+    event.number = _number_beyond_fp16(numbers) if event.dtype is torch.float16 else 0.0
+    event.limit = _limit_rounded_to_one(numbers, event.dtype) if operation in LIMITS else 0.0
 
 
 def _number_beyond_fp16(numbers: Sequence[float]) -> float:
