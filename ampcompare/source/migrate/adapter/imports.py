@@ -304,11 +304,14 @@ def _replace_with_torch(
 
 
 def _holder_of(node: ast.Attribute, name: str) -> ast.AST:
-    """Return the part of a chain that stands for the module of a name in it; all of it for "", a module itself."""
+    """Return the part of a chain that stands for the module of a name in it; all of it for "", a module itself.
+
+    A chain that begins with what has the name, as `_amp_state.loss_scalers`, has no such part: its begin is returned.
+    """
     part: ast.AST = node
     while name and isinstance(part, ast.Attribute) and part.attr != name:
         part = part.value
-    return part.value if name and isinstance(part, ast.Attribute) else node
+    return part.value if name and isinstance(part, ast.Attribute) else part
 
 
 def _root_node(node: ast.AST) -> ast.AST:

@@ -329,3 +329,22 @@ def test_a_class_in_a_tuple_of_types_wraps_nothing(use: str, count: int) -> None
 def test_a_function_in_the_place_of_a_class_is_named(use: str, count: int) -> None:
     result = adapt_text(f"from apex.optimizers import FusedAdam\n{use}")
     assert [(each.line, each.kind) for each in result.findings] == [(2, BY_HAND)] * count
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("from apex.amp import _amp_state\nx = _amp_state.loss_scalers[0]\n",
+         "from torch_amp_adapter import _amp_state\nx = _amp_state.loss_scalers[0]\n"),
+        ("from apex.amp._amp_state import _amp_state as state\nx = state.loss_scalers[0]._loss_scale\n",
+         "from torch_amp_adapter import _amp_state as state\nx = state.loss_scalers[0]._loss_scale\n"),
+        ("from apex import amp\nx = amp._amp_state.loss_scalers[0]\n",
+         "import torch_amp_adapter as amp\nx = amp._amp_state.loss_scalers[0]\n"),
+        ("import apex\nx = apex.amp._amp_state._amp_state.loss_scalers\n",
+         "import torch_amp_adapter as apex\nx = apex._amp_state.loss_scalers\n"),
+        ("from apex.parallel import SyncBatchNorm\nx = SyncBatchNorm.convert(net)\n",
+         "from torch_amp_adapter import SyncBatchNorm\nx = SyncBatchNorm.convert(net)\n"),
+    ],
+)  # fmt: skip
+def test_what_a_name_of_the_adapter_has_stays_behind_it(text: str, result: str) -> None:
+    assert adapt_text(text).text == result
