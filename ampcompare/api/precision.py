@@ -4,6 +4,6 @@ from ampcompare.base.environment.extras import require_torch
 
 require_torch()
 
-from ampcompare.training.precision.base import Precision, StepOutcome, make_precision  # noqa: E402
-
-__all__ = ["Precision", "StepOutcome", "make_precision"]
+from ampcompare.training.precision.base import Precision as Precision  # noqa: E402
+from ampcompare.training.precision.base import StepOutcome as StepOutcome  # noqa: E402
+from ampcompare.training.precision.base import make_precision as make_precision  # noqa: E402

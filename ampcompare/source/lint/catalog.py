@@ -4,9 +4,8 @@ import importlib
 import pkgutil
 
 from ampcompare.source.lint import rules
-from ampcompare.source.lint.module import RULES, Mistake
-
-__all__ = ["BY_NAME", "CODES", "GROUPS", "MISTAKES", "RULES"]
+from ampcompare.source.lint.module import RULES as RULES
+from ampcompare.source.lint.module import Mistake
 
 GROUPS = {
     "AMP1": "Misuse of Apex",

@@ -15,10 +15,9 @@ from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
-from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
+from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, UnsureRewrite, origins_of_lines
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors, neighbors_of_file
-from ampcompare.source.migrate.read.sites import UnsureRewrite
 from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.replacements import UseRewriter
 from ampcompare.source.module import Block, Module

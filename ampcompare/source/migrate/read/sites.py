@@ -22,18 +22,6 @@ from ampcompare.source.syntax import (
 )
 from ampcompare.source.torch_methods import is_gradient, receiver_of
 
-__all__ = [
-    "BackwardPass",
-    "GradientRead",
-    "InitializeCall",
-    "OptimizerStep",
-    "Sites",
-    "UnsureRewrite",
-    "collect_sites",
-    "model_keys",
-    "model_names",
-]
-
 INITIALIZE = (
     "models", "optimizers", "enabled", "opt_level", "cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32",
     "master_weights", "loss_scale", "cast_model_outputs", "num_losses", "verbosity", "min_loss_scale", "max_loss_scale",
