@@ -55,6 +55,7 @@ class ReplayFinding:
         tensor: the output, input or weight that is farthest off.
         apart: relative distance of the fp64 answers of both sides, or the error of the change against its fp64 answer.
         base: the error of the base.
+        operation: of the forward pass, the first inside of the module that differs, with its line; "" if none is known.
     """
 
     module: str
@@ -64,10 +65,15 @@ class ReplayFinding:
     tensor: str
     apart: float
     base: float | None = None
+    operation: str = ""
 
     @property
     def finding_text(self) -> str:
         """It in words."""
+        return self._text_without_operation + (f", from {self.operation} on" if self.operation else "")
+
+    @property
+    def _text_without_operation(self) -> str:
         if self.module == BATCH:
             apart = "" if math.isinf(self.apart) else f", {self.apart:.1e} apart"
             return f"the script gives its models other inputs{apart}: data, masks, their order"
@@ -239,6 +245,7 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
             name,
             apart,
             first and _number_or_infinity(first["error"]),
+            _first_operation_apart(row, known, answer) if part == "fwd" else "",
         )
         key = (answer == "less exact", part)
         weight = apart / line if line else math.inf
@@ -246,6 +253,32 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
             found[key] = weight, finding
     for key in sorted(found, key=lambda key: key[0]):
         yield found[key][1]
+
+
+def _first_operation_apart(row: Mapping[str, Any], known: Mapping[str, Any] | None, answer: Answer) -> str:
+    """Return the first operation of a module with another fp64 answer than any of the base, or with a larger error.
+
+    An operation has the answer of another one, whatever they are called and in which order they are, if size and mark
+    of both agree. "" where no operation differs, or none is known, and for a module of a single one.
+    """
+    mine, theirs = row.get("operations", ()), (known or {}).get("operations", ())
+    if len(mine) < 2 or not theirs:
+        return ""
+    for number, one in enumerate(mine):
+        if answer == "another function":
+            is_apart = not any(_have_equal_answers(one, other) for other in theirs)
+        else:
+            before = theirs[number]["error"] if number < len(theirs) else 0.0
+            line = max(OF_BASE * before, (OF_FP32 if one["unit"] < HALF else OF_HALF) * theirs[0]["unit"])
+            is_apart = _number_or_infinity(one["error"]) > line
+        if is_apart:
+            return f"{one['name']} ({one['line']})" if one["line"] else str(one["name"])
+    return ""
+
+
+def _have_equal_answers(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    most = SAME * max(one["size"], other["size"])
+    return all(not abs(one[key] - other[key]) > most for key in ("size", "mark"))
 
 
 def _number_or_infinity(value: Any) -> float:

@@ -37,6 +37,14 @@ MAX_BYTES = 200 * 10**6
 BATCH, LOSS, GRADIENTS = "(batch)", "(loss)", "(gradients)"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 NARROW = ("half", "bfloat16", "float")
+NO_OPERATIONS = (
+    "get",
+    "set",
+    "detach",
+    "clone",
+    "requires_grad",
+)  # attributes of tensors, and what computes nothing
+TORCH = os.path.dirname(torch.__file__)
 DROPOUTS = ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
 Rows = List[Dict[str, Any]]
 Named = Dict[str, Tensor]
@@ -220,6 +228,69 @@ class Fp64Mode(TorchFunctionMode):
         return dropped
 
 
+class OperationsNoted(TorchFunctionMode):
+    """Notes what a module computes by itself: its operations, without those of modules inside of it.
+
+    Attributes:
+        noted: of each operation its name, the line of the caller's file, and a copy of its first floating output.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.noted: List[Tuple[str, str, Tensor]] = []
+        self._inside = 0  # calls of modules inside that are not over
+        self._hooks = []
+        for inner in module.modules():
+            if inner is not module:
+                self._hooks.append(inner.register_forward_pre_hook(lambda _, given: self._move(1)))
+                self._hooks.append(inner.register_forward_hook(lambda _, given, output: self._move(-1)))
+
+    def _move(self, by: int) -> None:
+        self._inside += by
+
+    def remove_hooks(self) -> None:
+        """Leave the modules as they were."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "").strip("_")
+        if not self._inside and name not in NO_OPERATIONS:
+            output = next((one for one in tensors_in(result) if is_computed_in(one)), None)
+            if output is not None:
+                self.noted.append((name, _line_of_caller(), output.detach().clone()))
+        return result
+
+
+def _line_of_caller() -> str:
+    """Return the file and line that called an operation, in its own words; "" for modules of torch."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(TORCH):
+        frame = frame.f_back
+    file = frame.f_code.co_filename
+    return "" if file == __file__ else "%s:%d" % (os.path.basename(file), frame.f_lineno)
+
+
+def operation_rows(
+    native: List[Tuple[str, str, Tensor]], exact: List[Tuple[str, str, Tensor]]
+) -> List[Dict[str, Any]]:
+    """Return of each operation its error against fp64, and two numbers that tell its fp64 answer from others.
+
+    There is none where fp64 takes another way.
+    """
+    if [one[0] for one in native] != [one[0] for one in exact]:
+        return []
+    rows = []
+    for (name, line, output), (_, _, answer) in zip(native, exact):
+        flat = torch.nan_to_num(answer.cpu().double().flatten(), nan=3.0, posinf=2.0, neginf=-2.0)
+        mark = float((flat * torch.cos(torch.arange(flat.numel(), dtype=torch.float64))).sum())
+        unit = torch.finfo(output.dtype).eps / 2
+        rows.append({"name": name, "line": line, "error": relative_distance(output, answer), "unit": unit,
+                     "size": float(flat.norm()), "mark": mark})  # fmt: skip
+    return rows
+
+
 def dropout_mask_of_type(dtype: torch.dtype = torch.float32) -> Tensor:
     """Return what this torch draws for dropout of a type from a known seed."""
     states = torch_generator_states()
@@ -293,7 +364,7 @@ def _nudged_tensor(tensor: Tensor, part: float, noise: torch.Generator) -> Tenso
 def outputs_and_gradients_of_call(
     module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, double: bool = False, nudge: float = 0.0,
     run: Optional[Callable[..., Any]] = None, masks: Optional[List[Any]] = None, given: Optional[List[Any]] = None,
-    types: Optional[List[torch.dtype]] = None, scale: float = 1.0,
+    types: Optional[List[torch.dtype]] = None, scale: float = 1.0, operations: Optional[List[Any]] = None,
 ) -> Dict[str, Named]:  # fmt: skip
     """Call a module by itself, and return its outputs, gradients of inputs and weights, and buffers behind the call.
 
@@ -306,6 +377,7 @@ def outputs_and_gradients_of_call(
         masks: gets the masks of dropout; `given` are those to use.
         types: of its inputs, to which these are rounded.
         scale: of the output gradients, by which the gradients are divided.
+        operations: gets those of the forward pass, as `OperationsNoted` has them.
     """
     device = next((one.device for one in module.parameters()), None)
     noise = torch.Generator().manual_seed(0)
@@ -344,7 +416,8 @@ def outputs_and_gradients_of_call(
         stack.enter_context(
             _arithmetic_in_force(drawn, [] if masks is None else masks, given or [], double=double)
         )
-        outputs = tensors_in((module if run is None else run)(*args, **kwargs))
+        with _operations_noted(module, operations):
+            outputs = tensors_in((module if run is None else run)(*args, **kwargs))
         weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
         into_outputs = []
         for output, gradient in zip(outputs, call["gradients"]):
@@ -376,6 +449,21 @@ def _arithmetic_in_force(
         if (double or given) and TorchFunctionMode is not object:
             stack.enter_context(Fp64Mode(drawn, masks, given, double=double))
         yield
+
+
+@contextlib.contextmanager
+def _operations_noted(module: nn.Module, into: Optional[List[Any]]) -> Iterator[None]:
+    """Note the operations of a module in a list, if one is given and this torch has such modes."""
+    if into is None or TorchFunctionMode is object:
+        yield
+        return
+    mode = OperationsNoted(module)
+    try:
+        with mode:
+            yield
+    finally:
+        mode.remove_hooks()
+        into.extend(mode.noted)
 
 
 def _narrow_types_widened() -> Any:
@@ -1086,8 +1174,9 @@ class Replay(StepFollower):
             known = self.known["exact"].get(key) if self.known is not None else None
             masks = self.known["masks"].get(key) if gets_masks and self.known is not None else None
             try:
-                native, exact, nudged, drawn = self._answers_of_module(module, call, run, masks)
+                native, exact, nudged, drawn, operations = self._answers_of_module(module, call, run, masks)
                 row["parts"] = error_rows(native, exact, nudged, known)
+                row["operations"] = operations
             except Exception as error:
                 row["why"] = "%s: %s" % (
                     type(error).__name__,
@@ -1130,10 +1219,10 @@ class Replay(StepFollower):
         call: Dict[str, Any],
         run: Optional[Callable[..., Any]],
         masks: Optional[List[Any]],
-    ) -> Tuple[Dict[str, Named], Dict[str, Named], Dict[str, Named], List[Any]]:
+    ) -> Tuple[Dict[str, Named], Dict[str, Named], Dict[str, Named], List[Any], List[Dict[str, Any]]]:
         """Return the answers of a module as it computes, in fp64, and in fp64 from inputs that are off by a rounding.
 
-        The last part are the masks of dropout in fp64.
+        Behind them are the masks of dropout in fp64, and the rows of its operations.
 
         Args:
             module: is called by itself.
@@ -1145,16 +1234,28 @@ class Replay(StepFollower):
         autocast: Dict[str, Any] = {} if own is None else own.autocast
         kinds = None if own is None else own.types
         drawn: List[Any] = []
+        operations: List[Any] = []
+        exact_operations: List[Any] = []
+        noted = operations if run is None else None  # what is compiled calls none that could be seen
         with self._modules_called_without_arm(own):
             native = outputs_and_gradients_of_call(
-                module, call, autocast, run=run, given=masks, types=kinds, scale=self.scale
+                module,
+                call,
+                autocast,
+                run=run,
+                given=masks,
+                types=kinds,
+                scale=self.scale,
+                operations=noted,
             )
         with self._modules_called_without_arm():
-            exact = outputs_and_gradients_of_call(module, call, {}, double=True, masks=drawn, given=masks)
+            exact = outputs_and_gradients_of_call(
+                module, call, {}, double=True, masks=drawn, given=masks, operations=exact_operations
+            )
             # A unit of what the module computes in, which its inputs may have more bits than.
             unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
             nudged = outputs_and_gradients_of_call(module, call, {}, double=True, nudge=unit, given=masks)
-        return native, exact, nudged, drawn
+        return native, exact, nudged, drawn, operation_rows(operations, exact_operations)
 
     @contextlib.contextmanager
     def _modules_called_without_arm(self, own: Optional[ModuleCall] = None) -> Iterator[None]:

@@ -65,6 +65,32 @@ def test_a_mistake_is_named(mistake: Mistake, sides: dict[str, Sides]) -> None:
     assert len(kin) == 1, found.module_names
 
 
+@pytest.mark.parametrize(
+    ("what", "operation", "code"),
+    [
+        ("no scale in attention", "add", "scores = scores + torch.full"),
+        ("a mask that is off by one", "triu", "scores = scores + torch.full"),
+        ("a residual of double weight", "mul", "2 *"),
+        ("a cast too much", "bfloat16", "x.bfloat16()"),
+        ("eps of a norm", "", ""),
+    ],
+)
+def test_the_operation_inside_of_a_module_is_named(
+    what: str, operation: str, code: str, sides: dict[str, Sides]
+) -> None:
+    """The first that differs, with its line; a module of one operation is that."""
+    (mistake,) = [one for one in MISTAKES if one.what == what]
+    changed = mistake.script.replace(mistake.old, mistake.new)
+    found = sides[mistake.script].judge(changed)
+    (own,) = [one for one in found.findings if (one.module, one.part) == (mistake.module, "fwd")]
+    name, _, place = own.operation.partition(" (")
+    assert name == operation, own
+    if operation:
+        line = int(place.rstrip(")").rpartition(":")[2])
+        assert code in changed.split("\n")[line - 1], own
+        assert own.finding_text.endswith(f", from {own.operation} on")
+
+
 @pytest.mark.parametrize("name", REWRITES)
 def test_the_same_in_other_words_is_noise(name: str, sides: dict[str, Sides]) -> None:
     script, old, new = REWRITES[name]
