@@ -111,6 +111,9 @@ def plan_adapters(
         _plan_project(root, places.package_for_adapter(root, files), files, early)
         for root, files in sorted(groups.items())
     ]
+    core_left = _core_that_stays([file for plan in plans for file in plan.files])
+    if core_left is not None:
+        plans = [plan if _initializes(plan) else _leave_plan_on_apex(plan, core_left) for plan in plans]
     return plans if initializes else [_note_lacking_initialize(each) for each in plans], faults
 
 
@@ -142,14 +145,7 @@ def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Pa
     left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
     if left is not None:
         files = [_keep_asking_for_apex(each, left) for each in files]
-    core_left = next(
-        (
-            each.path.name
-            for each in files
-            if each.by_hand and not each.changed and _core_uses_in_original(each)
-        ),
-        None,
-    )
+    core_left = _core_that_stays(files)
     if core_left is not None:
         files = [_leave_core_on_apex(each, core_left) for each in files]
     return AdapterPlan(AdapterFile(place, name, present), files)
@@ -189,6 +185,22 @@ def _core_uses_in_original(file: FileMigration) -> list[tuple[ast.AST, str]]:
     names = ModuleImports(Module(file.document.text))
     found = [(node, public_full_name(full)) for node, full in names.uses]
     return [(node, full.removeprefix("apex.amp.")) for node, full in found if full.startswith("apex.amp.")]
+
+
+def _core_that_stays(files: Iterable[FileMigration]) -> str | None:
+    """Return the name of the first file that calls `apex.amp` and stays on Apex; None without one."""
+    staying = (each for each in files if each.by_hand and not each.changed)
+    return next((each.path.name for each in staying if _core_uses_in_original(each)), None)
+
+
+def _initializes(plan: AdapterPlan) -> bool:
+    documents = [each.document for each in plan.files if each.document is not None]
+    return any(INITIALIZES.search(each.text) for each in documents)
+
+
+def _leave_plan_on_apex(plan: AdapterPlan, left: str) -> AdapterPlan:
+    """Return what becomes of files that call `apex.amp` and leave its `initialize` to others, one of which stays."""
+    return replace(plan, files=[_leave_core_on_apex(each, left) for each in plan.files])
 
 
 def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:

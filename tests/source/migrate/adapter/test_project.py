@@ -268,6 +268,26 @@ def test_a_core_stays_on_apex_with_the_part_that_another_file_has(tmp_path: Path
     assert plan.files[1].lines()[0].endswith("one of them would scale what the other initialized")
 
 
+def test_a_file_without_initialize_stays_with_a_core_of_another_folder(tmp_path: Path) -> None:
+    """What it registers is cast by the `initialize` of a training that stays, wherever its adapter would lie."""
+    path = "import sys\nsys.path.insert(0, '../..')\nfrom run.nets import net\n"
+    fused = "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(None)\n"
+    steps = path + USE + fused + "amp.scale_loss(None, optimizer)\n"
+    files = {
+        "fast/__init__.py": "",
+        "fast/ops.py": USE + "import torch\namp.register_float_function(torch, 'relu')\n",
+        "run/nets.py": "from fast import ops\n",
+        "run/im/training.py": steps,
+        "run/main.py": USE + "from im.training import step\namp.initialize(None, None)\n" + MAIN,
+    }
+    plans = _plans(tmp_path, files)
+    assert len(plans) == 2, plans
+    left = {"ops.py", "training.py", "main.py"}
+    assert {each.name for each in files_needing_apex(sorted(tmp_path.rglob("*.py")))} == left
+    (tmp_path / "run" / "im" / "training.py").write_text(steps.replace(fused, "optimizer = None\n"))
+    assert files_needing_apex(sorted(tmp_path.rglob("*.py"))) == []
+
+
 def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from apex import amp\nprint 1\n")
     plans, faults = plan_adapters([tmp_path / "train.py"])
