@@ -32,13 +32,8 @@ ARMS = {
     **{
         arm: arm
         for arm in (
-            *(
-                "gemm:bf16,keep=none",
-                "gemm:fp8_tensorwise",
-                "gemm:fp8_rowwise",
-                "gemm:fp8_blockwise",
-                "gemm:mxfp8",
-            ),
+            *("gemm:bf16,keep=none", "gemm:fp8_tensorwise"),
+            *("gemm:fp8_rowwise", "gemm:fp8_blockwise", "gemm:mxfp8"),
             *(
                 "gemm:mxfp4",
                 "gemm:nvfp4",

@@ -29,20 +29,10 @@ ARMS = (
     *(BASE, "gemm:mxfp8", "gemm:nvfp4", "gemm:mxfp4", TWIN, "gemm:nvfp4,keep=none"),
     *("gemm:bf16,fprop=nvfp4", "gemm:bf16,dgrad=nvfp4", "gemm:bf16,wgrad=nvfp4"),
     *("gemm:fp8_tensorwise", "gemm:fp8_tensorwise,grads_as=e4m3", "gemm:nvfp4,sr,rht,tiles"),
-    *(
-        "gemm:mxfp4,scale=rceil",
-        "gemm:mxfp4,scale=even",
-        "gemm:mxfp8,scale=floor",
-        "gemm:mxfp8,grads_as=e5m2",
-    ),
-    *(
-        "gemm:nvfp4,tiles",
-        "gemm:nvfp4,rht",
-        "gemm:nvfp4,sr",
-        "gemm:fp8_rowwise",
-        "gemm:fp8_blockwise",
-        "native:bf16",
-    ),
+    *("gemm:mxfp4,scale=rceil", "gemm:mxfp4,scale=even"),
+    *("gemm:mxfp8,scale=floor", "gemm:mxfp8,grads_as=e5m2"),
+    *("gemm:nvfp4,tiles", "gemm:nvfp4,rht", "gemm:nvfp4,sr"),
+    *("gemm:fp8_rowwise", "gemm:fp8_blockwise", "native:bf16"),
 )
 TAIL = 5
 RATE = 3e-3

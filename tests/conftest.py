@@ -103,15 +103,8 @@ def pytest_collection_finish() -> None:
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
 PROCESS_ROOMS = (
     *("benchmarks", "cli", "distributed", "docker", "docs", "integrations"),
-    *(
-        "doctor",
-        "experiment/launch",
-        "checkpoints",
-        "script/legacy",
-        "script/process",
-        "script/recording",
-        "training/checkpoint",
-    ),
+    *("doctor", "experiment/launch", "checkpoints", "script/legacy"),
+    *("script/process", "script/recording", "training/checkpoint"),
 )
 # A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
 # take half a second or more, and longer for each test than others do.

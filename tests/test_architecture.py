@@ -139,15 +139,8 @@ def test_no_circle(graph: grimp.ImportGraph) -> None:
 LEAVES = {
     "apex": {"environment.extras", "environment.torch_names", "errors", "shim.alias", "tensors", "version"},
     "source": {
-        *(
-            "environment.packages",
-            "environment.variables",
-            "errors",
-            "files.read",
-            "files.write",
-            "formatting",
-            "notebook_display",
-        ),
+        *("environment.packages", "environment.variables", "errors"),
+        *("files.read", "files.write", "formatting", "notebook_display"),
         *("secrets", "version"),
     },
 }

@@ -31,16 +31,8 @@ __version__ = "25.05+compat"
 
 _BETWEEN = ("ampcompare.script.", "ampcompare.guards.", "ampcompare.base.patches", "ampcompare.apex.amp.amp")
 _SUBPACKAGES = (
-    *(
-        "_autocast_utils",
-        "amp",
-        "contrib",
-        "fp16_utils",
-        "mlp",
-        "multi_tensor_apply",
-        "normalization",
-        "optimizers",
-    ),
+    *("_autocast_utils", "amp", "contrib", "fp16_utils", "mlp"),
+    *("multi_tensor_apply", "normalization", "optimizers"),
     "parallel",
 )
 

@@ -15,30 +15,16 @@ STANDALONE = frozenset({"amp_C", "apex_C", "fused_layer_norm_cuda"})
 # Every other extension that the setup.py of Apex 25.05 can build.
 KERNELS = frozenset(
     (
-        *(
-            "_apex_gpu_direct_storage",
-            "_apex_nccl_allocator",
-            "bnp",
-            "cudnn_gbn_lib",
-            "distributed_adam_cuda",
-        ),
+        *("_apex_gpu_direct_storage", "_apex_nccl_allocator"),
+        *("bnp", "cudnn_gbn_lib", "distributed_adam_cuda"),
         *("distributed_lamb_cuda", "fast_bottleneck", "fast_layer_norm", "fast_multihead_attn", "fmhalib"),
-        *(
-            "focal_loss_cuda",
-            "fused_adam_cuda",
-            "fused_conv_bias_relu",
-            "fused_dense_cuda",
-            "fused_index_mul_2d",
-        ),
+        *("focal_loss_cuda", "fused_adam_cuda", "fused_conv_bias_relu"),
+        *("fused_dense_cuda", "fused_index_mul_2d"),
         *("fused_lamb_cuda", "fused_rotary_positional_embedding", "fused_weight_gradient_mlp_cuda"),
         *("generic_scaled_masked_softmax_cuda", "group_norm_cuda", "group_norm_v2_cuda", "mlp_cuda"),
         *("nccl_p2p_cuda", "peer_memory_cuda", "permutation_search_cuda", "scaled_masked_softmax_cuda"),
-        *(
-            "scaled_softmax_cuda",
-            "scaled_upper_triang_masked_softmax_cuda",
-            "syncbn",
-            "transducer_joint_cuda",
-        ),
+        *("scaled_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"),
+        *("syncbn", "transducer_joint_cuda"),
         *("transducer_loss_cuda", "xentropy_cuda"),
     )
 )

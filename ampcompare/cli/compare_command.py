@@ -99,17 +99,8 @@ compare_option = option_factory(CompareOptions)
     forms=FORMS,
     rules=RULES,
     common=[
-        *(
-            "--arm",
-            "--reference",
-            "--seeds",
-            "--margin",
-            "--arch",
-            "--data",
-            "--data-dir",
-            "--epochs",
-            "--batch-size",
-        ),
+        *("--arm", "--reference", "--seeds", "--margin", "--arch"),
+        *("--data", "--data-dir", "--epochs", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--fail-on", "--output-dir"),
     ],
     examples=[

@@ -15,15 +15,8 @@ from ampcompare.cli.forms import Form, resolve_form
 from ampcompare.cli.values import WordChoice
 
 GROUPS = (
-    *(
-        "Arms",
-        "Seeds and verdicts",
-        "Your own script",
-        "Data and model",
-        "Optimizer",
-        "Schedule",
-        "Several processes",
-    ),
+    *("Arms", "Seeds and verdicts", "Your own script"),
+    *("Data and model", "Optimizer", "Schedule", "Several processes"),
     *("Divergence and misuse", "Checkpoints", "Machine and timing", "Settings", "Options", "Output"),
 )
 ARMS, COMPARISON, SCRIPT, DATA, OPTIMIZER, SCHEDULE, PROCESSES, *_, OUTPUT = GROUPS

@@ -52,17 +52,8 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllNamesBut(())))
     forms=FORMS,
     rules=arm_rules("arm_text"),
     common=[
-        *(
-            "--arm",
-            "--opt-level",
-            "--arch",
-            "--data",
-            "--data-dir",
-            "--epochs",
-            "--batch-size",
-            "--lr",
-            "--optimizer",
-        ),
+        *("--arm", "--opt-level", "--arch", "--data", "--data-dir"),
+        *("--epochs", "--batch-size", "--lr", "--optimizer"),
         *("--recipe", "--device", "--seed", "--resume", "--output-dir", "--json"),
     ],
     examples=[

@@ -24,16 +24,8 @@ OTHER_PARAMETERS = {"guards": "guards", "processes": "processes", "seed": "recip
 DERIVED = {"processes": "number of requested processes", "arm_text": "flags of the arm"}
 OWN = ("metric", "list_metrics", "seed_arg", "shift_seeds", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
-    *(
-        "sweep",
-        "timing_rounds",
-        "verify_resume",
-        "recipe_name",
-        "size",
-        "config_file",
-        "overrides",
-        "model_args",
-    ),
+    *("sweep", "timing_rounds", "verify_resume", "recipe_name"),
+    *("size", "config_file", "overrides", "model_args"),
     *("slurm_options", "dist_url"),
 )
 

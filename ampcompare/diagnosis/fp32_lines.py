@@ -19,28 +19,10 @@ CASTS = frozenset(("to", "half", "bfloat16", "type"))
 # Functions whose arguments must be of one type: an fp32 result reaches them as a user would pass it on.
 ONE_TYPE = frozenset(
     (
-        *(
-            "linear",
-            "matmul",
-            "__matmul__",
-            "mm",
-            "bmm",
-            "addmm",
-            "baddbmm",
-            "einsum",
-            "conv1d",
-            "conv2d",
-            "conv3d",
-        ),
-        *(
-            "conv_transpose1d",
-            "conv_transpose2d",
-            "layer_norm",
-            "batch_norm",
-            "group_norm",
-            "bilinear",
-            "prelu",
-        ),
+        *("linear", "matmul", "__matmul__", "mm", "bmm", "addmm"),
+        *("baddbmm", "einsum", "conv1d", "conv2d", "conv3d"),
+        *("conv_transpose1d", "conv_transpose2d", "layer_norm"),
+        *("batch_norm", "group_norm", "bilinear", "prelu"),
         *("scaled_dot_product_attention", "dot", "mv", "embedding_bag"),
     )
 )

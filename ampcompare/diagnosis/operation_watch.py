@@ -56,17 +56,8 @@ def _norms_on_device(values: Tensor, wide: Tensor, own: Tensor | None) -> Tensor
 # They make constants or move values: an infinity that they write was asked for.
 CONSTANT = frozenset(
     (
-        *(
-            "full",
-            "full_like",
-            "fill",
-            "masked_fill",
-            "new_full",
-            "scalar_tensor",
-            "lift_fresh",
-            "zeros",
-            "zeros_like",
-        ),
+        *("full", "full_like", "fill", "masked_fill", "new_full"),
+        *("scalar_tensor", "lift_fresh", "zeros", "zeros_like"),
         *("new_zeros", "ones", "ones_like", "where", "tril", "triu"),
     )
 )

@@ -16,19 +16,8 @@ from benchmarks.gpu.context import PART_SECONDS, Context
 from benchmarks.gpu.report import Report, environment
 
 PARTS = (
-    *(
-        "smoke",
-        "tasks",
-        "scripts",
-        "tests",
-        "golden",
-        "syncs",
-        "profile",
-        "speed",
-        "memory",
-        "resume",
-        "comparisons",
-    ),
+    *("smoke", "tasks", "scripts", "tests", "golden", "syncs"),
+    *("profile", "speed", "memory", "resume", "comparisons"),
 )
 LEAST_SECONDS = 20.0  # that a part is begun with
 # What `setup.py` asks for, by the names of import, and the runner of tests.

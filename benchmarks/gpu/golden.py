@@ -33,15 +33,8 @@ REHEARSED = (
     "resume-init-then-load-O1-convnet-sgd",
 )
 WHATEVER_THE_KERNELS = (
-    *(
-        "step",
-        "out_dtypes",
-        "loss_dtypes",
-        "param_dtypes",
-        "grad_dtypes",
-        "master_dtypes",
-        "master_grad_dtypes",
-    ),
+    *("step", "out_dtypes", "loss_dtypes", "param_dtypes"),
+    *("grad_dtypes", "master_dtypes", "master_grad_dtypes"),
     *("buffer_dtypes", "skipped", "scalers"),
 )
 # Scaled half gradients that nobody reads: Apex frees or keeps them as it likes.

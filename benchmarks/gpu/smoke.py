@@ -30,17 +30,8 @@ ONLY_ON_GPUS = {
     "a CUDA graph": (*FUSED, "--cuda-graph"),
 }
 METHODS = (
-    *(
-        "--ema-decay",
-        "0.9",
-        "--clip-grad",
-        "1.0",
-        "--grad-accum-steps",
-        "2",
-        "--prefetch",
-        "2",
-        "--channels-last",
-    ),
+    *("--ema-decay", "0.9", "--clip-grad", "1.0"),
+    *("--grad-accum-steps", "2", "--prefetch", "2", "--channels-last"),
     *("--layerwise-lr", "larc", "--save-every-epochs", "1", "--save-apex-format"),
 )
 # In a folder of its own: next to it, `profile.py` would stand for the module of that name.

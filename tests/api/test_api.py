@@ -56,20 +56,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[CompareOptions]:
 def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions], tmp_path: Path) -> None:
     """Every option of the command has an argument, and both give equal `CompareOptions`, apart from origins."""
     words = [
-        *(
-            "--arm",
-            "fp32",
-            "--arm",
-            "half",
-            "--seeds",
-            "auto",
-            "--margin",
-            "1",
-            "--time-margin",
-            "3",
-            "--tag",
-            "a",
-        ),
+        *("--arm", "fp32", "--arm", "half", "--seeds", "auto"),
+        *("--margin", "1", "--time-margin", "3", "--tag", "a"),
         *("--loss-margin", "2"),
         *("--objective", "memory", "--budget", "90s", "--jobs", "2", "--sweep", "workers=0,1", "--force"),
         *("--gpus", "0,2"),

@@ -80,19 +80,8 @@ def test_a_display_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ENDLESS = [
-    *(
-        "run",
-        "--data",
-        "synthetic",
-        "--train-size",
-        "64",
-        "--val-size",
-        "32",
-        "--image-size",
-        "8",
-        "--arch",
-        "mlp",
-    ),
+    *("run", "--data", "synthetic", "--train-size", "64"),
+    *("--val-size", "32", "--image-size", "8", "--arch", "mlp"),
     *("--epochs", "1000000", "--batch-size", "8", "--device", "cpu"),
 ]
 

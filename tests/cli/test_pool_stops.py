@@ -14,30 +14,10 @@ from ampcompare.results.records.run import read_record
 
 pytestmark = pytest.mark.slow
 WORDS = (
-    *(
-        "compare",
-        "--arm",
-        "fp32,native:bf16",
-        "--data",
-        "synthetic",
-        "--train-size",
-        "64",
-        "--val-size",
-        "16",
-    ),
-    *(
-        "--image-size",
-        "8",
-        "--arch",
-        "mlp",
-        "--batch-size",
-        "16",
-        "--device",
-        "cpu",
-        "--no-progress",
-        "--jobs",
-        "2",
-    ),
+    *("compare", "--arm", "fp32,native:bf16", "--data"),
+    *("synthetic", "--train-size", "64", "--val-size", "16"),
+    *("--image-size", "8", "--arch", "mlp", "--batch-size"),
+    *("16", "--device", "cpu", "--no-progress", "--jobs", "2"),
     *("-o", "out"),
 )
 PATIENCE = 90.0

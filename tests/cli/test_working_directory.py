@@ -9,31 +9,10 @@ import pytest
 from ampcompare.base.processes.start import isolated_environment, module_command
 
 NAMES = (
-    *(
-        "json",
-        "typing",
-        "dataclasses",
-        "logging",
-        "random",
-        "queue",
-        "socket",
-        "statistics",
-        "tempfile",
-        "uuid",
-    ),
-    *(
-        "torch",
-        "numpy",
-        "torchvision",
-        "sklearn",
-        "click",
-        "pydantic",
-        "yaml",
-        "rich",
-        "psutil",
-        "tabulate",
-        "xxhash",
-    ),
+    *("json", "typing", "dataclasses", "logging", "random"),
+    *("queue", "socket", "statistics", "tempfile", "uuid"),
+    *("torch", "numpy", "torchvision", "sklearn", "click"),
+    *("pydantic", "yaml", "rich", "psutil", "tabulate", "xxhash"),
     *("pynvml", "apex", "amp_C", "triton", "sitecustomize", "PIL", "safetensors", "numba"),
 )
 # `python -m` itself imports these before any code of this package runs.

@@ -13,45 +13,23 @@ from ampcompare.diagnosis.explain import bytes_per_parameter, explain_arm
 from ampcompare.results.report.terminal import Terminal
 
 ARMS = [
-    *(
-        "fp32",
-        "apex:O0",
-        "apex:O1",
-        "apex:O2",
-        "apex:O3",
-        "native:fp16",
-        "native:bf16",
-        "half",
-        "half:bn_fp32",
-    ),
+    *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3"),
+    *("native:fp16", "native:bf16", "half", "half:bn_fp32"),
     *("apex:O3,keep_batchnorm_fp32=true,loss_scale=128", "apex:O2,min_loss_scale=1", "half:bf16"),
     *("apex:O3,master_weights=true", "half:loss_scale=64", "native:fp16,init_scale=1024,growth_interval=100"),
     *("half:masters=fp32,dynamic", "half:dynamic", "half:masters=fp32,bn_fp32", "half:bf16,masters=fp32"),
     *("apex:O2,cast_model_outputs=fp16", "apex:O1,loss_scale=128", "apex:O0,loss_scale=dynamic"),
-    *(
-        "actnn:bits=2",
-        "actnn:bits=8,over=native:bf16",
-        "half:keep_fp32=2",
-        "native:fp16,keep_fp32=BatchNorm*",
-    ),
+    *("actnn:bits=2", "actnn:bits=8,over=native:bf16"),
+    *("half:keep_fp32=2", "native:fp16,keep_fp32=BatchNorm*"),
     *("apex:O4", "apex:O5", "apex:O5,loss_scale=dynamic", "apex:O5,keep_batchnorm_fp32=false,loss_scale=128"),
-    *(
-        "half:bf16,kahan",
-        "half:bf16,rounding=stochastic,state=fp32",
-        "half:bf16,masters=fp32,grads=fp32,reduce=bf16",
-    ),
+    *("half:bf16,kahan", "half:bf16,rounding=stochastic,state=fp32"),
+    *("half:bf16,masters=fp32,grads=fp32,reduce=bf16",),
     *("native:bf16,weights=bf16", "native:fp16,state=bf16,reduce=bf16"),
     *("apex:O2,keep_fp32=*.norm|lm_head", "apex:O1,keep_fp32=LayerNorm", "apex:O3,keep_fp32=2"),
 ]
 LIBRARIES = [
-    *(
-        "accelerate:no",
-        "accelerate:bf16",
-        "fabric:32-true",
-        "fabric:bf16-mixed",
-        "fabric:16-true",
-        "mmengine:fp32",
-    ),
+    *("accelerate:no", "accelerate:bf16", "fabric:32-true"),
+    *("fabric:bf16-mixed", "fabric:16-true", "mmengine:fp32"),
     *("accelerate:fp16", "fabric:16-mixed", "fabric:bf16-true", "mmengine:fp16", "mmengine:bf16", "horovod"),
     *("fp8:tensorwise", "fp8:rowwise,over=half:bf16"),
 ]

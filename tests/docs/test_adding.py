@@ -15,12 +15,8 @@ COMPARE = (
     "--train-size 32 --val-size 16 --max-steps 2 --batch-size 16 --device cpu -o out"
 )
 COMMANDS = (
-    *(
-        "run --help",
-        "config show --origin --loss-tail 2.5",
-        "config schema",
-        "config show --set recipe.loss_tail=0",
-    ),
+    *("run --help", "config show --origin --loss-tail 2.5"),
+    *("config schema", "config show --set recipe.loss_tail=0"),
     *("list models", "list data", "list arms", "list tasks", "explain dummy", "doctor --json"),
     *("lint script.py", "lint --format json script.py", COMPARE, "run --task halving --device cpu -o halved"),
 )

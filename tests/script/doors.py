@@ -6,22 +6,12 @@ TYPES = (
 )
 ARMS = [
     *("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "apex:O4", "apex:O5", "apex:O2,masters=none"),
-    *(
-        "apex:O2,keep_fp32=0",
-        "apex:O1,loss_scale=128",
-        "apex:O1,cast_model_outputs=bf16",
-        "half",
-        "half:bf16",
-    ),
+    *("apex:O2,keep_fp32=0", "apex:O1,loss_scale=128"),
+    *("apex:O1,cast_model_outputs=bf16", "half", "half:bf16"),
     *("half:bn_fp32", "half:loss_scale=64", "half:dynamic", "half:masters=fp32,dynamic"),
     *(f"half:bf16,{option}" for option in TYPES),
-    *(
-        "native:bf16",
-        "native:fp16",
-        "native:bf16,state=bf16",
-        "native:fp16,state=bf16",
-        "native:fp16,keep_fp32=0",
-    ),
+    *("native:bf16", "native:fp16", "native:bf16,state=bf16"),
+    *("native:fp16,state=bf16", "native:fp16,keep_fp32=0"),
     *("native:bf16,weights=bf16", *(f"native:bf16,weights=bf16,{option}" for option in TYPES)),
     *("gemm:mxfp8,keep=none", "gemm:nvfp4,sr,keep=none,over=half:bf16+masters=fp32"),
 ]

@@ -37,18 +37,8 @@ MNT_DETACH = 2
 PR_SET_DUMPABLE = 4
 OF_THE_MACHINE = ("/proc", "/sys", "/dev", "/run")
 OF_THE_KERNEL = {
-    *(
-        "proc",
-        "sysfs",
-        "devtmpfs",
-        "devpts",
-        "cgroup",
-        "cgroup2",
-        "mqueue",
-        "hugetlbfs",
-        "debugfs",
-        "tracefs",
-    ),
+    *("proc", "sysfs", "devtmpfs", "devpts", "cgroup"),
+    *("cgroup2", "mqueue", "hugetlbfs", "debugfs", "tracefs"),
     *("securityfs", "configfs", "pstore", "bpf", "efivarfs", "binfmt_misc", "fusectl", "nsfs", "selinuxfs"),
 }  # kinds of file systems that hold no files of a user
 

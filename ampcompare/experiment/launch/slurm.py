@@ -39,19 +39,8 @@ WARNING_SECONDS = 90  # between submitit's signal and the time limit
 MAX_ARRAY = 1000  # tasks; Slurm takes 1001 unless it is configured otherwise
 ISOLATION = ("PYTHONPATH", "PYTHONSAFEPATH")
 OWN_OPTIONS = {
-    *(
-        "ntasks",
-        "ntasks-per-node",
-        "n",
-        "nodes",
-        "N",
-        "array",
-        "chdir",
-        "error",
-        "job-name",
-        "open-mode",
-        "output",
-    ),
+    *("ntasks", "ntasks-per-node", "n", "nodes", "N", "array"),
+    *("chdir", "error", "job-name", "open-mode", "output"),
     "wrap",
 }
 ANSWER_SECONDS = 60.0

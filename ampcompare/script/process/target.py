@@ -41,18 +41,8 @@ KEPT = frozenset(
             "amp_C",
             "ampcompare",
         ),
-        *(
-            "apex",
-            "codecs",
-            "encodings",
-            "genericpath",
-            "importlib",
-            "io",
-            "numpy",
-            "os",
-            "posixpath",
-            "ntpath",
-        ),
+        *("apex", "codecs", "encodings", "genericpath"),
+        *("importlib", "io", "numpy", "os", "posixpath", "ntpath"),
         *("site", "stat", "torch", "zipimport"),
     )
 )

@@ -22,19 +22,8 @@ HEADERS = [
 ]
 MAX_NAME = 60
 OTHER_ROWS = (
-    *(
-        "setup",
-        "weights",
-        "batches",
-        "metric",
-        "memory",
-        "files",
-        "note",
-        "rank",
-        "plain_backward",
-        "acted",
-        "ledger",
-    ),
+    *("setup", "weights", "batches", "metric", "memory", "files"),
+    *("note", "rank", "plain_backward", "acted", "ledger"),
     *("planned", "seeds", "lost_statistics", "remark"),
 )
 

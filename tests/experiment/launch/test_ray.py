@@ -153,18 +153,8 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
 def _stops_at_step_3(go: Path, out: Path) -> list[str]:
     """Return words for a cell that saves each of its four steps, and waits in the third one for a file."""
     return [
-        *(
-            "--arm",
-            "fp32",
-            "--epochs",
-            "1",
-            "--batch-size",
-            "32",
-            "--save-every-steps",
-            "1",
-            "--drain-every",
-            "1",
-        ),
+        *("--arm", "fp32", "--epochs", "1", "--batch-size"),
+        *("32", "--save-every-steps", "1", "--drain-every", "1"),
         *("--resume", "auto", "--arch", "launched:waits_at_the_third_step", "--model-arg", f"file={go}"),
         *("-o", str(out)),
     ]

@@ -22,17 +22,8 @@ FP32_FUNCS: list[str] = _names_of_methods_there(
 
 CASTS: list[str] = _names_of_methods_there(
     *("__add__", "__div__", "__eq__", "__ge__", "__gt__", "__iadd__", "__idiv__", "__imul__", "__isub__"),
-    *(
-        "__itruediv__",
-        "__le__",
-        "__lt__",
-        "__mul__",
-        "__ne__",
-        "__radd__",
-        "__rdiv__",
-        "__rmul__",
-        "__rsub__",
-    ),
+    *("__itruediv__", "__le__", "__lt__", "__mul__", "__ne__"),
+    *("__radd__", "__rdiv__", "__rmul__", "__rsub__"),
     *("__rtruediv__", "__sub__", "__truediv__", *torch_overrides.CASTS),
 )
 

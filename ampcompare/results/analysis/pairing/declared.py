@@ -13,15 +13,8 @@ FLOATS = ("fp16", "bf16", "fp32")
 HALF = ("fp16", "bf16")
 NOTICEABLE = 0.5  # per cent
 PARTS = (
-    *(
-        "weights",
-        "masters",
-        "forward products",
-        "backward products",
-        "gradients",
-        "accumulated gradients",
-        "reduction",
-    ),
+    *("weights", "masters", "forward products", "backward products"),
+    *("gradients", "accumulated gradients", "reduction"),
     *("fprop", "dgrad", "wgrad"),
     *("state", "rounding", "loss scale", "update lost", "largest gradient", "zero denominators"),
 )

@@ -32,17 +32,8 @@ CAST_METHODS = ("matmul", "bmm", "mm")
 # Methods whose result has the dtype of the tensor.
 KEEPING = frozenset(
     {
-        *(
-            "transpose",
-            "permute",
-            "view",
-            "reshape",
-            "contiguous",
-            "unsqueeze",
-            "squeeze",
-            "flatten",
-            "expand",
-        ),
+        *("transpose", "permute", "view", "reshape", "contiguous"),
+        *("unsqueeze", "squeeze", "flatten", "expand"),
         *("detach", "clone", "cuda", "masked_fill", "masked_fill_", "div", "div_", "mul", "mul_"),
     }
 )
