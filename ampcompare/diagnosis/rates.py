@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import math
 import warnings
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR, ReduceLROnPlateau
 
+from ampcompare.base.live_objects import live_objects_of
 from ampcompare.training.precision.base import rate_of
 
 
@@ -156,9 +156,8 @@ def _dummy_optimizer_like(optimizer: Optimizer) -> Optimizer:
 
 def _own_schedulers_of(optimizer: Optimizer) -> list[Any]:
     """Return the schedulers of an optimizer that no other one steps."""
-    # `type` and `vars`: objects of libraries may answer `isinstance` and `getattr` by code of their own.
-    all_of_them = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
-    found = [each for each in all_of_them if vars(each).get("optimizer") is optimizer]
+    # `vars`: objects of libraries may answer `getattr` by code of their own.
+    found = [each for each in live_objects_of(LRScheduler) if vars(each).get("optimizer") is optimizer]
     inner = {id(one) for each in found for one in getattr(each, "_schedulers", ())}
     return [each for each in found if id(each) not in inner]
 

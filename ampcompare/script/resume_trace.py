@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.import_hook import ImportHook
+from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.adapter_imports import acts_by_itself, follow_adapters
@@ -335,7 +336,7 @@ class ResumeTrace:
         if not left:
             return
         owners: dict[int, tuple[int, nn.Module]] = {}
-        for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
+        for module in live_objects_of(nn.Module):
             inside = {id(each) for each in module.parameters()} & left
             size = sum(1 for _ in module.modules())
             owners.update(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.patches import Points, Subscriptions
 
 STATISTICS = ("running_mean", "running_var")
@@ -42,7 +42,7 @@ class LostStatisticsWatch:
 
 def _layers_with_statistics() -> dict[int, tuple[str, nn.Module]]:
     """Return the layers of the process that have running statistics, with their names, by identity."""
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    modules = live_objects_of(nn.Module)
     inner = {id(part) for module in modules for part in module.children()}
     found: dict[int, tuple[str, nn.Module]] = {}
     for module in modules:

@@ -5,13 +5,13 @@ casts, keep their type, and each module gets inputs of the type of its own weigh
 """
 
 import functools
-import gc
 import weakref
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
@@ -148,6 +148,5 @@ def _make_param_fp32(param: Tensor) -> None:
 
 def live_modules() -> list[nn.Module]:
     """Return all modules of this process."""
-    # `type` and `vars`: the objects of libraries may answer `isinstance` by code of their own.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-    return [one for one in modules if "_modules" in vars(one)]
+    # `vars`: the objects of libraries may answer `hasattr` by code of their own.
+    return [one for one in live_objects_of(nn.Module) if "_modules" in vars(one)]
