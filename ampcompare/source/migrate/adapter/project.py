@@ -111,9 +111,7 @@ def plan_adapters(
         _plan_project(root, places.package_for_adapter(root, files), files, early)
         for root, files in sorted(groups.items())
     ]
-    core_left = _core_that_stays([file for plan in plans for file in plan.files])
-    if core_left is not None:
-        plans = [plan if _initializes(plan) else _leave_plan_on_apex(plan, core_left) for plan in plans]
+    plans = _leave_cores_on_apex(plans)
     return plans if initializes else [_note_lacking_initialize(each) for each in plans], faults
 
 
@@ -145,9 +143,6 @@ def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Pa
     left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
     if left is not None:
         files = [_keep_asking_for_apex(each, left) for each in files]
-    core_left = _core_that_stays(files)
-    if core_left is not None:
-        files = [_leave_core_on_apex(each, core_left) for each in files]
     return AdapterPlan(AdapterFile(place, name, present), files)
 
 
@@ -198,9 +193,19 @@ def _initializes(plan: AdapterPlan) -> bool:
     return any(INITIALIZES.search(each.text) for each in documents)
 
 
-def _leave_plan_on_apex(plan: AdapterPlan, left: str) -> AdapterPlan:
-    """Return what becomes of files that call `apex.amp` and leave its `initialize` to others, one of which stays."""
-    return replace(plan, files=[_leave_core_on_apex(each, left) for each in plan.files])
+def _leave_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
+    """Return what becomes of plans where a file that calls `apex.amp` stays on Apex.
+
+    So do all that share its adapter, and those of another one that leave `initialize` to others.
+    """
+    staying = [_core_that_stays(plan.files) for plan in plans]
+    of_any = next(filter(None, staying), None)
+    result = []
+    for plan, own in zip(plans, staying, strict=True):
+        left = own if _initializes(plan) else own or of_any
+        files = plan.files if left is None else [_leave_core_on_apex(each, left) for each in plan.files]
+        result.append(replace(plan, files=files))
+    return result
 
 
 def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
