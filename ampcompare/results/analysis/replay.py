@@ -36,11 +36,8 @@ HALF = 2.0**-20
 OF_BASE = 4.0
 OF_ROUNDING = 4.0  # units of a weight that hold its update
 OF_LOSS = 2.0**-12
-WITHOUT_FP64 = {
-    BATCH: OF_LOSS,
-    LOSS: OF_LOSS,
-    GRADIENTS: 2.0**-10,
-}  # what is compared without it, up to where
+# What is compared without fp64, and up to where.
+WITHOUT_FP64 = {BATCH: OF_LOSS, LOSS: OF_LOSS, GRADIENTS: 2.0**-10}
 OF_MODULES = 8.0  # errors of a module that those of a whole step are at most, where modules are less exact
 
 

@@ -37,13 +37,8 @@ MAX_BYTES = 200 * 10**6
 BATCH, LOSS, GRADIENTS = "(batch)", "(loss)", "(gradients)"
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 NARROW = ("half", "bfloat16", "float")
-NO_OPERATIONS = (
-    "get",
-    "set",
-    "detach",
-    "clone",
-    "requires_grad",
-)  # attributes of tensors, and what computes nothing
+# Attributes of tensors, and what computes nothing.
+NO_OPERATIONS = ("get", "set", "detach", "clone", "requires_grad")
 TORCH = os.path.dirname(torch.__file__)
 DROPOUTS = ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
 Rows = List[Dict[str, Any]]
@@ -914,9 +909,8 @@ class Replay(StepFollower):
         self.modules: Dict[str, nn.Module] = {}
         self.counts: Dict[str, int] = {}
         self.entered = self.loaded = 0
-        self.fits: List[
-            bool
-        ] = []  # of each call of a model, whether the script gives it the inputs of the capsule
+        # Of each call of a model, whether the script gives it the inputs of the capsule.
+        self.fits: List[bool] = []
         self.losses: List[float] = []  # of the backward passes, without those inside of one
         self.loss_gradients: Dict[str, Tensor] = {}
         self.groups: List[Any] = []
@@ -1236,7 +1230,8 @@ class Replay(StepFollower):
         drawn: List[Any] = []
         operations: List[Any] = []
         exact_operations: List[Any] = []
-        noted = operations if run is None else None  # what is compiled calls none that could be seen
+        # What is compiled calls none that could be seen.
+        noted = (operations, exact_operations) if run is None else (None, None)
         with self._modules_called_without_arm(own):
             native = outputs_and_gradients_of_call(
                 module,
@@ -1246,11 +1241,11 @@ class Replay(StepFollower):
                 given=masks,
                 types=kinds,
                 scale=self.scale,
-                operations=noted,
+                operations=noted[0],
             )
         with self._modules_called_without_arm():
             exact = outputs_and_gradients_of_call(
-                module, call, {}, double=True, masks=drawn, given=masks, operations=exact_operations
+                module, call, {}, double=True, masks=drawn, given=masks, operations=noted[1]
             )
             # A unit of what the module computes in, which its inputs may have more bits than.
             unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
