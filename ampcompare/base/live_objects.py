@@ -1,4 +1,4 @@
-"""Objects that live in this process, whoever made them."""
+"""Objects that live in this process, with those of libraries and of the user."""
 
 import gc
 from typing import TypeVar
