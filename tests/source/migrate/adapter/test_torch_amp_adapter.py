@@ -235,6 +235,58 @@ def test_casts_in_threads_that_call_no_forward_of_the_model(forked_python: Any, 
     _compare(forked_python, tmp_path, text)
 
 
+OWN_BLOCKS = """
+from torch.utils.checkpoint import checkpoint
+net, optimizer = amp.initialize(net, optimizer, verbosity=0)
+off = torch.autocast("cuda", enabled=False)
+
+
+@off
+def features(x):
+    return net[1](net[0](x))
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        return x.float() * 2
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx, grad):
+        return grad * 2
+
+
+for step in range(6):
+    optimizer.zero_grad()
+    with torch.cuda.amp.autocast(enabled=False):
+        out = net(x)
+        inner = features(x)
+        with amp.disable_casts(), off:
+            plain = net[0](x)
+        again = checkpoint(net, x, use_reentrant=False)
+        with torch.no_grad(), off:
+            frozen = net(x)
+    print(*(each.dtype for each in (out, inner, plain, again, frozen, net[0](x))))
+    loss = nn.functional.cross_entropy(out, y) + Product.apply(again).pow(2).mean()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        with torch.autocast("cuda", enabled=False):
+            scaled_loss.backward()
+    with off:
+        optimizer.step()
+    print(loss.item(), net[0].weight.grad.dtype, net[0].weight.sum().item())
+"""
+
+
+@pytest.mark.integration
+def test_disabled_autocast_blocks_of_a_script_turn_no_casts_off(forked_python: Any, tmp_path: Path) -> None:
+    """As those of trainers that know both ways; Apex's casts ask nothing of torch's autocast."""
+    _compare(forked_python, tmp_path, HEAD + OWN_BLOCKS)
+    _, lines = _run(forked_python, tmp_path)
+    assert lines[0] == " ".join(f"torch.float{bits}" for bits in (16, 16, 32, 16, 16, 16))
+
+
 LOADED = "net.load_state_dict({key: torch.full_like(one, k) for key, one in net.state_dict().items()})"
 FILLED = "for each in net.parameters(): each.data.fill_(k)"
 PUT_IN = "for each in net.parameters(): each.data = torch.full_like(each, k)"
