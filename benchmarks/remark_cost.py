@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
+from ampcompare.script.behind.stand_in import StandIn
 from ampcompare.script.recording.recorder import Recorder, Rows
 from ampcompare.script.remarks.sampled_calls import FIRST_STEPS, PERIOD
-from ampcompare.script.stand_in import StandIn
 
 WEIGHTS, NUMBERS = 64, 256
 STEPS = 2 * PERIOD

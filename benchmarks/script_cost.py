@@ -29,10 +29,10 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.recording.recorder import Recorder, Rows, record_header
-from ampcompare.script.stand_in import StandIn
-from ampcompare.script.watch import CellFactsRecorder
+from ampcompare.script.watch.cell_facts import CellFactsRecorder
 
 BLOCK = {"tiny": 100, "deep": 60, "medium": 20}
 ROUNDS = {"tiny": 50, "deep": 50, "medium": 30}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import psutil
 
 SERVER = Path(__file__).with_name("fork_server.py")
-MODULES = ("ampcompare.base.processes.server", "ampcompare.script.examination")
+MODULES = ("ampcompare.base.processes.server", "ampcompare.script.examination.examined_run")
 STARTERS = os.path.join("ampcompare", "base", "processes") + os.sep  # of this checkout, or of a copy
 
 

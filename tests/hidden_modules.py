@@ -30,7 +30,7 @@ OWN = (
     "ampcompare.experiment.run_plan",
     "ampcompare.script.arm_process",
     "ampcompare.script.process.execute",
-    "ampcompare.script.process.rewrite_run",
+    "ampcompare.script.examination.rewrite_run",
     "ampcompare.base.processes.server",
     "ampcompare.experiment.launch.worker.cell",
 )

@@ -36,7 +36,7 @@ MAY_PRINT = (
     "base.environment.oldest",
     "script.legacy",
     "script.process.execute",
-    "script.stderr",
+    "script.invocation.stderr",
     "cli",
     "__main__",
 )
@@ -341,7 +341,7 @@ def test_the_process_of_a_script_asks_for_no_option_of_an_arm() -> None:
     """What a backend does in a script, its `InScript`, its `Roles` and the file in `script/behind` say."""
     asking = _with(
         r"\.options\b",
-        [f"ampcompare.script.{name}" for name in ("stand_in", "arm_process", "behind.own_arm")],
+        [f"ampcompare.script.{name}" for name in ("behind.stand_in", "arm_process", "behind.own_arm")],
     )
     assert asking == ["ampcompare.script.behind.own_arm"]
 

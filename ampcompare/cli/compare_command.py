@@ -291,8 +291,8 @@ def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
 
     require_torch()
     KEEP_STEP.refuse_unread_settings(options.settings.layers)
-    from ampcompare.script.exec_settings import ExecSettings
-    from ampcompare.script.process.target import target_of
+    from ampcompare.script.invocation.exec_settings import ExecSettings
+    from ampcompare.script.invocation.target import target_of
     from ampcompare.script.replay.keep import keep_step_in_capsule
 
     config = plan_comparison(options).plan.cells[0]

@@ -18,10 +18,10 @@ from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, WordChoice
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import ExecSettings
 
 if TYPE_CHECKING:
-    from ampcompare.script.process.target import Target
+    from ampcompare.script.invocation.target import Target
 
 exec_option = option_factory(ExecSettings)
 IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
@@ -196,7 +196,7 @@ class ScriptCall:
     @property
     def target(self) -> Target:
         """What `execute` runs."""
-        from ampcompare.script.process.target import target_of
+        from ampcompare.script.invocation.target import target_of
 
         return target_of(self.script, list(self.arguments), is_module=self.is_module)
 

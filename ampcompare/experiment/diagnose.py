@@ -197,7 +197,7 @@ def run_examined_script(
     """Run the script of a configuration under examination, to its end, and return its exit code.
 
     Args:
-        kind: of `ampcompare.script.examination`, which runs once or on each rank.
+        kind: of `ampcompare.script.examination.examined_run`, which runs once or on each rank.
         answer: file that it leaves.
         what: it leaves one for.
     """
@@ -206,7 +206,7 @@ def run_examined_script(
     if config.processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
     own = {CELL_FOLDER: str(folder), "PYTHONUNBUFFERED": "1", **EXAMINING}
-    start += ["-m", "ampcompare.script.examination", kind, str(folder / "request.json")]
+    start += ["-m", "ampcompare.script.examination.examined_run", kind, str(folder / "request.json")]
     command = module_command("ampcompare.experiment.launch.script.supervise", *start)
     with sandbox_of_cell(config, folder) as sandbox, (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(

@@ -16,7 +16,7 @@ from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.experiment.script_run import ScriptRun, read_run_error, read_script_run
-from ampcompare.script.process.rewrite_run import MOVED, SEED
+from ampcompare.script.examination.rewrite_run import MOVED, SEED
 from ampcompare.settings.stack import StackConfig
 
 ENGINE = "on ampcompare's engine"
@@ -90,7 +90,7 @@ def run_script_in_child(
             words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:
-                command = module_command("ampcompare.script.process.rewrite_run", words)
+                command = module_command("ampcompare.script.examination.rewrite_run", words)
             else:
                 from ampcompare.experiment.launch.script.stacks import (  # it imports torch
                     command_that_traces_script,

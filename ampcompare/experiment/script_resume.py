@@ -223,7 +223,7 @@ class _ResumeRuns:
             if sandbox.is_partial:
                 say(WITHOUT_OVERLAYS)
             requests = [self._write_request(each, sandbox) for each in given]
-            command = module_command("ampcompare.script.resume_runs", *map(str, requests))
+            command = module_command("ampcompare.script.examination.resume_runs", *map(str, requests))
             own = {**EXAMINING, "PYTHONDONTWRITEBYTECODE": "1"}
             code, text = run_command(command, {**script_environment(), **own, **sandbox.environment})
         if code is None:

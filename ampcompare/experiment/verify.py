@@ -25,8 +25,8 @@ from ampcompare.experiment.rewrite_comparison import (
 )
 from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
 from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
-from ampcompare.script.process.rewrite_run import FOR_ADAPTER, FOR_TORCH
-from ampcompare.script.process.target import CALLS_APEX
+from ampcompare.script.examination.rewrite_run import FOR_ADAPTER, FOR_TORCH
+from ampcompare.script.invocation.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
 from ampcompare.source.migrate.adapter.imports import adapter_text
 from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter

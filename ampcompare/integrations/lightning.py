@@ -22,7 +22,7 @@ from torch.optim import LBFGS, Optimizer
 from ampcompare import guards as guard_rules
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable, CheckpointError, ConfigError, UnsupportedCombination
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.recording.recorder import Recorder, Rows, record_header
 from ampcompare.training.precision.base import Precision, make_precision
 

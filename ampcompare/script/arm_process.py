@@ -26,19 +26,19 @@ from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import SeedCall, lost_statistics_text
-from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.first_weights import FirstWeights
-from ampcompare.script.ledger import ScriptLedger
+from ampcompare.script.beginning.first_weights import FirstWeights
+from ampcompare.script.beginning.seeding import SeedWatch
+from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.stderr import say_once
+from ampcompare.script.invocation.target import Target
 from ampcompare.script.process import child_processes
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.process.target import Target
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch
-from ampcompare.script.seeding import SeedWatch
-from ampcompare.script.stand_in import StandIn
-from ampcompare.script.stderr import say_once
-from ampcompare.script.watch import CellFactsRecorder
+from ampcompare.script.watch.cell_facts import CellFactsRecorder
+from ampcompare.script.watch.ledger import ScriptLedger
 from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import choose_cpu_half

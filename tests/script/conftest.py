@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.script.behind import Behind, arms
+from tests.script.stand_ins import Behind, arms
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.script.behind import arms
 from tests.script.small_script import ARMS
+from tests.script.stand_ins import arms
 from tests.script.trainings import (
     Apex,
     Gan,

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.script.watch import FirstBatchHashes
+from ampcompare.script.watch.cell_facts import FirstBatchHashes
 
 
 def test_first_batches_are_those_of_the_first_module_after_each_backward_pass() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
-from ampcompare.script.apex_amp import refuse_init_of_old_amp
+from ampcompare.script.behind.apex_amp import refuse_init_of_old_amp
 from ampcompare.script.behind.side import ScriptSide, as_list
 from ampcompare.script.process.prepare import override_opt_level
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.behind.side import ScriptSide, as_list
-from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
+from ampcompare.script.imports.fp16_classes import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 

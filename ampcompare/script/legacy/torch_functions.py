@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from ampcompare.script.stderr import say_once
+from ampcompare.script.invocation.stderr import say_once
 
 __all__ = ["keep_operator_for_jit", "patch_torch", "use_gloo_for_nccl"]
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import ExecSettings
 
 ROOT = str(Path(__file__).resolve().parents[3])
 # The child's own sys.path may not contain a checkout that is not installed.

@@ -20,21 +20,21 @@ from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.base.processes.start import add_working_directory_first
-from ampcompare.script.banned_loss import find_banned_loss_text
-from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.legacy.missing_names import missing_names_of_script
-from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
-from ampcompare.script.process import child_processes
-from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.process.shadowed import find_shadowing_text
-from ampcompare.script.process.target import (
+from ampcompare.script.imports.missing_names import missing_names_of_script
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.stderr import point_at_migrate, say
+from ampcompare.script.invocation.target import (
     NEEDED_LATER,
     Target,
     forget_shadowed_modules,
     import_without_first_entry,
     search_first_entry_last,
 )
-from ampcompare.script.stderr import point_at_migrate, say
+from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
+from ampcompare.script.process import child_processes
+from ampcompare.script.process.banned_loss import find_banned_loss_text
+from ampcompare.script.process.prepare import PreparedProcess, prepare_process
+from ampcompare.script.process.shadowed import find_shadowing_text
 
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
@@ -276,7 +276,7 @@ def _end_traceback_at_user_line(traceback: TracebackType | None) -> None:
 
 def _find_traceback_of_script(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith(
-        ("ampcompare.script.process", "importlib")
+        ("ampcompare.script.invocation", "ampcompare.script.process", "importlib")
     ):
         traceback = traceback.tb_next
     return traceback

@@ -18,10 +18,10 @@ from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.base.location import user_location
 from ampcompare.base.shim import finder as shim
-from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.legacy.missing_names import record_missing_apex_names
+from ampcompare.script.imports.missing_names import record_missing_apex_names
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.stderr import point_at_migrate, print_violation, say_once
 from ampcompare.script.process import child_processes
-from ampcompare.script.stderr import point_at_migrate, print_violation, say_once
 
 if TYPE_CHECKING:
     from ampcompare.base.patches import Subscriptions
@@ -189,7 +189,7 @@ def override_opt_level(
     for name in ("apex.amp", "apex.amp.frontend"):
         events.wrap(sys.modules[name], "initialize", initialize)
     if options is None:  # of no arm, which answers in the place of the adapter
-        from ampcompare.script.adapter_imports import follow_adapters
+        from ampcompare.script.imports.adapter_imports import follow_adapters
 
         follow_adapters(lambda adapter: events.wrap(adapter, "initialize", initialize), events)
 

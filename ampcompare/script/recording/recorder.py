@@ -26,9 +26,9 @@ from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secret_files import note_secrets_in_files
 from ampcompare.base.secrets import hide_secrets_in_words, mask_secrets
 from ampcompare.results.records.run import dump_json
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.stderr import say_once
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record, summary_text
-from ampcompare.script.stderr import say_once
 
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0

@@ -17,8 +17,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.adapter_imports import acts_by_itself, follow_adapters
-from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
+from ampcompare.script.imports.adapter_imports import acts_by_itself, follow_adapters
+from ampcompare.script.imports.fp16_classes import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows, detached_value
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ampcompare.script.arm_process import current_stand_in, prepare_arm_process
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.behind.stand_in import StandIn
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.replay.one_step import Arm
-from ampcompare.script.stand_in import StandIn
 from ampcompare.training.precision.base import half_dtype_of
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.stderr import say_once
+from ampcompare.script.invocation.target import Target
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.process.target import Target
 from ampcompare.script.replay.one_step import Arm, StepKeeper, main, seed_all_generators
-from ampcompare.script.stderr import say_once
 
 FAILED = 3
 

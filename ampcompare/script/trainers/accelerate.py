@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.script.process.target import Target, forget_shadowed_modules
+from ampcompare.script.invocation.target import Target, forget_shadowed_modules
 from ampcompare.script.recording.metrics import log_numbers
 from ampcompare.script.trainers.arm import Follow, TrainerContext
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.process import child_processes
 
 PYTHON = sys.executable

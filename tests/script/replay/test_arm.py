@@ -10,8 +10,8 @@ import pytest
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
 from ampcompare.script.replay.arm import ReplayedArm
 from ampcompare.script.replay.one_step import Replay, StepRefused
-from tests.script.behind import Behind
 from tests.script.replay.steps import Sides, watched
+from tests.script.stand_ins import Behind
 
 SCRIPT = """
 import torch

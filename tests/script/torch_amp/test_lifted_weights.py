@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.tree import map_tensors_in_tree
+from tests.script.behind.test_stand_in import Rows
 from tests.script.small_script import batch, network
-from tests.script.test_stand_in import Rows
 from tests.script.trainings import has_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")

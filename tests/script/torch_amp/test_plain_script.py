@@ -19,8 +19,8 @@ from ampcompare.script.recording import recorder as recording
 from ampcompare.script.recording.scaled_steps import record_steps
 from ampcompare.training.precision.base import owned_params
 from tests.covering import covering
+from tests.script.behind.test_stand_in import Rows
 from tests.script.small_script import batch, network, two_networks
-from tests.script.test_stand_in import Rows
 from tests.script.trainings import (
     Apex,
     Gan,

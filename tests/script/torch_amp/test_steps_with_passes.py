@@ -15,8 +15,8 @@ from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.recording.scaled_steps import record_grad_scalers
 from ampcompare.training.precision.base import owned_params
 from tests.covering import covering
+from tests.script.behind.test_stand_in import Rows
 from tests.script.small_script import batch
-from tests.script.test_stand_in import Rows
 
 STEPS = 5
 MASTERS = ("O2", "half:masters=fp32,dynamic")

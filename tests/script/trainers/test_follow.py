@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
+from tests.script.behind.test_stand_in import Rows
 from tests.script.small_script import batch, network
-from tests.script.test_stand_in import Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available")
 

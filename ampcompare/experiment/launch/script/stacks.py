@@ -435,7 +435,7 @@ def command_that_traces_script(
     if found.fault:
         raise EnvironmentUnfit(found.fault)
     if found.has_ampcompare and not found.apex_version:
-        words = ["-m", "ampcompare.script.process.rewrite_run", request]
+        words = ["-m", "ampcompare.script.examination.rewrite_run", request]
     else:
         files = {"record": "record.jsonl", "save-weights": CellFile.WEIGHTS, "save-last": "last.pt"}
         options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]

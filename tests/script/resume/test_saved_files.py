@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.saved_files import SavedFilesWatch, parts_of_saved_object
+from ampcompare.script.resume.saved_files import SavedFilesWatch, parts_of_saved_object
 from ampcompare.settings.resume_trace import TraceRowKind, rows_of_saved_files
 
 Rows = list[dict[str, Any]]

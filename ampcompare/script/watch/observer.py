@@ -18,7 +18,7 @@ from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
-from ampcompare.script.watch import StepsReached
+from ampcompare.script.watch.cell_facts import StepsReached
 
 
 class ScriptObserver:

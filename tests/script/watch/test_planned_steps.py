@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.script.planned_steps import find_planned_steps
+from ampcompare.script.watch.planned_steps import find_planned_steps
 
 
 def planned(tmp_path: Path, lines: str, **names: Any) -> int | None:

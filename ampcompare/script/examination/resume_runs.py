@@ -1,4 +1,4 @@
-"""Run a script, and once more as it is started again: `python -m ampcompare.script.resume_runs REQUEST...`.
+"""Run a script, and once more as it is started again: `python -m ampcompare.script.examination.resume_runs REQUEST...`.
 
 Each REQUEST is the file of a `ResumeRequest`. The second run finds the files that the first one wrote, also in a
 sandbox, which holds for one process and what that starts. It gets the names of the file that was saved last. Behind a
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.processes.start import add_working_directory_first
-from ampcompare.script.examination import main
+from ampcompare.script.examination.examined_run import main
 from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,
@@ -71,7 +71,7 @@ def _set_checkpoint_in_request(request: dict[str, Any], saved: str, states: str)
 def _resume_from_each_remains(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
     """Start the script from each set of files that killed copies have left, and write what came of it."""
     from ampcompare.script import arm_process  # noqa: F401 - imports torch once for all of them
-    from ampcompare.script.killed_saves import lay_out_remains, put_back_originals
+    from ampcompare.script.resume.killed_saves import lay_out_remains, put_back_originals
 
     attempts: dict[str, list[dict[str, Any]]] = {}
     for left in sorted({row["left"] for row in rows if row["kind"] == TraceRowKind.KILLED}, key=int):

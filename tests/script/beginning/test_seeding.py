@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ampcompare.script.seed_shift import shifted_numpy_seed, shifted_python_seed, shifted_torch_seed
-from ampcompare.script.seeding import SeedWatch
+from ampcompare.script.beginning.seed_shift import shifted_numpy_seed, shifted_python_seed, shifted_torch_seed
+from ampcompare.script.beginning.seeding import SeedWatch
 from ampcompare.settings.script import SEED_STRIDE
 
 LOADER = """

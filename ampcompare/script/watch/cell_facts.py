@@ -12,9 +12,9 @@ from torch import distributed
 
 from ampcompare.base.metric_log import listen_to_metrics
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.script.planned_steps import find_planned_steps
 from ampcompare.script.recording.metrics import start_logging_scalars
 from ampcompare.script.recording.recorder import Recorder
+from ampcompare.script.watch.planned_steps import find_planned_steps
 from ampcompare.training.hashes import generators_sha256, inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params

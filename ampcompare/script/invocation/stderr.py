@@ -7,8 +7,8 @@ import sys
 from ampcompare.base.environment.ranks import rank_of_process
 from ampcompare.base.formatting import fold_line_to_terminal_width
 from ampcompare.guards import Violation
-from ampcompare.script.exec_settings import ExecSettings
-from ampcompare.script.process.target import files_with_apex
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.target import files_with_apex
 from ampcompare.source.migrate.adapter.mark import loaded_adapters
 
 _printed: set[str] = set()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.script import resume_trace
+from ampcompare.script.resume import resume_trace
 
 
 class Shadow:

@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
 from ampcompare.base.processes.start import add_working_directory_first
-from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.invocation.target import Target, digests_of_other_files_with_apex, files_with_apex
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.process.target import Target, digests_of_other_files_with_apex, files_with_apex
 from ampcompare.source.migrate.adapter.imports import TEMPLATE, adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER, has_adapter_mark
 from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:
-    from ampcompare.script.first_weights import FirstWeights
+    from ampcompare.script.beginning.first_weights import FirstWeights
     from ampcompare.script.recording.recorder import Rows
-    from ampcompare.script.watch import FirstBatchHashes
+    from ampcompare.script.watch.cell_facts import FirstBatchHashes
 
 SEED = 20250508
 MOVED = "moved.json"  # in the folder of a run: what becomes of files, by their paths
@@ -215,7 +215,7 @@ class _AdapterLoader(importlib.machinery.SourceFileLoader):
         return compile(adapter_text(), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        from ampcompare.script.adapter_imports import announce_adapter  # which imports torch
+        from ampcompare.script.imports.adapter_imports import announce_adapter  # which imports torch
 
         super().exec_module(module)
         announce_adapter(module)
@@ -308,8 +308,8 @@ class _RewriteTrace:
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         self._watch_reads_by_host()
         if self._stored is not None:
-            from ampcompare.script.first_weights import FirstWeights
-            from ampcompare.script.watch import FirstBatchHashes
+            from ampcompare.script.beginning.first_weights import FirstWeights
+            from ampcompare.script.watch.cell_facts import FirstBatchHashes
 
             self._first = FirstWeights(events, self._stored if self._stored.exists() else None)
             self._batches = FirstBatchHashes(lambda hashes, draws: None)

@@ -11,26 +11,16 @@ The weights that it gets are fp32 by then, lifted from fp16. Its calls become th
 """
 
 import importlib
-from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from ampcompare.base.patches import Subscriptions
+from ampcompare.script.imports.fp16_classes import MODULES, fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
 METHODS = {"backward", "update_master_grads", "clip_master_grads", "step", "zero_grad"}
-MODULES = ("apex.fp16_utils", "apex.contrib.optimizers.fp16_optimizer")
-
-
-def fp16_optimizer_classes() -> list[Any]:
-    """Return both classes, that of `apex.fp16_utils` first; of a build of the real Apex maybe that one alone."""
-    classes = []
-    for name in MODULES:
-        with suppress(ImportError):
-            classes.append(importlib.import_module(name).FP16_Optimizer)
-    return classes
 
 
 def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:

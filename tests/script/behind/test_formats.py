@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.training.precision.base import make_precision
+from tests.script.behind.test_stand_in import Rows
 from tests.script.small_script import batch
-from tests.script.test_stand_in import Rows
 
 ARMS = [
     "gemm:mxfp8",

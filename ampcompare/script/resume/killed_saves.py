@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ampcompare.base.files.temporary import temporary_root
-from ampcompare.script.saved_files import is_open_for_writing
+from ampcompare.script.resume.saved_files import is_open_for_writing
 
 SECONDS = 60.0  # that a copy may take
 ACKNOWLEDGED = b"."

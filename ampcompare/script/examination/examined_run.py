@@ -1,4 +1,4 @@
-"""One run of a user's own script under examination: `python -m ampcompare.script.examination KIND REQUEST`.
+"""One run of a user's own script under examination, in a process of its own: words KIND REQUEST.
 
 | KIND | the run is | REQUEST is the file of a | what is written |
 |---|---|---|---|
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ampcompare.diagnosis.options import PrefixWatchRequest, StepWatchRequest
     from ampcompare.diagnosis.profiling.options import ProfileRequest
-    from ampcompare.script.exec_settings import ExecSettings
+    from ampcompare.script.invocation.exec_settings import ExecSettings
     from ampcompare.script.process.prepare import PreparedProcess
     from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
@@ -38,7 +38,7 @@ def main(kind: str, path: str) -> int:
     from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.options import PrefixWatchRequest, StepWatchRequest
     from ampcompare.diagnosis.profiling.options import ProfileRequest
-    from ampcompare.script.stderr import say_once
+    from ampcompare.script.invocation.stderr import say_once
     from ampcompare.settings.resume_trace import ResumeRequest
 
     rank = rank_of_process()
@@ -75,7 +75,7 @@ def _diagnose_script(request: StepWatchRequest, rank: int) -> int:
     from ampcompare.diagnosis.diagnose import diagnosis_of_observation
     from ampcompare.diagnosis.observation import Observation
     from ampcompare.diagnosis.step_watch import StepOperationsWatch
-    from ampcompare.script.observer import ScriptObserver
+    from ampcompare.script.watch.observer import ScriptObserver
 
     observation = Observation()
     reference = None if request.reference == "none" else getattr(torch, request.reference)
@@ -108,7 +108,7 @@ def _profile_script(request: ProfileRequest, rank: int) -> int:
     from ampcompare.backends.arm import Arm
     from ampcompare.diagnosis.profiling.measure import profile_from_steps
     from ampcompare.diagnosis.profiling.step_profiler import StepCounts, StepProfiler
-    from ampcompare.script.watch import StepsReached
+    from ampcompare.script.watch.cell_facts import StepsReached
     from ampcompare.training.precision.base import half_dtype_of
     from ampcompare.training.precision.cpu_half import choose_cpu_half
 
@@ -157,8 +157,8 @@ def _watch_prefix(request: PrefixWatchRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
     from ampcompare.diagnosis.prefix import PrefixWatch
     from ampcompare.script.arm_process import types_of_lifted_weights
-    from ampcompare.script.planned_steps import find_planned_repetitions
-    from ampcompare.script.watch import StepsReached
+    from ampcompare.script.watch.cell_facts import StepsReached
+    from ampcompare.script.watch.planned_steps import find_planned_repetitions
 
     watches: list[PrefixWatch] = []
 
@@ -188,7 +188,7 @@ def _watch_prefix(request: PrefixWatchRequest, rank: int) -> int:
 def _run_traced_script(request: ResumeRequest, rank: int) -> int:
     """Run a script and write a trace of its steps, and of what it saves and loads."""
     from ampcompare.base.patches import Subscriptions
-    from ampcompare.script.resume_trace import ResumeTrace
+    from ampcompare.script.resume.resume_trace import ResumeTrace
     from ampcompare.script.trainers.resumption import note_saved_state_folders, start_trainers_from_checkpoint
     from ampcompare.settings.resume_trace import converted_checkpoint_name
 
@@ -230,8 +230,8 @@ def _run_with_observer(
         rewrite: how it is rewritten, as of `RewrittenTarget`; None: it is not.
     """
     from ampcompare.script.arm_process import prepare_arm_process, run_script
-    from ampcompare.script.exec_settings import ExecSettings
-    from ampcompare.script.process.target import target_of
+    from ampcompare.script.invocation.exec_settings import ExecSettings
+    from ampcompare.script.invocation.target import target_of
 
     def prepare(given: ExecSettings) -> PreparedProcess:
         prepared = prepare_arm_process(given)
@@ -242,7 +242,7 @@ def _run_with_observer(
     arguments = list(request.settings["arguments"])
     settings = ExecSettings(**{**request.settings, "arguments": tuple(arguments)})
     if rewrite is not None:
-        from ampcompare.script.process.rewrite_run import RewrittenTarget
+        from ampcompare.script.examination.rewrite_run import RewrittenTarget
 
         return run_script(RewrittenTarget(settings.name, arguments, rewrite), settings, prepare=prepare)
     target = target_of(settings.name, arguments, is_module=request.is_module)

@@ -18,7 +18,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
-from ampcompare.script.banned_loss import BANNED
+from ampcompare.script.process.banned_loss import BANNED
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
 from ampcompare.script.torch_amp.o1 import O1BehindTorch

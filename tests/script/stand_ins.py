@@ -8,7 +8,7 @@ from typing import Any
 from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
 from ampcompare.base.tensors.cuda_casts import cuda_casts
-from ampcompare.script.stand_in import StandIn
+from ampcompare.script.behind.stand_in import StandIn
 
 
 class Behind:

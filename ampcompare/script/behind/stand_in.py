@@ -17,11 +17,12 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.script.adapter_imports import answer_by_apex, follow_adapters
-from ampcompare.script.apex_amp import ScriptAmp
+from ampcompare.script.behind.apex_amp import ScriptAmp
+from ampcompare.script.behind.formats import ScriptFormats
+from ampcompare.script.behind.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.behind.side import ScriptSide
-from ampcompare.script.formats import ScriptFormats
-from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
+from ampcompare.script.behind.type_errors import find_type_refusal
+from ampcompare.script.imports.adapter_imports import answer_by_apex, follow_adapters
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.remarks.averages import AverageWatch
 from ampcompare.script.remarks.lost_decay import LostDecay
@@ -36,8 +37,7 @@ from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import TrainerContext
-from ampcompare.script.type_errors import find_type_refusal
-from ampcompare.script.watch import CellFactsRecorder
+from ampcompare.script.watch.cell_facts import CellFactsRecorder
 from ampcompare.training.precision.base import half_dtype_of
 
 StandBehind = Callable[[Arm, ScriptSide], TorchAmpStandIn]

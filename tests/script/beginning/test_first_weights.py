@@ -8,7 +8,7 @@ import torch
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.first_weights import FirstWeights
+from ampcompare.script.beginning.first_weights import FirstWeights
 
 
 @pytest.fixture

@@ -30,9 +30,9 @@ from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.script.adapter_imports import acts_by_itself, follow_adapters
-from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
-from ampcompare.script.saved_files import DEPTH, SavedFilesWatch, script_location
+from ampcompare.script.imports.adapter_imports import acts_by_itself, follow_adapters
+from ampcompare.script.resume.killed_saves import ChangeWatch, KilledSaves
+from ampcompare.script.resume.saved_files import DEPTH, SavedFilesWatch, script_location
 from ampcompare.settings.resume_trace import TraceRowKind
 
 if TYPE_CHECKING:

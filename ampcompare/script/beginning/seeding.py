@@ -22,7 +22,7 @@ from torch.utils.data import Sampler
 
 from ampcompare.base.location import PACKAGE, Location, is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Subscriptions, calling_frame
-from ampcompare.script.seed_shift import (
+from ampcompare.script.beginning.seed_shift import (
     NUMPY_SEEDS,
     shifted_numpy_seed,
     shifted_python_seed,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.script.killed_saves import (
+from ampcompare.script.resume.killed_saves import (
     ChangeWatch,
     FileChange,
     KilledSaves,

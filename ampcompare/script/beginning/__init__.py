@@ -1,0 +1,1 @@
+"""What the training of a script begins with: its seeds and its first weights."""
