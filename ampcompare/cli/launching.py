@@ -70,7 +70,7 @@ def options_from_parameters(
     kind: Callable[..., Options], parameters: Mapping[str, Any], **values: Any
 ) -> Options:
     """Return options of a run or comparison: each is the parameter of the command that has its name, or a value."""
-    from ampcompare.experiment.launch.slurm import parse_slurm_options
+    from ampcompare.experiment.launch.dispatch.slurm import parse_slurm_options
     from ampcompare.experiment.run_options import LaunchOptions
 
     names = inspect.signature(kind).parameters.keys() & parameters.keys() - READ_ELSEWHERE

@@ -23,10 +23,10 @@ from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.option_rules import refusal_sentence, refuse_broken_rules
 from ampcompare.base.secrets import reveal_secrets
-from ampcompare.experiment.launch.cell import command_of_cell
 from ampcompare.experiment.launch.cell_files import write_cell_inputs
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.local import LocalLauncher
+from ampcompare.experiment.launch.dispatch.cell import command_of_cell
+from ampcompare.experiment.launch.dispatch.local import LocalLauncher
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.matrix import MatrixRow, find_reference
 from ampcompare.experiment.observer import Observer

@@ -15,7 +15,7 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.ranks import is_one_of_several_ranks
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
-from ampcompare.experiment.launch.slurm import require_slurm
+from ampcompare.experiment.launch.dispatch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
 from ampcompare.tasks.catalog import check_task_of_recipe

@@ -23,7 +23,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.cell_files import last_lines_of_file
 from ampcompare.experiment.launch.contract import BY_HAND, Launcher, Progress
-from ampcompare.experiment.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.dispatch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
 from ampcompare.experiment.launch.script.output import OutputReader

@@ -15,7 +15,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
 from ampcompare.base.option_rules import OptionRule, Values, rule_of_need
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.dispatch import launcher_for_places, make_launcher
+from ampcompare.experiment.launch.dispatch.dispatch import launcher_for_places, make_launcher
 from ampcompare.experiment.launch.places import Places
 from ampcompare.experiment.matrix import setting_path_of_name
 from ampcompare.experiment.observer import Observer

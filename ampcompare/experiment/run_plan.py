@@ -26,7 +26,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_failed_cell
-from ampcompare.experiment.launch.dispatch import LauncherPool
+from ampcompare.experiment.launch.dispatch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.plan import Plan, devices_of_cells
 from ampcompare.experiment.preflight import preflight, require_own_run_of_each_seed, require_trainable_arm

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.guards.checks import GUARDS
-from ampcompare.guards.detector import Guard
-from ampcompare.guards.reporting import GuardWarning, Violation, ViolationSink, warn_of_violation
+from ampcompare.guards.detection.detector import Guard
+from ampcompare.guards.detection.reporting import GuardWarning, Violation, ViolationSink, warn_of_violation
 
 if TYPE_CHECKING:
     from ampcompare.guards.hooks import GuardHooks

@@ -18,9 +18,9 @@ from ampcompare.base.errors import GuardError
 from ampcompare.base.location import Location, is_users_file, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
-from ampcompare.guards.detector import EVENTS, Detector
-from ampcompare.guards.reporting import GuardWarning, ViolationSink
-from ampcompare.guards.script_state import EnteredAutocast, ScaleLossBlock, ScriptState
+from ampcompare.guards.detection.detector import EVENTS, Detector
+from ampcompare.guards.detection.reporting import GuardWarning, ViolationSink
+from ampcompare.guards.detection.script_state import EnteredAutocast, ScaleLossBlock, ScriptState
 
 OUTSIDE_BACKWARD = -1
 MAX_BLOCKS = 64  # of autocast, in which layers are watched: later steps call them as they are

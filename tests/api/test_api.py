@@ -137,7 +137,7 @@ def test_a_comparison_writes_its_reports_and_checks_limits(
 ) -> None:
     """`compare` leaves the files of the command, and raises with the results when an arm exceeds a limit."""
     monkeypatch.setattr(
-        "ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant()
+        "ampcompare.experiment.launch.dispatch.dispatch.make_launcher", lambda config, **options: Instant()
     )
     folder = tmp_path / "out"
     comparison = ampcompare.compare(
@@ -228,7 +228,7 @@ def test_find_batch_searches_as_the_command_does(monkeypatch: pytest.MonkeyPatch
 def test_export_a_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Event files lie in a folder of the run directory; what is no run directory, or no tracker, is refused."""
     monkeypatch.setattr(
-        "ampcompare.experiment.launch.dispatch.make_launcher", lambda config, **options: Instant()
+        "ampcompare.experiment.launch.dispatch.dispatch.make_launcher", lambda config, **options: Instant()
     )
     folder = tmp_path / "out"
     ampcompare.compare("fp32", seeds=[1], output_dir=folder, **TINY)

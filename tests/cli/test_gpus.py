@@ -9,8 +9,9 @@ from ampcompare.base.environment.gpus import Gpu
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli import main
 from ampcompare.experiment import diagnose
-from ampcompare.experiment.launch import dispatch, places
+from ampcompare.experiment.launch import places
 from ampcompare.experiment.launch.contract import Launcher
+from ampcompare.experiment.launch.dispatch import dispatch
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.results.records.run import RunRecord
 

@@ -14,7 +14,7 @@ from ampcompare.base.files.loaded_code import digest_of_file
 from ampcompare.experiment.compare import pilot_seeds, run_with_estimated_seeds, seeds_needed
 from ampcompare.experiment.eta import estimate_remaining_cost
 from ampcompare.experiment.launch.cell_files import write_record
-from ampcompare.experiment.launch.dispatch import LauncherPool
+from ampcompare.experiment.launch.dispatch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan, parse_varied_setting
 from ampcompare.experiment.reload_report import reload_comparison

@@ -15,8 +15,8 @@ from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.dispatch import DispatchingLauncher
-from ampcompare.experiment.launch.local import ExternalLauncher
+from ampcompare.experiment.launch.dispatch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.dispatch.local import ExternalLauncher
 from ampcompare.experiment.run_directory import RunDirectory
 
 Process: TypeAlias = Any  # forked, with the methods of a `subprocess.Popen`
@@ -24,7 +24,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.experiment.launch.dispatch import DispatchingLauncher
+from ampcompare.experiment.launch.dispatch.dispatch import DispatchingLauncher
 with RunDirectory(Path(sys.argv[1])).make_and_lock(DispatchingLauncher(), command="ampcompare compare --tag first"):
     print("held", flush=True)
     time.sleep(60)

@@ -6,7 +6,7 @@ The files import torch inside functions, so that the texts of the guards can be 
 import importlib
 import pkgutil
 
-from ampcompare.guards.detector import Detector
+from ampcompare.guards.detection.detector import Detector
 
 __all__ = ["DETECTORS", "GUARDS"]
 

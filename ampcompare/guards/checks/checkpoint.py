@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of_name
+from ampcompare.guards.detection.detector import Detector, guard_of_name
 
 DEPTH = 3
 

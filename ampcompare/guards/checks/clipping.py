@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of_name
-from ampcompare.guards.reporting import ViolationSink
-from ampcompare.guards.script_state import (
+from ampcompare.guards.detection.detector import Detector, guard_of_name
+from ampcompare.guards.detection.reporting import ViolationSink
+from ampcompare.guards.detection.script_state import (
     ScriptState,
     contains_parameter,
     first_loss,

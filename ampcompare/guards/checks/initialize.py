@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of_name
+from ampcompare.guards.detection.detector import Detector, guard_of_name
 
 if TYPE_CHECKING:
     from torch import nn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.detector import Detector, guard_of_name
-from ampcompare.guards.script_state import EnteredAutocast, first_loss
+from ampcompare.guards.detection.detector import Detector, guard_of_name
+from ampcompare.guards.detection.script_state import EnteredAutocast, first_loss
 
 if TYPE_CHECKING:
     import torch

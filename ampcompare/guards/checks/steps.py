@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.guards.detector import Detector, guard_of_name
-from ampcompare.guards.script_state import (
+from ampcompare.guards.detection.detector import Detector, guard_of_name
+from ampcompare.guards.detection.script_state import (
     first_parameter_with_gradient,
     parameters_of_optimizer,
     will_skip_step,

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.detector import Detector, guard_of_name
+from ampcompare.guards.detection.detector import Detector, guard_of_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ampcompare.base.tensors.data_access import DataAccessFollower
-    from ampcompare.guards.master_pairs import MasterPairs
+    from ampcompare.guards.detection.master_pairs import MasterPairs
 
 MAX_READS = 32  # steps that only read `data`, each of which makes the guard wait for the device
 
@@ -73,7 +73,7 @@ class WeightsApart(Detector):
     def _watch_writes(self, optimizer: Any) -> None:
         """Look for writes from now on, when the model has the weights of the masters."""
         from ampcompare.base.tensors.data_access import DataAccessFollower
-        from ampcompare.guards.master_pairs import MasterPairs
+        from ampcompare.guards.detection.master_pairs import MasterPairs
 
         before = self._pairs.get(optimizer)
         if before is not None and before.was_data_accessed:

@@ -9,9 +9,9 @@ import torch
 
 from ampcompare.base.environment.ranks import DistributedEnv, rank_of_process, read_distributed_env
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
-from ampcompare.experiment.launch.dispatch import make_launcher
+from ampcompare.experiment.launch.dispatch.dispatch import make_launcher
+from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
 from ampcompare.experiment.launch.worker.rank import initialized_process_group, local_device, open_rank_store

@@ -7,7 +7,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.local import LocalLauncher
+from ampcompare.experiment.launch.dispatch.local import LocalLauncher
 from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.records.run import RunRecord, RunSummary, read_record
 from ampcompare.settings.config import RunConfig

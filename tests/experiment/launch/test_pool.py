@@ -8,7 +8,7 @@ import pytest
 import ampcompare
 from ampcompare.base.environment.variables import PLACE
 from ampcompare.experiment.launch.contract import record_of_failed_cell
-from ampcompare.experiment.launch.dispatch import LauncherPool
+from ampcompare.experiment.launch.dispatch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
 from ampcompare.experiment.launch.places import Place, record_with_place
 from ampcompare.settings.config import RunConfig

@@ -14,11 +14,11 @@ import pytest
 from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch import slurm
 from ampcompare.experiment.launch.cell_files import progress_writer, write_record
 from ampcompare.experiment.launch.contract import Launcher, Progress
-from ampcompare.experiment.launch.ray import RayLauncher
-from ampcompare.experiment.launch.slurm import SlurmLauncher
+from ampcompare.experiment.launch.dispatch import slurm
+from ampcompare.experiment.launch.dispatch.ray import RayLauncher
+from ampcompare.experiment.launch.dispatch.slurm import SlurmLauncher
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.reload_report import reload_comparison

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.experiment.launch import slurm as slurm_launcher
+from ampcompare.experiment.launch.dispatch import slurm as slurm_launcher
+from ampcompare.experiment.launch.dispatch.slurm import SlurmLauncher
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.results.records.comparison import read_comparison
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps

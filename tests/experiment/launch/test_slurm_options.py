@@ -15,10 +15,10 @@ from ampcompare.base.errors import (
     EnvironmentUnfit,
     LaunchError,
 )
-from ampcompare.experiment.launch import slurm as module
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import record_of_failed_cell
-from ampcompare.experiment.launch.slurm import SlurmLauncher, parse_slurm_options
+from ampcompare.experiment.launch.dispatch import slurm as module
+from ampcompare.experiment.launch.dispatch.slurm import SlurmLauncher, parse_slurm_options
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 

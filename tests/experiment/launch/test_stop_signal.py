@@ -14,7 +14,7 @@ from ampcompare.experiment.launch.contract import (
     StoppableProcess,
     record_of_failed_cell,
 )
-from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
+from ampcompare.experiment.launch.dispatch.dispatch import DispatchingLauncher, LauncherPool
 from ampcompare.experiment.launch.stop_signal import hold_stop_signals, request_stop_at_signals
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord

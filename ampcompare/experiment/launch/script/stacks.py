@@ -337,7 +337,7 @@ class StackLauncher(ScriptLauncher):
         words = [
             *config.stack.python_command_for_cell(folder),
             "-m",
-            "ampcompare.experiment.launch.cell",
+            "ampcompare.experiment.launch.dispatch.cell",
             str(folder.resolve()),
         ]
         environment = {**environment_without_own_python(), **self._place.environment}

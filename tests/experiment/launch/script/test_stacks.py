@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.local import LocalLauncher
+from ampcompare.experiment.launch.dispatch.local import LocalLauncher
 from ampcompare.experiment.launch.script import stacks
 from ampcompare.experiment.launch.script.stacks import (
     StackLauncher,

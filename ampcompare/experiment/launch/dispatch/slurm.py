@@ -22,11 +22,11 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
-from ampcompare.experiment.launch.cell import train_cell_on_this_machine
 from ampcompare.experiment.launch.cell_files import write_cell_inputs, write_record
 from ampcompare.experiment.launch.contract import record_of_failed_cell
+from ampcompare.experiment.launch.dispatch.cell import train_cell_on_this_machine
+from ampcompare.experiment.launch.dispatch.queue_launcher import QueueLauncher
 from ampcompare.experiment.launch.forked import worker_environment
-from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ampcompare.base.location import Location
-from ampcompare.guards.reporting import ViolationSink
-from ampcompare.guards.script_state import ScriptState
+from ampcompare.guards.detection.reporting import ViolationSink
+from ampcompare.guards.detection.script_state import ScriptState
 from ampcompare.source.lint.catalog import BY_NAME
 
 if TYPE_CHECKING:

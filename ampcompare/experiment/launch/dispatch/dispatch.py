@@ -8,10 +8,10 @@ from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_interrupted_cell
-from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
+from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
+from ampcompare.experiment.launch.dispatch.ray import RayLauncher
+from ampcompare.experiment.launch.dispatch.slurm import SlurmLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, Places
-from ampcompare.experiment.launch.ray import RayLauncher
-from ampcompare.experiment.launch.slurm import SlurmLauncher
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 

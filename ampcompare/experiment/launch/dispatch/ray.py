@@ -18,7 +18,6 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import first_line_of_text
 from ampcompare.base.secrets import known_placeholders, restore_secrets
-from ampcompare.experiment.launch.cell import train_cell
 from ampcompare.experiment.launch.cell_files import (
     read_config,
     write_cell_inputs,
@@ -26,9 +25,10 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import record_of_failed_cell, record_of_interrupted_cell
-from ampcompare.experiment.launch.local import LocalLauncher
+from ampcompare.experiment.launch.dispatch.cell import train_cell
+from ampcompare.experiment.launch.dispatch.local import LocalLauncher
+from ampcompare.experiment.launch.dispatch.queue_launcher import QueueLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place, places_for_cells
-from ampcompare.experiment.launch.queue_launcher import QueueLauncher
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 

@@ -11,8 +11,8 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.compare import write_cell_commands
-from ampcompare.experiment.launch.cell import command_of_cell
 from ampcompare.experiment.launch.cell_files import write_cell_inputs
+from ampcompare.experiment.launch.dispatch.cell import command_of_cell
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_options import CompareOptions
 from ampcompare.results.records.run import RunRecord, read_record

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ampcompare.experiment.launch.cell_files import write_cell_inputs
-from ampcompare.experiment.launch.ray import train_cell_in_ray_task
+from ampcompare.experiment.launch.dispatch.ray import train_cell_in_ray_task
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 

@@ -1,9 +1,9 @@
 """A cell as a command, which any scheduler can start: Slurm and Ray do, and `compare --emit-cells` writes it.
 
-`python -m ampcompare.experiment.launch.cell FOLDER` trains the cell whose `config.json` lies in the folder, and writes
-its progress there. A cell that has a result stays as it is, and one that was stopped or lost resumes from its newest
-checkpoint, so that the same command again is always right. Under torchrun, mpirun or srun it joins the other ranks. The
-exit code is 3 where the cell failed, and 143 where it was asked to stop and has saved.
+`python -m ampcompare.experiment.launch.dispatch.cell FOLDER` trains the cell whose `config.json` lies in the folder,
+and writes its progress there. A cell that has a result stays as it is, and one that was stopped or lost resumes from
+its newest checkpoint, so that the same command again is always right. Under torchrun, mpirun or srun it joins the other
+ranks. The exit code is 3 where the cell failed, and 143 where it was asked to stop and has saved.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
+from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.stop_signal import end_signals_handled, hold_stop_signals
 from ampcompare.results.records.run import RunRecord, read_record
 
