@@ -53,15 +53,21 @@ IN_STACK = Form(
 )
 UNDER_ARM = Form(
     "--arm ARM",
-    frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards"}),
+    frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards", "guard_passes"}),
     lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
     ", which sets it",
     "--arm O2 sets the level, --arm script trains the script as it is",
 )
-AS_IT_IS = plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards"))
+AS_IT_IS = plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards", "guard_passes"))
 FORMS = (VERIFY_RESUME, KEEP_STEP, IN_STACK, UNDER_ARM, AS_IT_IS)
 RULES = (
     rule_of_need("--shift-seeds", "shift_seeds", "--seed N", "seed", because=", whose offset it adds"),
+    OptionRule(
+        "--guard-passes N",
+        "is not for --no-guards",
+        "give only one of them",
+        lambda values: values["guard_passes"] is not None and values["guards"] == "off",
+    ),
     OptionRule(
         "--verify-resume STEP",
         "is not for an arm of a stack",
@@ -114,6 +120,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
+@exec_option("--guard-passes", type=click.IntRange(1), metavar="N")
 @option(
     "--verify-resume",
     type=click.IntRange(1),

@@ -99,13 +99,14 @@ class ProgressDisplay(Observer):
                 cached = " (cached)" if reused else ""
                 self._print_line(f"[{cell.number}/{total}] {cell.full_name}: {_outcome_text(record)}{cached}")
             for finding in record.guards:
-                if not self.quiet and finding not in self._found:
+                if not self.quiet and not any(finding in said for said in self._found):
                     self._found.add(finding)
                     self._print_line(printable_line(f"ampcompare {finding}", 500))
 
     def preflight(self, lines: Sequence[str]) -> None:
         if not self.quiet:
             with self._lock:
+                self._found.update(lines)
                 for line in lines:
                     self._print_line(printable_line(line, 500, keep_end=300, keep_spaces=True))
 

@@ -38,6 +38,7 @@ from ampcompare.settings.examination import ERRORS
 from ampcompare.settings.script import ScriptConfig, seed_option_in_source
 
 STEPS = 3
+MAX_GUARDED_PASSES = 1000
 MAX_SECONDS = 5.0  # of further steps, once one is made
 MAX_SECONDS_BEFORE = 60.0  # the first step, once a script or cell has begun
 MAX_SECONDS_TO_BEGIN = 600.0
@@ -115,13 +116,24 @@ def run_trials_of_rows(
         ):
             tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
-    return found.model_copy(update={"arms": _trial_summaries(builds, trials), "untried": untried})
+    seen = {"arms": _trial_summaries(builds, trials), "remarks": _remarks_of_trials(builds, trials)}
+    return found.model_copy(update={**seen, "untried": untried})
 
 
 def _trial_summaries(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial]) -> dict[str, ArmTrial]:
     """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
     found = {label: trials[build] for label, build in builds.items() if build in trials}
     return {label: trial.summary() for label, trial in found.items() if not trial.must_start_by_hand}
+
+
+def _remarks_of_trials(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial]) -> dict[str, list[str]]:
+    """Return what guards and the ledger remark of the labels that were tried: the labels by the text."""
+    found: dict[str, list[str]] = {}
+    for label, build in builds.items():
+        if build in trials:
+            for text in trials[build].remarks:
+                found.setdefault(text, []).append(label)
+    return found
 
 
 def _try_advised_arms(
@@ -277,6 +289,13 @@ class _ArmTrial:
         return message_with_advice(self.seen, self.advice) if self.seen else self.record.error or "it failed"
 
     @property
+    def remarks(self) -> list[str]:
+        """What went wrong in its steps by the script's own lines."""
+        if self.rows is None:
+            return list(self.record.guards)
+        return [*self.rows.guards, *self.rows.remarks]
+
+    @property
     def is_trained(self) -> bool:
         """Whether it made a step, so that another seed can be compared with it."""
         return bool(self.steps) and not self.error
@@ -323,7 +342,9 @@ def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> 
     script = cell.script
     if script is not None:
         limits = {"metrics": (), "max_steps": min(STEPS, script.max_steps or STEPS)}
-        brief = brief.model_copy(update={"script": script.model_copy(update=limits)})
+        # None of its times is compared, so guards look at all that it does.
+        update = {"script": script.model_copy(update=limits), "warmup_steps": MAX_GUARDED_PASSES}
+        brief = brief.model_copy(update=update)
     else:
         brief = brief.model_copy(update={"saving": SavingConfig(stop_at_step=STEPS)})
     limit = _TimeLimit(launcher)

@@ -189,6 +189,11 @@ def test_every_rule_asks_for_options_of_its_command(name: str) -> None:
         ),
         (["diagnose", "--arm", "O1,O2"], 2, "--arm with several arms needs --ahead; give one arm, or both"),
         (
+            ["exec", "--guard-passes", "3", "--no-guards", "a.py"],
+            2,
+            "--guard-passes N is not for --no-guards; give only",
+        ),
+        (
             ["exec", "--arm", "O1", "--shift-seeds", "all", "a.py"],
             2,
             "--shift-seeds needs --seed N, whose offset it",

@@ -150,6 +150,14 @@ DOUBTFUL: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("--arm", "fp32,O1"), "  apex:O1 cannot train: ",
     ),
     "a file that is written": (script(step="torch.save(1, 'ck.pt')"), (), "writes"),
+    "an optimizer of other weights": (
+        script().replace("for step in", "import copy; model = copy.deepcopy(model)\nfor step in"),
+        ("--arm", "script,fp32"), "AdamW got no gradient for any of its 4 weights in its first 2 steps",
+    ),
+    "a loss that is no number": (
+        script().replace("optimizer.zero_grad()", "loss = loss.log() + torch.nan; optimizer.zero_grad()"), (),
+        "  the loss is not finite in step 0, before anything is compared",
+    ),
 }  # fmt: skip
 
 
@@ -161,7 +169,12 @@ def test_a_profile_of_too_few_steps_does_not_begin(call: Any, folder: Path) -> N
     assert "the script makes 8 steps, and" in done.err
 
 
-LONGER = ("a metric of each step", "a metric of the end", "a file that is written")
+LONGER = (
+    "a metric of each step",
+    "a metric of the end",
+    "a file that is written",
+    "a loss that is no number",
+)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +189,64 @@ def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path,
     assert said in done.err.partition("[1/2]")[0], done.err
     assert done.err.partition("[1/2]")[0].count(said) == 1
     assert len(list((folder / "out").glob("cells/*/record.json"))) == 2
+
+
+CLIPPED = """
+import torch
+from torch import nn
+from clipping import clip
+
+model = nn.Linear(8, 2).cuda()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cuda")
+for step in range(16):
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(model(torch.randn(16, 8).cuda()), torch.ones(16).long().cuda())
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    clip(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+CLIPPING = """
+def clip(optimizer):
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad.clamp_(-0.5, 0.5)
+"""
+
+
+@pytest.mark.parametrize("guards", ["on", pytest.param("off", marks=pytest.mark.slow)])
+def test_a_mistake_in_the_use_of_amp_is_said_before_any_cell(call: Any, folder: Path, guards: str) -> None:
+    """Once, for the script as it is; the report has it too, and the cell's timed steps run without guards."""
+    (folder / "train.py").write_text(CLIPPED)
+    (folder / "clipping.py").write_text(CLIPPING)
+    words = ("--no-guards",) * (guards == "off")
+    done = call(
+        "compare",
+        "--arm",
+        "script,fp32",
+        "--device",
+        "cpu",
+        "--seeds",
+        "0",
+        "-o",
+        "out",
+        *words,
+        "--",
+        "train.py",
+    )
+    said = (
+        "guard clip-scaled: clipping.py:5: gradients are limited by clamp before scaler.unscale_(optimizer)"
+    )
+    assert done.code == 0
+    assert done.err.count(said) == (guards == "on"), done.err
+    assert f"  script: {said}" in done.err.partition("[1/2]")[0] or guards == "off"
+    report = (folder / "out" / "report.md").read_text()
+    assert ("guard clip-scaled: clipping.py:5: gradients are limited" in report) == (guards == "on")
+    records = [json.loads(path.read_text()) for path in (folder / "out").glob("cells/*/record.json")]
+    found = {record["arm"]: [text.partition(";")[0] for text in record["guards"]] for record in records}
+    assert found == {"script": [said] * (guards == "on"), "fp32": []}
 
 
 def test_what_takes_long_is_ended(call: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

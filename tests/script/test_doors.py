@@ -30,7 +30,9 @@ def check(arm: str, door: str, optimizer: str, folder: Path, python: Any) -> str
     words = ["-m", "ampcompare", "exec", "--arm", arm, "--record", "rows.jsonl", "train.py"]
     done = python.run(words, folder, {**os.environ, "PYTHONWARNINGS": "ignore"})
     assert done.returncode == 0, done.stderr
-    ledger = read_rows(folder / "rows.jsonl").ledger
+    rows = read_rows(folder / "rows.jsonl")
+    assert not [text for text in rows.remarks if "in its first" in text]  # each optimizer gets gradients
+    ledger = rows.ledger
     assert ledger is not None
     assert ledger.forward
     found = role_comparisons(Arm.parse(arm).roles, ledger)

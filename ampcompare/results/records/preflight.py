@@ -1,5 +1,6 @@
 """What a few steps of each arm have shown before a comparison, and the same in words."""
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -36,6 +37,9 @@ class Preflight(FrozenRecord):
     untried: list[str] = Field([], description="rows for which the time did not last")
     optimizers: list[str] = Field([], description="the names of their classes")
     losses: list[float] = Field([], description="of the first steps")
+    remarks: dict[str, list[ArmLabel]] = Field(
+        {}, description="what goes wrong by the script's own lines, with the rows in which it does"
+    )
     is_script: bool = False
     copies: bool | None = Field(None, description="whether two seeds gave the same weights and batches")
     seed_option: str = Field("", description="of the script, for its seed")
@@ -119,6 +123,11 @@ class Preflight(FrozenRecord):
         what += [f"with {format_few_names(self.optimizers)}"] if self.optimizers else []
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
+        lines += [f"  {format_few_names(arms)}: {text}" for text, arms in self.remarks.items()]
+        if self.losses and not math.isfinite(self.losses[-1]):
+            lines.append(
+                f"  the loss is not finite in step {self._first_step_without_loss()}, before anything is compared"
+            )
         if self.copies:
             lines.append(f"  {self.copies_sentence}")
         for name, value in self.metrics.items():
@@ -139,6 +148,9 @@ class Preflight(FrozenRecord):
         elif self.written:
             lines.append(f"  writes {format_few_names(self.written)}")
         return [*lines, *self._cost_lines(labels)]
+
+    def _first_step_without_loss(self) -> int:
+        return next(step for step, loss in enumerate(self.losses) if not math.isfinite(loss))
 
     def _cost_lines(self, labels: Sequence[str]) -> list[str]:
         cost = self.estimate_seconds(labels, self.cell_steps or PER)

@@ -309,7 +309,7 @@ class ScriptFacts(FrozenRecord):
         [], description="files of an earlier attempt in the folder of the cell that it read"
     )
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
-    remarks: list[str] = Field([], description="what rounding takes from the script by its own lines")
+    remarks: list[str] = Field([], description="what goes wrong by the script's own lines, as by rounding")
     lost_statistics: list[str] = Field(
         [], description="layers whose running statistics are not finite at the end, though their weights are"
     )

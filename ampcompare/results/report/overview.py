@@ -217,8 +217,9 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     for record in comparison.records:
         if record.arm == row.arm and record.ledger is not None:
             ran += own_type_sentences(record.config.parsed_arm.roles, record.ledger)
-        if record.arm == row.arm and record.script is not None:
-            ran += [printable_line(text, 2 * LONGEST) for text in record.script.remarks]
+        if record.arm == row.arm:
+            remarks = [] if record.script is None else record.script.remarks
+            ran += [printable_line(text, 2 * LONGEST) for text in (*record.guards, *remarks)]
     return [_status_text(row), reason, time, *its, memory, *ran]
 
 

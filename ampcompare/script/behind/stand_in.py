@@ -25,6 +25,7 @@ from ampcompare.script.behind.type_errors import find_type_refusal
 from ampcompare.script.imports.adapter_imports import answer_by_apex, follow_adapters
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.remarks.averages import AverageWatch
+from ampcompare.script.remarks.first_gradients import FirstGradientsWatch
 from ampcompare.script.remarks.lost_decay import LostDecay
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
 from ampcompare.script.remarks.running_sums import StandingSumWatch
@@ -109,15 +110,17 @@ class StandIn:
         if arm.keep_fp32 and (context := self.torch_amp.find_casts_off_factory()) is not None:
             script = self.torch_amp.script
             KeptFp32AtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
-        if rows is not None and not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
-            self._watch_roundings(rows)
+        if rows is not None:
+            steps = OptimizerSteps(self._events)
+            FirstGradientsWatch(rows).follow(steps)
+            if not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
+                self._watch_roundings(rows, steps)
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.outer_calls_counted_as_inner), self._events)
 
-    def _watch_roundings(self, rows: Rows) -> None:
+    def _watch_roundings(self, rows: Rows, steps: OptimizerSteps) -> None:
         """Remark what rounding takes from the script by its own lines."""
-        steps = OptimizerSteps(self._events)
         calls = SampledCalls(steps, self._events)
         AverageWatch(rows).follow(
             steps, calls, lambda: self.torch_amp.casts_weights or bool(self._lifted.types)

@@ -25,6 +25,7 @@ class ExecSettings:
             lists of the cpu.
         compat_torch: restore removed and changed APIs of torch, numpy and Python.
         guards: what happens on mistakes in the use of mixed precision: "warn", "strict" (an error) or "off".
+        guard_passes: end the guards after N backward passes, so that later steps cost nothing.
         name: the script or module, for the record, like the next.
         arguments: of the script.
     """
@@ -44,6 +45,7 @@ class ExecSettings:
     autocast_lists: str = "cuda"
     compat_torch: bool = False
     guards: str = "warn"
+    guard_passes: int | None = None
     name: str = ""
     arguments: tuple[str, ...] = ()
 

@@ -116,6 +116,7 @@ def _exec_options(settings: ExecSettings, rank: str) -> list[str]:
         "--seed": settings.seed,
         "--shift-seeds": settings.shift_seeds,
         "--max-steps": settings.max_steps,
+        "--guard-passes": settings.guard_passes,
         "--device": settings.device,
     }
     if settings.record is not None:

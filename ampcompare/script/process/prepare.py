@@ -54,9 +54,12 @@ class PreparedProcess:
             self.recorder.close(status, error, advice)
 
 
-def _print_guard_violation(violation: guards.Violation, settings: ExecSettings) -> None:
+def _note_guard_violation(violation: guards.Violation, settings: ExecSettings, rows: Rows | None) -> None:
+    """Print what a guard has found, and record it."""
     print_violation(violation)
     point_at_migrate(settings)
+    if rows is not None:
+        rows.recorder.add_row({"kind": "guard", "text": str(violation)})
 
 
 def prepare_process(
@@ -101,7 +104,8 @@ def prepare_process(
         # After the CUDA functions and an arm, so that the guards see what the script asks for.
         guards.install(
             strict=settings.guards == "strict",
-            say=lambda violation: _print_guard_violation(violation, settings),
+            say=lambda violation: _note_guard_violation(violation, settings, rows),
+            passes=settings.guard_passes,
         )
     if settings.opt_level is not None:
         from ampcompare.base.patches import Layer, Subscriptions

@@ -79,7 +79,10 @@ EXEC, TORCHRUN = "ampcompare.cli:main", "torch.distributed.run"
 class ScriptLauncher(ForkServerLauncher):
     """Forks one process per cell: that of the script, or torchrun's, which starts as many as the configuration says."""
 
-    loaded = ("ampcompare.script.arm_process", "ampcompare.cli.exec_command", "ampcompare.cli.group")
+    loaded = (
+        *("ampcompare.script.arm_process", "ampcompare.guards.hooks"),
+        *("ampcompare.cli.exec_command", "ampcompare.cli.group"),
+    )
     python_options = OPTIONS
 
     def __init__(self, place: Place = ANYWHERE) -> None:
@@ -259,7 +262,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options += ["--device", "cpu"]
     if config.autocast_lists == "cpu":
         options += ["--autocast-lists", "cpu"]
-    options += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[config.guards]
+    options += _guard_options(config)
     if script.compat_torch:
         options.append("--compat-torch")
     if engine_in_script(config.parsed_arm) == "nvidia":
@@ -268,6 +271,13 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options.append("-m")
     arguments = script.arguments_for(seed, config.arm, folder.resolve())
     return [*start, "ampcompare", "exec", *options, script.name, *arguments]
+
+
+def _guard_options(config: RunConfig) -> list[str]:
+    """Return how a cell looks for mistakes: in the steps that times leave out, or in all where they are errors."""
+    if config.guards == "warn" and config.warmup_steps:
+        return ["--guard-passes", str(config.warmup_steps)]
+    return ["--strict-guards" if config.guards == "strict" else "--no-guards"]
 
 
 def first_weights_folder(config: RunConfig, folder: Path) -> Path:
@@ -468,6 +478,7 @@ def script_record(
         script=rows.facts().model_copy(
             update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}
         ),
+        guards=rows.guards,
     )
 
 

@@ -27,6 +27,7 @@ class ScriptRows:
         draws: hashes of the generators before those forward passes of them that draw random numbers.
         seeds: where it seeds its generators.
         scalars: values by name, with the function that logged them.
+        guards: mistakes in the use of amp.
         lost_statistics: layers whose running statistics are not finite at the end, though their weights are.
         setup: how 16-bit types are computed, and facts about the device.
         ledger: in which types the training ran; None if no step was looked at.
@@ -46,6 +47,7 @@ class ScriptRows:
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    guards: list[str] = field(default_factory=list)
     lost_statistics: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None
@@ -113,6 +115,8 @@ def _add_row(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.notes.append(row["text"])
     elif kind == "remark":
         rows.remarks.append(row["text"])
+    elif kind == "guard":
+        rows.guards.append(row["text"])
     elif kind == "setup":
         rows.setup = row
     elif kind == "ledger":

@@ -456,7 +456,9 @@ def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> It
     yield from seed_sentences(ran)
     arms: dict[str, dict[str, None]] = {}
     for record in ran:
-        for note in (*record.script.notes, *record.script.remarks) if record.script is not None else []:
+        if record.script is None:
+            continue
+        for note in (*record.script.notes, *record.script.remarks, *record.guards):
             arms.setdefault(note, {})[record.arm] = None
     for note, names in arms.items():
         yield f"{', '.join(names)}: {note}."
