@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from ampcompare.results.records.outlook import Outlook
 from ampcompare.results.records.profile import Profile
 from ampcompare.settings.reads import AHEAD, DIAGNOSE, DIAGNOSE_LOOP, FIND_BATCH, PROFILE, PROFILE_LOOP
 from ampcompare.settings.recipe import Recipe
+from ampcompare.settings.stack import parse_stacks
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.explain import Explanation
@@ -185,6 +186,7 @@ def find_batch(
     gpus: str | None = None,
     note: Callable[[str], None] = lambda text: None,
     preflight: bool = True,
+    stacks: Mapping[str, str] | Sequence[str] = (),
     recipe: Recipe | str | None = None,
     size: str | None = None,
     config_file: str | Path | None = None,
@@ -193,16 +195,19 @@ def find_batch(
     """Find the largest batch that each arm fits, each try in a separate process.
 
     Args:
-        arms: such as "apex:O2", or `Arm`s.
+        arms: such as "apex:O2" or "O2@old", or `Arm`s.
         memory_limit: GiB that a run may take, required on a CPU; by default that of the GPU.
         margin: percentage of the memory that stays free.
         gpus: numbers of the GPUs to choose from, such as 0,2-3; by default the first that is free.
         note: receives a line about each try.
         preflight: first train a few steps of each arm: one that cannot train is named before the search.
+        stacks: other environments that have ampcompare by name, with what starts their Python, for arms such as
+            "O2@old": {"old": "/envs/old/bin/python"}.
         recipe, size, config_file, settings: as for `run`; the batch size is the first that is tried.
 
     Returns:
-        For each arm the largest batch that fits and the smallest that does not, with their peak memory in bytes.
+        For each arm the largest batch that fits and the smallest that does not, with their peak memory in bytes, or why
+        its stack could not try any.
 
     Raises:
         ConfigError: an option or setting that cannot be used, or a CPU without a limit.
@@ -219,7 +224,8 @@ def find_batch(
     config = collect_settings(
         settings_request(recipe, size, config_file, settings), FIND_BATCH, one_run=True
     ).config
-    configs = configs_of_arms(config, _distinct_arm_texts(arms))
+    texts = [arms] if isinstance(arms, str) else [str(arm) for arm in arms]
+    configs = configs_of_arms(config, texts, parse_stacks([stacks] if isinstance(stacks, str) else stacks))
     return find_largest_batches_on_free_gpu(
         BatchSearchTerms(configs, memory_limit, margin / 100, note, preflight), gpus
     )

@@ -28,6 +28,7 @@ from ampcompare.cli.shared_options import (
     add_output_options,
     arm_from_flags,
     arm_rules,
+    first_weights_option,
     margin_options,
     recipe_options,
     stack_option,
@@ -130,6 +131,7 @@ compare_option = option_factory(CompareOptions)
     help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )
 @stack_option(compare_option)
+@first_weights_option(compare_option)
 @add_arm_options
 @compare_option(
     "--seeds",

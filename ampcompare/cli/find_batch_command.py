@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.api.diagnosis import find_batch as api_find_batch
-from ampcompare.backends.arm import parse_arms
-from ampcompare.base.option_rules import OptionRule
-from ampcompare.cli.help import ARMS, MACHINE, Command, option, option_factory
+from ampcompare.base.errors import LaunchError
+from ampcompare.cli.help import ARMS, MACHINE, Command, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
 from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.settings import request_from
-from ampcompare.cli.shared_options import json_option, recipe_options
+from ampcompare.cli.shared_options import json_option, recipe_options, stack_option
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.settings.reads import FIND_BATCH
 
@@ -23,20 +22,12 @@ if TYPE_CHECKING:
 
     from ampcompare.experiment.find_batch import BatchLimit
 
-NO_STACK = OptionRule(
-    "find-batch",
-    "is not for a stack, which trains a script, whose batches are its own",
-    "leave out --stack and @; where the stack has ampcompare, call find-batch there",
-    lambda values: bool(values["stacks"]) or any("@" in arm for arm in values["arms"]),
-)
-
 batch_option = option_factory(api_find_batch)
 
 
 @click.command(
     "find-batch",
     cls=Command,
-    rules=(NO_STACK,),
     common=[
         "--arm",
         "--memory-limit",
@@ -50,6 +41,10 @@ batch_option = option_factory(api_find_batch)
     examples=[
         ("On the GPU:", "ampcompare find-batch --arm fp32,O2,bf16 --arch resnet50 --data synthetic"),
         ("In 2 GiB of a CPU's memory:", "ampcompare find-batch --arm fp32,bf16 --memory-limit 2"),
+        (
+            "In another environment that has ampcompare, too:",
+            "ampcompare find-batch --stack old=/envs/old/bin/python --arm O2@old,O2",
+        ),
     ],
 )
 @batch_option(
@@ -58,20 +53,13 @@ batch_option = option_factory(api_find_batch)
     multiple=True,
     metavar="ARM[,ARM...]",
     group=ARMS,
-    help="arms to try; repeatable, or comma-separated  [default: fp32]",
+    help="arms to try, as in fp32 or O2@old; repeatable, or comma-separated  [default: fp32]",
 )
 @batch_option("--memory-limit", metavar="GIB", group=MACHINE)
 @batch_option("--margin", metavar="PERCENT", group=MACHINE)
 @batch_option("--gpus", metavar="LIST", group=MACHINE)
 @batch_option("--preflight/--no-preflight", group=MACHINE)
-@option(
-    "--stack",
-    "stacks",
-    multiple=True,
-    metavar="NAME=COMMAND",
-    group=ARMS,
-    help="refused: a stack trains a script, whose batches are its own; where it has ampcompare, call find-batch there",
-)
+@stack_option(batch_option, "O2")
 @recipe_options(FIND_BATCH)
 @json_option()
 def command(**parameters: Any) -> int:
@@ -87,12 +75,11 @@ def command(**parameters: Any) -> int:
         find_largest_batches_on_free_gpu,
     )
     from ampcompare.results.records.run import dump_json
-    from ampcompare.results.report.tables import listing_table, terminal_width
+    from ampcompare.settings.stack import parse_stacks
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
-    arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
     search = BatchSearchTerms(
-        configs_of_arms(config, list(dict.fromkeys(arms))),
+        configs_of_arms(config, parameters["arms"] or ("fp32",), parse_stacks(parameters["stacks"])),
         memory_gib=parameters["memory_limit"],
         margin=parameters["margin"] / 100,
         note=note_on_stderr,
@@ -103,14 +90,26 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:
-        click.echo(
-            listing_table(
-                _rows_of_limits(limits),
-                ["arm", "largest batch", "peak MiB", "next tried", "does not fit"],
-                terminal_width(),
-            )
-        )
-    return 0
+        _show_limits(limits)
+    return LaunchError.exit_code if all(limit.error is not None for limit in limits) else 0
+
+
+def _show_limits(limits: Sequence[BatchLimit]) -> None:
+    """Print a row for each arm, and the environments next to each other where there are several."""
+    from ampcompare.results.report.stacks import HERE, facts_of_environment, rows_of_environments
+    from ampcompare.results.report.tables import grid_table, listing_table, terminal_width
+
+    heads = ["arm", "largest batch", "peak MiB", "next tried", "does not fit"]
+    click.echo(listing_table(_rows_of_limits(limits), heads, terminal_width()))
+    facts: dict[str, dict[str, Any]] = {}
+    arms: dict[str, list[str]] = {}
+    for limit in limits:
+        if limit.tries:
+            facts.setdefault(limit.stack or HERE, {}).update(facts_of_environment(limit.environment))
+            arms.setdefault(limit.stack or HERE, []).append(limit.arm)
+    if len(facts) > 1:
+        heads, rows = rows_of_environments(facts, arms)
+        click.echo(f"\n{grid_table(rows, heads, terminal_width())}")
 
 
 def _rows_of_limits(limits: Sequence[BatchLimit]) -> list[list[str]]:
@@ -123,6 +122,8 @@ def _rows_of_limits(limits: Sequence[BatchLimit]) -> list[list[str]]:
             largest, peak = str(limit.fits.batch), limit.fits.peak_bytes
         next_tried, reason = "-", "-"
         if limit.fails is not None:
-            next_tried, reason = str(limit.fails.batch), printable_line(limit.fails.reason)
-        rows.append([limit.arm, largest, format_mebibytes(peak), next_tried, reason])
+            next_tried, reason = str(limit.fails.batch), limit.fails.reason
+        if limit.error is not None:
+            largest, reason = "unknown", limit.error
+        rows.append([limit.label, largest, format_mebibytes(peak), next_tried, printable_line(reason)])
     return rows

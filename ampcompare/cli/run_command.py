@@ -28,6 +28,7 @@ from ampcompare.cli.shared_options import (
     add_output_options,
     arm_from_flags,
     arm_rules,
+    first_weights_option,
     recipe_options,
     stack_option,
 )
@@ -70,6 +71,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllNamesBut(())))
     help="backend and options in one word: fp32, bf16, O2 or apex:O2,loss_scale=128  [default: fp32]",
 )
 @stack_option(option)
+@first_weights_option(option)
 @add_arm_options
 @option(
     "--seed",

@@ -314,8 +314,13 @@ def command_line_as_typed() -> str:
     return shlex.join(["ampcompare", *hide_secrets_in_words(sys.argv[1:])])
 
 
-def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:
-    """Return what adds the option for other environments of Python and torch."""
+def stack_option(option_of: OptionOf, arm: str = "script") -> Callable[[Function], Function]:
+    """Return what adds the option for other environments of Python and torch.
+
+    Args:
+        option_of: what makes an option of the command.
+        arm: the one of the example.
+    """
     added: Callable[[Function], Function] = option_of(
         "--stack",
         "stacks",
@@ -323,15 +328,20 @@ def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:
         metavar="NAME=COMMAND",
         group=ARMS,
         help="another environment, by what starts its Python: old=/envs/old/bin/python, or old='docker run IMAGE "
-        "python'; arms such as script@old train there; repeatable",
+        f"python'; arms such as {arm}@old train there; repeatable",
     )
-    weights: Callable[[Function], Function] = option_of(
+    return added
+
+
+def first_weights_option(option_of: OptionOf) -> Callable[[Function], Function]:
+    """Return what adds the option for the stack whose first weights all arms begin with."""
+    added: Callable[[Function], Function] = option_of(
         "--first-weights",
         metavar="NAME",
         group=SCRIPT,
         help="with -- SCRIPT: the stack whose first weights all arms begin with, recorded there once for each seed",
     )
-    return lambda function: added(weights(function))
+    return added
 
 
 def add_arm_options(function: Function) -> Function:

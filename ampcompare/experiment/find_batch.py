@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError, UnsupportedCombination
 from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.places import Places, places_for_cells
@@ -17,6 +19,7 @@ from ampcompare.experiment.preflight import error_of_failed_arms, run_trials_of_
 from ampcompare.experiment.run_options import LaunchOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.stack import StackConfig, arms_with_stacks, require_used_stacks
 from ampcompare.settings.validation import build_validated_model
 
 STEPS = 5  # the first ones may overflow, and an optimizer creates its state in the first one that does not
@@ -42,13 +45,24 @@ class BatchLimit:
         fits: None if no batch does.
         fails: the smallest batch that was tried and does not fit.
         limit_bytes: memory that a run may take; None where only the device decides.
+        stack: the name of the other environment in which it trains; None for this one.
+        error: why nothing could be tried in that environment.
+        environment: versions and devices there, or here, as the last try that ended has them.
     """
 
     arm: str
-    fits: BatchTry | None
-    fails: BatchTry | None
-    limit_bytes: int | None
-    tries: int
+    fits: BatchTry | None = None
+    fails: BatchTry | None = None
+    limit_bytes: int | None = None
+    tries: int = 0
+    stack: str | None = None
+    error: str | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What its row is called: the arm, with its stack."""
+        return self.arm if self.stack is None else f"{self.arm}@{self.stack}"
 
 
 @dataclass(frozen=True)
@@ -77,21 +91,37 @@ class BatchSearchTerms:
             raise ConfigError(f"--memory-limit {self.memory_gib:g} is not a number of GiB above 0")
 
 
-def configs_of_arms(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
-    """Return the configurations of arms that train as one says.
+def configs_of_arms(
+    config: RunConfig, arms: Sequence[str], stacks: Mapping[str, StackConfig] = MappingProxyType({})
+) -> list[RunConfig]:
+    """Return the configurations of arms that train as one says, each once.
 
     Args:
         config: of the model, the data and the first batch size to try.
-        arms: their texts.
+        arms: their texts, or lists of them; O2@old trains in the stack of that name.
+        stacks: other environments by their names.
 
     Raises:
-        ConfigError: the batch size is that of all processes together, and one process is searched.
+        ConfigError: an arm cannot be read, its stack is not known, a stack has no arm, or the batch size is that of all
+            processes together, and one process is searched.
+        UnsupportedCombination: an arm is for scripts.
     """
+    rows = dict.fromkeys(arms_with_stacks(arms, stacks))
+    require_used_stacks(stacks, {stack.name for _, stack in rows if stack is not None})
+    for arm, _ in rows:
+        if Arm.parse(arm).is_as_written:
+            raise UnsupportedCombination(
+                f"find-batch searches the batch of a recipe, and the arm {arm} is for a script, whose batches are its "
+                "own; use fp32"
+            )
     if config.recipe.global_batch_size is not None:
         why = "is not for find-batch, which searches the batch size of one process"
         advice = "leave out --global-batch-size, and give the first size with -b"
         raise ConfigError(refusal_sentence("--global-batch-size", why, advice))
-    return [_config_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
+    return [
+        _config_with_batch(config, config.recipe.batch_size, arm).model_copy(update={"stack": stack})
+        for arm, stack in rows
+    ]
 
 
 def find_largest_batches_on_free_gpu(search: BatchSearchTerms, gpus: str | None) -> list[BatchLimit]:
@@ -116,47 +146,89 @@ def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[B
     """Return the largest batch of each arm.
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
-    torch's allocator has reserved, on a CPU the growth of the process.
+    torch's allocator has reserved, on a CPU the growth of the process. What goes wrong in a stack is the `error` of its
+    arm, and the others are searched.
     """
     check_cells(search.configs)
+    faults: dict[str, str] = {}
     if search.preflight and len(search.configs) > 1:  # else the first try says the same
-        found = run_trials_of_rows({config.arm: config for config in search.configs}, launcher, [0])
-        refused = {error: arms for error, arms in found.failures.items() if not _is_memory_error(error)}
-        if refused:
+        rows = {_label_of_arm(config): config for config in search.configs}
+        found = run_trials_of_rows(rows, launcher, [0])
+        failures = {error: arms for error, arms in found.failures.items() if not _is_memory_error(error)}
+        faults = {arm: error for error, arms in failures.items() for arm in arms if rows[arm].stack}
+        here = {error: [arm for arm in arms if arm not in faults] for error, arms in failures.items()}
+        if refused := {error: arms for error, arms in here.items() if arms}:
             raise error_of_failed_arms(found, refused)
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit_error()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
-        return [_find_largest_batch(search, config, launcher, Path(folder)) for config in search.configs]
+        searches = [_ArmSearch(search, config, launcher, Path(folder)) for config in search.configs]
+        return [each.find_limit(faults.get(_label_of_arm(each.config))) for each in searches]
 
 
-def _find_largest_batch(
-    search: BatchSearchTerms, config: RunConfig, launcher: Launcher, folder: Path
-) -> BatchLimit:
-    tries: dict[int, BatchTry] = {}
-    limits: set[int | None] = set()
+def _label_of_arm(config: RunConfig) -> str:
+    return config.arm if config.stack is None else f"{config.arm}@{config.stack.name}"
 
-    def passes(batch: int) -> bool:
-        tried = _config_with_batch(config, batch, config.arm)
-        record = launcher.launch(tried, folder / tried.digest())
-        limit = _memory_limit_bytes(search, record)
-        limits.add(limit)
-        tries[batch] = judged = _batch_try_from_record(record, batch, limit)
-        search.note(f"{config.arm}, batch {batch}: {judged.reason or 'fits'}")
+
+class _ArmSearch:
+    """The search for the largest batch of one arm."""
+
+    def __init__(self, search: BatchSearchTerms, config: RunConfig, launcher: Launcher, folder: Path) -> None:
+        self.config = config
+        self._search, self._launcher, self._folder = search, launcher, folder
+        self._tries: dict[int, BatchTry] = {}
+        self._limits: set[int] = set()
+        self._environment: Mapping[str, Any] = {}
+
+    def find_limit(self, fault: str | None) -> BatchLimit:
+        """Return what was found, and of a stack why nothing could be.
+
+        Args:
+            fault: why the arm cannot train in its stack, where that is known.
+        """
+        recipe, stack = self.config.recipe, self.config.stack
+        largest = 0
+        if fault is None:
+            try:
+                largest = largest_passing_multiple(
+                    self._fits, recipe.batch_size, multiple=recipe.grad_accum_steps
+                )
+            except LaunchError as error:
+                if stack is None:
+                    raise
+                fault = str(error)
+        if fault is not None:
+            self._search.note(f"{_label_of_arm(self.config)}: {fault}")
+        failed = [each for each in self._tries.values() if each.reason]
+        return BatchLimit(
+            arm=self.config.arm,
+            fits=self._tries.get(largest),
+            fails=min(failed, key=lambda each: each.batch, default=None),
+            limit_bytes=min(self._limits, default=None),
+            tries=len(self._tries),
+            stack=None if stack is None else stack.name,
+            error=fault,
+            environment=self._environment,
+        )
+
+    def _fits(self, batch: int) -> bool:
+        tried = _config_with_batch(self.config, batch, self.config.arm)
+        record = self._launcher.launch(tried, self._folder / tried.digest())
+        if record.status != "failed" or not self._environment:
+            self._environment = record.environment
+        error = record.error or ""
+        if (
+            record.status == "failed"
+            and tried.stack is not None
+            and not (self._tries or _is_memory_error(error))
+        ):
+            raise LaunchError(error)  # of the environment, whatever the batch
+        limit = _memory_limit_bytes(self._search, record)
+        if limit is not None:
+            self._limits.add(limit)
+        self._tries[batch] = judged = _batch_try_from_record(record, batch, limit)
+        self._search.note(f"{_label_of_arm(self.config)}, batch {batch}: {judged.reason or 'fits'}")
         return not judged.reason
-
-    largest = largest_passing_multiple(
-        passes, config.recipe.batch_size, multiple=config.recipe.grad_accum_steps
-    )
-    failed = [each for each in tries.values() if each.reason]
-    known = [limit for limit in limits if limit is not None]
-    return BatchLimit(
-        arm=config.arm,
-        fits=tries.get(largest),
-        fails=min(failed, key=lambda each: each.batch, default=None),
-        limit_bytes=min(known, default=None),
-        tries=len(tries),
-    )
 
 
 def _config_with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:

@@ -44,9 +44,10 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         if cell.script is not None:
             require_in_script(cell.parsed_arm)
             continue
-        _check_arm(cell.parsed_arm)
+        _check_arm(cell.parsed_arm, is_elsewhere=cell.stack is not None)
         check_task_of_recipe(cell.recipe)
-        require_optimizer(cell.recipe.optimizer.name)
+        if cell.stack is None:
+            require_optimizer(cell.recipe.optimizer.name)
     _check_distinct_arms(cells)
 
 
@@ -60,14 +61,15 @@ def _check_distinct_arms(cells: Iterable[RunConfig]) -> None:
             )
 
 
-def _check_arm(arm: Arm) -> None:
+def _check_arm(arm: Arm, *, is_elsewhere: bool) -> None:
+    """Check that an arm can train, as far as is known before its cell: packages of a stack are those that are there."""
     if arm.is_as_written:
         raise UnsupportedCombination(
             "the arm script trains a script as it is written, and there is none: put -- SCRIPT ARGS at the end, or "
             "use fp32"
         )
     library = arm.spec.library
-    if library is not None and (missing := library.why_missing()):
+    if library is not None and not is_elsewhere and (missing := library.why_missing()):
         raise BackendUnavailable(f"{arm.backend} is {missing}")
     if arm.inner is not None:
-        _check_arm(arm.inner)
+        _check_arm(arm.inner, is_elsewhere=is_elsewhere)

@@ -31,11 +31,12 @@ def _check(done: Any, code: int, *parts: str) -> None:
             ["it is an arm: --arm half:dtype=bf16,master_weights;"],
         ),
         (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
-        (["find-batch", "--arm", "script@old"], ["find-batch is not for a stack", "leave out --stack and @"]),
         (
-            ["find-batch", "--stack", "old=python"],
-            ["a stack, which trains a script", "call find-batch there"],
+            ["find-batch", "--arm", "O2@old"],
+            ["@old names a stack that is not given", "add --stack old=COMMAND"],
         ),
+        (["find-batch", "--stack", "old=python"], ["--stack old needs an arm that trains there"]),
+        (["find-batch", "--arm", "script"], ["searches the batch of a recipe", "use fp32"]),
         (
             ["compare", "--capsule", "2"],
             ["--capsule STEP needs a script; write: ampcompare compare --capsule"],

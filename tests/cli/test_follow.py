@@ -1,5 +1,7 @@
 """The commands that export and size runs."""
 
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,3 +53,39 @@ def test_the_largest_batch_is_found_in_processes(call: Callable[..., Any]) -> No
     assert (limit["arm"], limit["fits"]["batch"], limit["fails"]["batch"]) == ("fp32", 64, 68)
     assert "fewer than one batch" in limit["fails"]["reason"]
     assert call("find-batch", *TINY).code == 2
+
+
+@pytest.mark.slow
+def test_the_largest_batch_is_found_in_another_environment(call: Callable[..., Any], tmp_path: Path) -> None:
+    """By the ampcompare that is there; a stack without torch or ampcompare, or none, is a row with its reason."""
+    bare = f"env PYTHONPATH={sysconfig.get_paths()['purelib']} {sys.executable} -S"
+    gone, empty = tmp_path / "python", f"{sys.executable} -I -S"
+    stacks = {"new": sys.executable, "bare": bare, "empty": empty, "gone": str(gone)}
+    words = [word for name, command in stacks.items() for word in ("--stack", f"{name}={command}")]
+    words += [*TINY, "--arch", "mlp", "-b", "64", "--memory-limit", "8", "--no-preflight"]
+    done = call("find-batch", "--arm", "bf16@new,fp32,fp32@bare,fp32@empty,fp32@gone", *words, "--json")
+    assert done.code == 0, done.err
+    limits = {f"{limit['arm']}@{limit['stack']}": limit for limit in done.json()}
+    for trained in ("native:bf16@new", "fp32@None"):
+        assert (limits[trained]["fits"]["batch"], limits[trained]["fails"]["batch"]) == (64, 68)
+        assert limits[trained]["error"] is None
+        assert limits[trained]["environment"]["torch"]
+    reasons = {
+        "bare": "the stack bare has no ampcompare",
+        "empty": "the stack empty has no torch that can be imported",
+        "gone": "the stack gone cannot be started",
+    }
+    for name, reason in reasons.items():
+        assert (limits[f"fp32@{name}"]["fits"], limits[f"fp32@{name}"]["tries"]) == (None, 0)
+        assert limits[f"fp32@{name}"]["error"].startswith(reason)
+
+
+def test_no_stack_that_can_try_a_batch_is_exit_code_3(call: Callable[..., Any], tmp_path: Path) -> None:
+    done = call(
+        "find-batch", "--stack", f"gone={tmp_path}/python", "--arm", "fp32@gone", "--memory-limit", "1", *TINY
+    )
+    assert done.code == 3
+    assert "Traceback" not in done.err
+    (row,) = [line for line in done.out.splitlines() if line.startswith("fp32@gone")]
+    assert "unknown" in row
+    assert "the stack gone cannot be started" in row

@@ -25,7 +25,7 @@ from tests.cli.conftest import Call
 
 PROGRAM = Path(__file__).with_name("observed_reads.py")
 # What each command looks at to see which arm it has and that it is one process: other options say it, or the arm.
-FACTS = {"arm", "script", "launcher", "parallel.kind", "processes"}
+FACTS = {"arm", "script", "stack", "launcher", "parallel.kind", "processes"}
 # From these the validation of a `RunConfig` derives the batch size or the learning rate, which a command reads.
 DERIVING = {
     "recipe.global_batch_size",

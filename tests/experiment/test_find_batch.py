@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.errors import ConfigError, LaunchError, UnsupportedCombination
 from ampcompare.experiment.find_batch import (
     GIB,
     STEPS,
@@ -21,6 +21,7 @@ from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.worker.cell import record_of_failure
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.stack import parse_stacks
 from ampcompare.tasks.data import Data
 
 BASE = RunConfig.model_validate({"recipe": {"batch_size": 8, "epochs": 1}, "device": "cpu"})
@@ -92,6 +93,63 @@ def test_an_arm_in_shards_is_searched_next_to_others() -> None:
     for limit in find_largest_batches(BatchSearchTerms([plain, sharded], 1.0), launcher):
         assert limit.fits is not None
     assert {config.parallel.kind for config in launcher.asked if config.arm != "fp32"} == {"fsdp"}
+
+
+@pytest.mark.parametrize("preflight", [True, False])
+def test_what_fails_in_a_stack_is_the_error_of_its_arm(preflight: bool) -> None:
+    """The others are searched, and each limit says in which environment it was found."""
+
+    def answer(config: RunConfig) -> RunRecord:
+        if config.stack is not None and config.stack.name == "gone":
+            return record_of_failure(config, OSError("the stack gone cannot be started"))
+        name = "here" if config.stack is None else config.stack.name
+        record = _record(config, "cpu", peak_bytes=PER_SAMPLE[config.arm] * config.recipe.batch_size)
+        return record.model_copy(update={"environment": {"device": "cpu", "torch": name}})
+
+    stacks = parse_stacks({"new": "/envs/new/bin/python", "gone": "/no/such"})
+    configs = configs_of_arms(BASE, ["half@new,fp32", "fp32@gone"], stacks)
+    launcher = Pretend(answer)
+    there, here, gone = find_largest_batches(
+        BatchSearchTerms(configs, 1.0, 0.1, preflight=preflight), launcher
+    )
+    assert [limit.label for limit in (there, here, gone)] == ["half@new", "fp32", "fp32@gone"]
+    assert there.fits is not None
+    assert here.fits is not None
+    assert 170 <= there.fits.batch <= 180
+    assert 85 <= here.fits.batch <= 90
+    assert (there.environment["torch"], here.environment["torch"]) == ("new", "here")
+    assert (gone.fits, gone.fails, gone.tries) == (None, None, 0)
+    assert "the stack gone cannot be started" in str(gone.error)
+    assert here.error is there.error is None
+    assert sum(config.stack == stacks["gone"] for config in launcher.asked) == 1
+
+
+def test_a_failing_arm_here_ends_the_search_next_to_a_stack() -> None:
+    stacks = parse_stacks({"new": "/envs/new/bin/python"})
+    configs = configs_of_arms(BASE, ["fp32@new", "fp32"], stacks)
+    launcher = Pretend(lambda config: record_of_failure(config, KeyError("layer")))
+    with pytest.raises(LaunchError, match=r"fp32: KeyError: 'layer' \(nothing else was started"):
+        find_largest_batches(BatchSearchTerms(configs, 1.0), launcher)
+
+
+def test_a_limit_is_needed_for_the_cpu_of_a_stack_too() -> None:
+    found = BASE.model_copy(update={"device": "auto"})
+    configs = configs_of_arms(found, ["fp32@new"], parse_stacks({"new": "/envs/new/bin/python"}))
+    with pytest.raises(ConfigError, match="find-batch on a CPU needs the GiB"):
+        find_largest_batches(BatchSearchTerms(configs), Pretend(_on_cpu))
+
+
+def test_arms_and_stacks_belong_together() -> None:
+    stacks = parse_stacks({"new": "/envs/new/bin/python"})
+    with pytest.raises(ConfigError, match="--stack new needs an arm that trains there"):
+        configs_of_arms(BASE, ["fp32"], stacks)
+    with pytest.raises(ConfigError, match="@old names a stack that is not given"):
+        configs_of_arms(BASE, ["fp32@old"], stacks)
+    with pytest.raises(
+        UnsupportedCombination, match="the arm script is for a script, whose batches are its own"
+    ):
+        configs_of_arms(BASE, ["script@new"], stacks)
+    assert len(configs_of_arms(BASE, ["bf16@new", "native:bf16@new,bf16"], stacks)) == 2
 
 
 def test_a_gpu_needs_no_limit() -> None:

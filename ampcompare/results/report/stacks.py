@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampcompare.base.formatting import printable_line
@@ -25,29 +25,38 @@ def stack_table(comparison: Comparison) -> Table | None:
         # else they are those of the command
         if record.status != "failed" or RECORDER_RUN in record.environment:
             name = _stack_name(record)
-            found.setdefault(name, {}).update(_stack_facts(record))
+            found.setdefault(name, {}).update(facts_of_environment(record.environment))
             arms.setdefault(name, [])
             arms[name] += [record.arm] if record.arm not in arms[name] else []
     if len(found) < 2:
         return None
+    heads, rows = rows_of_environments(found, arms)
+    legend = ["These differences are what is compared; what is the same in all is left out."]
+    cells = [[Cell(text) for text in row] for row in rows]
+    return Table(list(map(Column, heads)), cells, caption="Environments", legend=legend)
+
+
+def rows_of_environments(
+    found: Mapping[str, Mapping[str, Any]], arms: Mapping[str, Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and rows of a table of what differs between environments, with a column for each.
+
+    Args:
+        found: facts of each environment, by its name.
+        arms: that train there.
+    """
     known = dict.fromkeys([*FIRST, *(fact for facts in found.values() for fact in facts)])
     unlike = [fact for fact in known if len({str(facts.get(fact, NONE)) for facts in found.values()}) > 1]
-    rows = [[Cell("arms"), *(Cell(printable_line(", ".join(arms[name]), MAX_WORDS)) for name in found)]]
-    rows += [
-        [
-            Cell(fact),
-            *(Cell(printable_line(str(facts.get(fact, NONE)), MAX_WORDS)) for facts in found.values()),
-        ]
-        for fact in unlike
-    ]
-    legend = ["These differences are what is compared; what is the same in all is left out."]
-    return Table([Column("environment"), *map(Column, found)], rows, caption="Environments", legend=legend)
+    rows = [["arms", *(", ".join(arms[name]) for name in found)]]
+    rows += [[fact, *(str(facts.get(fact, NONE)) for facts in found.values())] for fact in unlike]
+    return ["environment", *found], [[printable_line(text, MAX_WORDS) for text in row] for row in rows]
 
 
 def _stack_name(record: RunRecord) -> str:
     return HERE if record.config.stack is None else record.config.stack.name
 
 
-def _stack_facts(record: RunRecord) -> Mapping[str, Any]:
-    parts = {name: value for name, value in record.environment.items() if name not in NO_PART}
+def facts_of_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of an environment that a table compares, of those that a record has."""
+    parts = {name: value for name, value in environment.items() if name not in NO_PART}
     return {name: value for name, value in parts.items() if value not in (None, "")}

@@ -23,6 +23,11 @@ def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int
     """Return a table; if it is wider than `width`, its columns continue below, each part with the first column.
 
     A column that is wider than `width` by itself stays whole.
+
+    Args:
+        rows: their cells; each as many as headers.
+        headers: of the columns.
+        width: of a line in characters; None never splits.
     """
     names = list(headers)
     if width is None or not rows:

@@ -516,6 +516,8 @@ def _why_recorder_cannot(config: RunConfig, stack: StackFacts) -> str:
     """Return why the recorder cannot train a cell; "" if it can."""
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
+    if config.script is None and not stack.has_ampcompare:
+        return f"the stack {stack.name} {has}, which trains a recipe; the recorder can only run a script after --"
     if (script := _script_if_as_written(config)) is None:
         of_apex = " or is to train with its own Apex" if stack.apex_version and stack.has_ampcompare else ""
         return f"the stack {stack.name} {has}{of_apex}: only the arm script, of a script after --, can train there"
