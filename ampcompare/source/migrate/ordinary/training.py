@@ -72,7 +72,7 @@ UNSEEN = "what makes `{0}` is not seen in this function"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
 MADE_OPTIMIZER = "what makes `{0}` is `{1}`, and only calls of torch's own optimizers are read"
 IMPORT = "Apex is imported under a condition, or where not all of the file sees it"
-STAR = "a star import binds names that are not seen"
+STAR = "a file with a star import, as here, is not rewritten: its names are not listed in it"
 ASKED = "apex.amp is used as a value here, and where it goes is not followed"
 IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
 

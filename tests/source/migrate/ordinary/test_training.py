@@ -189,7 +189,11 @@ OTHERS = {
     "a level at run time": (MADE, MADE.replace('"O1"', "args.level"), r"opt_level=args\.level"),
     "amp as a value": (MADE, f"{MADE}    use(amp)\n", "used as a value"),
     "an import of some runs": (APEX, f"if True:\n    {APEX}", "Apex is imported under a condition"),
-    "a star": ("import network", "from network import *", "a star import binds names that are not seen"),
+    "a star": (
+        "import network",
+        "from network import *",
+        "a file with a star import, as here, is not rewritten",
+    ),
     "a text": (MADE, f'{MADE}    print("apex")\n', "asks for Apex"),
     "a step behind a loss": (
         "        optimizer.step()\n",
