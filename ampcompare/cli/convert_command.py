@@ -78,7 +78,7 @@ def command(
     if source.is_dir():
         raise ConfigError(_why_folder_is_no_checkpoint(source))
     if asked is INSPECT:
-        from ampcompare.checkpoints.inspect import inspect_file, inspection_lines
+        from ampcompare.checkpoints.convert.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)
         _show_document(asdict(inspection), inspection_lines(inspection), as_json)
@@ -86,7 +86,7 @@ def command(
     assert target is not None
     assert to is not None
     from ampcompare.checkpoints.convert.convert import convert_file
-    from ampcompare.checkpoints.inspect import conversion_report_lines
+    from ampcompare.checkpoints.convert.inspect import conversion_report_lines
 
     result = convert_file(
         source,

@@ -137,7 +137,7 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.base import write_result
-    from ampcompare.results.report.outlook import outlook_text
+    from ampcompare.results.report.documents.outlook import outlook_text
 
     config = watched_config(parameters, "fp32", AHEAD)
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))

@@ -339,7 +339,7 @@ def _say_shifted_seeds() -> None:
 def _say_ledger_or_ineffective_options(arm: Arm, *, whole: bool) -> None:
     """Write the ledger of a script, or which options had no effect, to stderr, since its output is its own."""
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
-    from ampcompare.results.report.ledger import ledger_document
+    from ampcompare.results.report.documents.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.script.arm_process import find_script_ledger
 

@@ -79,7 +79,7 @@ def command(asked: Form, **parameters: Any) -> int:
     )
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.results.records.run import dump_json
-    from ampcompare.results.report.ledger import ledger_document
+    from ampcompare.results.report.documents.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.settings.config import AUTOCAST_LISTS
 

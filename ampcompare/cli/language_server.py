@@ -18,7 +18,7 @@ from ampcompare.base.version import __version__
 from ampcompare.source.edits import Edit
 from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.module import Finding
+from ampcompare.source.lint.read.module import Finding
 from ampcompare.source.lint.report import level_of_code
 from ampcompare.source.lint.run import Selection, fix_text, read_selection
 from ampcompare.source.migrate.choice import choose_rewrite_or_adapter

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.option_rules import OptionRule, rule_of_exclusion, rule_of_need
-from ampcompare.base.secrets import hide_secrets_in_words
+from ampcompare.base.secrets.masking import hide_secrets_in_words
 from ampcompare.cli.help import (
     ARMS,
     CHECKPOINTS,

@@ -22,7 +22,7 @@ from typing import Any
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.option_rules import refusal_sentence, refuse_broken_rules
-from ampcompare.base.secrets import reveal_secrets
+from ampcompare.base.secrets.masking import reveal_secrets
 from ampcompare.experiment.launch.cell_files import write_cell_inputs
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch.cell import command_of_cell

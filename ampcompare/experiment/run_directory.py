@@ -23,7 +23,7 @@ from ampcompare.base.files.read import FileFault, parse_json, read_json, read_te
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
 from ampcompare.base.formatting import printable_line
-from ampcompare.base.secrets import hide_secrets_in_words
+from ampcompare.base.secrets.masking import hide_secrets_in_words
 from ampcompare.experiment.launch.cell_files import base_folder_of_users_code, remove_temporary_files
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan

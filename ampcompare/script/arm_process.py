@@ -21,7 +21,7 @@ from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.base.rank_marks import mark_output_with_rank
+from ampcompare.base.processes.rank_marks import mark_output_with_rank
 from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger

@@ -13,8 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from ampcompare.base.environment.packages import find_module_spec
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide_secrets_in_words, note_secret_names, reveal_secrets
+from ampcompare.base.secrets.files import note_secrets_in_files
+from ampcompare.base.secrets.masking import hide_secrets_in_words, note_secret_names, reveal_secrets
 from ampcompare.settings.command_words import python_words, why_no_module
 from ampcompare.settings.metric_direction import known_metric_direction
 from ampcompare.settings.recipe import FrozenSettings, PositiveInt

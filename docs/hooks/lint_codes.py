@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.source.lint.catalog import CODES, GROUPS
-from ampcompare.source.lint.module import Mistake
+from ampcompare.source.lint.read.module import Mistake
 from ampcompare.source.lint.report import level_of_code
 
 PAGE = Path(__file__).resolve().parent.parent / "lint" / "codes.md"

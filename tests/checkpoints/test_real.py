@@ -10,7 +10,7 @@ import torch
 
 from ampcompare.checkpoints.convert.convert import convert_file, load_any_checkpoint
 from ampcompare.checkpoints.convert.detect import contents_by_kind
-from ampcompare.checkpoints.inspect import inspect_file
+from ampcompare.checkpoints.convert.inspect import inspect_file
 
 REAL = Path(__file__).parent / "real"
 WEIGHTS = ("state_dict", "weights", 9)

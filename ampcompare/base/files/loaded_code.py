@@ -25,7 +25,7 @@ from ampcompare.base.environment.packages import distributions_imported_since
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.snapshot import files_below, is_name_of_tool_file, mtime_and_size
 from ampcompare.base.files.temporary import temporary_root
-from ampcompare.base.secrets import is_secret_name, mask_secrets
+from ampcompare.base.secrets.masking import is_secret_name, mask_secrets
 
 CODE = (
     *(".py", ".pyw", ".pyc", ".pyx", ".so", ".pyd"),

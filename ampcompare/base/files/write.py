@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.secrets import mask_secrets
+from ampcompare.base.secrets.masking import mask_secrets
 
 
 def write_file(

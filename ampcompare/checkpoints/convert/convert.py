@@ -25,6 +25,7 @@ from ampcompare.checkpoints.convert.fp32_weights import (
     resolve_key_name,
     strip_wrapper_prefixes,
 )
+from ampcompare.checkpoints.convert.inspect import broken_value_sentences, guess_opt_level
 from ampcompare.checkpoints.convert.masters import half_type_of_weights, is_optimizer_state
 from ampcompare.checkpoints.convert.scalers import (
     UNKNOWN_STATIC,
@@ -38,7 +39,6 @@ from ampcompare.checkpoints.convert.scalers import (
     unchecked_scale_of_state,
     values_of_loss_scaler,
 )
-from ampcompare.checkpoints.inspect import broken_value_sentences, guess_opt_level
 from ampcompare.checkpoints.reader.foreign import PlainContents, open_checkpoint, parser_errors_translated
 from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint, write_pickle
 from ampcompare.checkpoints.store.layout import CONVERTED, TRAINER, only_entry_or_list, state_in_apex_layout

@@ -19,7 +19,7 @@ from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.snapshot import is_name_of_tool_file, snapshot_folder
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_store
-from ampcompare.base.secrets import mask_secrets
+from ampcompare.base.secrets.masking import mask_secrets
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.document import json_with_checksum
 from ampcompare.results.records.run import RunRecord, dump_json

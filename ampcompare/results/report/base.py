@@ -20,10 +20,10 @@ from ampcompare.results.report.document import Document
 
 MAX_LINE = 100_000  # a conclusion names every arm, and there may be hundreds
 DOCUMENTS = {  # of each class of results
-    "Comparison": "ampcompare.results.report.comparison:comparison_document",
-    "Diagnosis": "ampcompare.results.report.diagnosis:diagnosis_document",
-    "Outlook": "ampcompare.results.report.outlook:outlook_document",
-    "Profile": "ampcompare.results.report.profile:profile_document",
+    "Comparison": "ampcompare.results.report.documents.comparison:comparison_document",
+    "Diagnosis": "ampcompare.results.report.documents.diagnosis:diagnosis_document",
+    "Outlook": "ampcompare.results.report.documents.outlook:outlook_document",
+    "Profile": "ampcompare.results.report.documents.profile:profile_document",
 }
 CELL = re.compile("[0-9a-f]{12}")  # the name of a folder that this program made
 

@@ -23,8 +23,8 @@ from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.environment.ranks import rank_of_process
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide_secrets_in_words, mask_secrets
+from ampcompare.base.secrets.files import note_secrets_in_files
+from ampcompare.base.secrets.masking import hide_secrets_in_words, mask_secrets
 from ampcompare.results.records.run import dump_json
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.invocation.stderr import say_once

@@ -4,8 +4,8 @@ import importlib
 import pkgutil
 
 from ampcompare.source.lint import rules
-from ampcompare.source.lint.module import RULES as RULES
-from ampcompare.source.lint.module import Mistake
+from ampcompare.source.lint.read.module import RULES as RULES
+from ampcompare.source.lint.read.module import Mistake
 
 GROUPS = {
     "AMP1": "Misuse of Apex",

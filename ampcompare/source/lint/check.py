@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ampcompare.source.lint.catalog import RULES
-from ampcompare.source.lint.module import Finding, LintModule, Rule
+from ampcompare.source.lint.read.module import Finding, LintModule, Rule
 from ampcompare.source.lint.rule_needs import WordsInText
 from ampcompare.source.syntax import NEWLINE, SourceInvalid
 from ampcompare.source.versions import LATEST, Versions

@@ -15,7 +15,7 @@ from ampcompare.source.document import read_document, write_document
 from ampcompare.source.edits import apply_edits
 from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text, rules_for
-from ampcompare.source.lint.module import Finding
+from ampcompare.source.lint.read.module import Finding
 from ampcompare.source.lint.report import LocatedFinding, Report, UnreadFile
 from ampcompare.source.lint.share_work import map_files
 from ampcompare.source.syntax import SourceInvalid, parse_tree

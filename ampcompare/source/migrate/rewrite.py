@@ -356,8 +356,8 @@ def _keep_cross_entropy_outside(text: str, new: str, versions: Versions) -> tupl
 
 def _notes_on_unseen_entropy(text: str, new: str, versions: Versions) -> list[Finding]:
     """Return a note on a cross entropy of probabilities of which no call is seen, such as in a lambda."""
-    from ampcompare.source.lint.module import LintModule
-    from ampcompare.source.lint.update_events import EventKind
+    from ampcompare.source.lint.read.module import LintModule
+    from ampcompare.source.lint.read.update_events import EventKind
 
     module = LintModule(new, versions)
     uses = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute))]

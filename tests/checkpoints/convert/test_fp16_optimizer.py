@@ -11,8 +11,8 @@ from ampcompare.apex.fp16_utils import BN_convert_float, DynamicLossScaler, FP16
 from ampcompare.apex.fp16_utils.loss_scaler import LossScaler
 from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoints.convert.convert import convert_file, convert_state
+from ampcompare.checkpoints.convert.inspect import inspect_file
 from ampcompare.checkpoints.convert.scalers import values_of_loss_scaler
-from ampcompare.checkpoints.inspect import inspect_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
 HALF = 2.0**-9  # two units in the last place of fp16, on a mean of sixteen losses

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoints.convert.convert import convert_file, convert_state
 from ampcompare.checkpoints.convert.detect import contents_by_kind
-from ampcompare.checkpoints.inspect import inspect_file
+from ampcompare.checkpoints.convert.inspect import inspect_file
 
 GRADSCALER = {
     "scale": 8.0,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.replay import judge_replay
-from ampcompare.results.report.replay import replay_document
+from ampcompare.results.report.documents.replay import replay_document
 from ampcompare.results.report.terminal import Terminal
 
 UNIT = 2.0**-24

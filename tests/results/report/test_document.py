@@ -23,8 +23,8 @@ from ampcompare.results.report.document import (
     Table,
     Text,
 )
+from ampcompare.results.report.documents.outlook import outlook_document, outlook_text
 from ampcompare.results.report.outlines import LEAD, OUTLINES, PAGES
-from ampcompare.results.report.outlook import outlook_document, outlook_text
 from ampcompare.results.report.tables import grid_table, listing_table, terminal_width
 from ampcompare.results.report.terminal import Terminal
 

@@ -22,8 +22,8 @@ from ampcompare.results.records.comparison import (
 from ampcompare.results.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
 from ampcompare.results.report.base import FORMATS, MAX_LINE, write_reports
 from ampcompare.results.report.columns import columns_with_values, table_of_columns, verdict_columns
-from ampcompare.results.report.comparison import published_legend, published_table
-from ampcompare.results.report.overview import make_overview
+from ampcompare.results.report.documents.comparison import published_legend, published_table
+from ampcompare.results.report.documents.overview import make_overview
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.testing import make_comparison as comparison_of

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.source.lint.catalog import CODES, RULES
 from ampcompare.source.lint.check import rules_for
-from ampcompare.source.lint.module import Finding, LintModule, Rule
+from ampcompare.source.lint.read.module import Finding, LintModule, Rule
 from ampcompare.source.lint.rule_needs import ALONE, PATTERNS
 from ampcompare.source.syntax import SourceInvalid
 from tests.source.lint import test_check, test_flags, test_forms_of_setup, test_forms_of_updates

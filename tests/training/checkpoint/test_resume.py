@@ -15,7 +15,7 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
-from ampcompare.checkpoints.inspect import inspect_file
+from ampcompare.checkpoints.convert.inspect import inspect_file
 from ampcompare.checkpoints.store.file import write_checkpoint
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord

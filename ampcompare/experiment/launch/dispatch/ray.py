@@ -17,7 +17,7 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import first_line_of_text
-from ampcompare.base.secrets import known_placeholders, restore_secrets
+from ampcompare.base.secrets.masking import known_placeholders, restore_secrets
 from ampcompare.experiment.launch.cell_files import (
     read_config,
     write_cell_inputs,

@@ -26,7 +26,7 @@ from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import exit_code_text
-from ampcompare.base.secrets import mask_secrets, value_of_secret_names_variable
+from ampcompare.base.secrets.masking import mask_secrets, value_of_secret_names_variable
 from ampcompare.experiment.launch.cell_files import (
     last_lines_of_file,
     make_cell_folder,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from ampcompare.base.rank_marks import MARKED, MAX_MARKED
-from ampcompare.base.secrets import StreamMask
+from ampcompare.base.processes.rank_marks import MARKED, MAX_MARKED
+from ampcompare.base.secrets.masking import StreamMask
 from ampcompare.settings.script import ScriptMetric
 
 MAX_LOG_BYTES = 2**24

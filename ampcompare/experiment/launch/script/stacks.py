@@ -33,7 +33,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable_line
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import kill_with_descendants, module_command
-from ampcompare.base.secrets import hide_secrets_in_words, mask_secrets
+from ampcompare.base.secrets.masking import hide_secrets_in_words, mask_secrets
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
     last_lines_of_file,

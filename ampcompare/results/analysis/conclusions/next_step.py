@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.base.formatting import format_ranges
-from ampcompare.base.secrets import hide_secrets_in_words
+from ampcompare.base.secrets.masking import hide_secrets_in_words
 from ampcompare.results.analysis.conclusions.phrases import names_text
 from ampcompare.results.analysis.conclusions.recommendation import recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Callable, Iterator
 
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
     Mistake,
@@ -14,7 +14,7 @@ from ampcompare.source.lint.module import (
     register_rule,
     text_of_literal,
 )
-from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
+from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, name_in_source
 from ampcompare.source.syntax import argument
 
 GPU_WORDS = ("cuda", "device", "gpu", "rank")

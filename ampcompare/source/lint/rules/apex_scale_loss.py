@@ -10,7 +10,7 @@ from ampcompare.source.branches import (
     conditions_contradict,
     conditions_of_test,
 )
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
     Mistake,
@@ -21,7 +21,7 @@ from ampcompare.source.lint.module import (
     register_rule,
     text_of_literal,
 )
-from ampcompare.source.lint.update_events import EventKind, TrainingEvent
+from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name, strip_star
 

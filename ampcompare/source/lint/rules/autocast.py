@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.branches import conditions_contradict, conditions_of_test
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
     Mistake,
@@ -16,8 +16,8 @@ from ampcompare.source.lint.module import (
     register_rule,
     text_of_literal,
 )
-from ampcompare.source.lint.outside_autocast import edits_moving_outside
-from ampcompare.source.lint.update_events import EventKind, TrainingEvent, WithBlock
+from ampcompare.source.lint.read.outside_autocast import edits_moving_outside
+from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, WithBlock
 from ampcompare.source.syntax import argument, is_literal
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.index import Function, nodes_of_scope
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
     Mistake,
@@ -14,7 +14,7 @@ from ampcompare.source.lint.module import (
     register_rule,
     text_of_literal,
 )
-from ampcompare.source.lint.update_events import EventKind, name_in_source
+from ampcompare.source.lint.read.update_events import EventKind, name_in_source
 from ampcompare.source.syntax import argument, argument_values
 
 SCALER_STATE = re.compile(

@@ -8,7 +8,7 @@ from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions_of_test, expression_of_condition
 from ampcompare.source.edits import Edit, Edits
 from ampcompare.source.index import Function, nodes_of_scope
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     EXITS,
     Finding,
     LintModule,
@@ -20,7 +20,7 @@ from ampcompare.source.lint.module import (
     events_between,
     register_rule,
 )
-from ampcompare.source.lint.update_events import FINITE, EventKind, TrainingEvent, name_in_source
+from ampcompare.source.lint.read.update_events import FINITE, EventKind, TrainingEvent, name_in_source
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, is_literal, last_name
 from ampcompare.source.torch_methods import is_gradient

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, dotted_text_of, register_rule
+from ampcompare.source.lint.read.module import Finding, LintModule, Mistake, dotted_text_of, register_rule
 from ampcompare.source.lint.rules.autocast import is_in_fp16_block
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import argument, last_name

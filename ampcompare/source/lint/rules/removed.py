@@ -9,7 +9,14 @@ from typing import TypeGuard
 from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edit
-from ampcompare.source.lint.module import EXITS, Finding, LintModule, Mistake, dotted_text_of, register_rule
+from ampcompare.source.lint.read.module import (
+    EXITS,
+    Finding,
+    LintModule,
+    Mistake,
+    dotted_text_of,
+    register_rule,
+)
 from ampcompare.source.syntax import catches_import_error, last_name
 
 REMOVED = ("amp", "parallel", "fp16_utils", "RNN", "reparameterization", "pyprof")

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, register_rule, text_of_literal
+from ampcompare.source.lint.read.module import Finding, LintModule, Mistake, register_rule, text_of_literal
 from ampcompare.source.lint.rules.removed import OLD_TF32, TF32_NAMES, is_only_fallback
 from ampcompare.source.syntax import last_name
 

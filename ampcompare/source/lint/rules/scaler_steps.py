@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
     Mistake,
@@ -12,7 +12,7 @@ from ampcompare.source.lint.module import (
     last_event_before,
     register_rule,
 )
-from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
+from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, name_in_source
 
 UNKNOWN = (EventKind.OPAQUE, EventKind.FOREIGN_BACKWARD)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.index import Function, nodes_of_scope
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
     Mistake,
@@ -15,7 +15,7 @@ from ampcompare.source.lint.module import (
     is_switched_off,
     register_rule,
 )
-from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
+from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, name_in_source
 from ampcompare.source.syntax import argument, is_literal, names_bound_in
 
 TRIALS = re.compile(r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", re.IGNORECASE)

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, register_rule, text_of_literal
+from ampcompare.source.lint.read.module import Finding, LintModule, Mistake, register_rule, text_of_literal
 from ampcompare.source.syntax import argument
 
 PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast")

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, register_rule, text_of_literal
+from ampcompare.source.lint.read.module import Finding, LintModule, Mistake, register_rule, text_of_literal
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
 OF_APEX = ("amp_backend", "amp_level")

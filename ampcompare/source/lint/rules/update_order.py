@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.branches import Facts, expression_of_condition, known_conditions_at
-from ampcompare.source.lint.module import (
+from ampcompare.source.lint.read.module import (
     Finding,
     LintModule,
     Mistake,
@@ -18,7 +18,7 @@ from ampcompare.source.lint.module import (
     last_event_before,
     register_rule,
 )
-from ampcompare.source.lint.update_events import FINITE, EventKind, TrainingEvent, name_in_source
+from ampcompare.source.lint.read.update_events import FINITE, EventKind, TrainingEvent, name_in_source
 from ampcompare.source.module import Scope, flatten_conditional_values
 from ampcompare.source.syntax import last_name
 from ampcompare.source.torch_methods import is_gradient

@@ -5,8 +5,15 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, Trace, register_rule, text_of_literal
-from ampcompare.source.lint.update_events import EventKind, TrainingEvent, name_in_source
+from ampcompare.source.lint.read.module import (
+    Finding,
+    LintModule,
+    Mistake,
+    Trace,
+    register_rule,
+    text_of_literal,
+)
+from ampcompare.source.lint.read.update_events import EventKind, TrainingEvent, name_in_source
 from ampcompare.source.syntax import argument
 
 TYPES = {

@@ -13,7 +13,7 @@ from ampcompare.results.analysis.inference.terms import Terms, terms_of_comparis
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.columns import columns_with_values, table_of_columns, verdict_columns
-from ampcompare.results.report.overview import make_overview
+from ampcompare.results.report.documents.overview import make_overview
 from ampcompare.testing import make_record
 
 REFERENCE = (2.0, 2.1, 1.9, 2.05, 1.95)

@@ -10,8 +10,8 @@ from scipy.stats import ttest_1samp
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.results.report.base import FORMATS
-from ampcompare.results.report.comparison import precision_table
 from ampcompare.results.report.csv import Csv
+from ampcompare.results.report.documents.comparison import precision_table
 from ampcompare.results.report.markdown import Markdown
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.testing import make_comparison, make_record

@@ -16,9 +16,9 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger
 from ampcompare.results.records.run import ScriptFacts
 from ampcompare.results.report.document import Figure, Table
-from ampcompare.results.report.ledger import ledger_blocks
+from ampcompare.results.report.documents.ledger import ledger_blocks
+from ampcompare.results.report.documents.overview import row_notes
 from ampcompare.results.report.markdown import Markdown
-from ampcompare.results.report.overview import row_notes
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.testing import make_comparison, make_record
 

@@ -14,7 +14,7 @@ from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import RunRecord, RunSummary, ScriptFacts
-from ampcompare.results.report.comparison import verdict_legend
+from ampcompare.results.report.documents.comparison import verdict_legend
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import ScriptConfig, ScriptMetric

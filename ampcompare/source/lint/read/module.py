@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ampcompare.source.edits import Edit
 from ampcompare.source.index import Function, ImportedObject, Index, functions_of_callee
-from ampcompare.source.lint.update_events import EventKind, EventTracer, TrainingEvent
+from ampcompare.source.lint.read.update_events import EventKind, EventTracer, TrainingEvent
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.project import Project

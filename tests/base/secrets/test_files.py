@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base import secrets
-from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import mask_secrets
+from ampcompare.base.secrets import masking as secrets
+from ampcompare.base.secrets.files import note_secrets_in_files
+from ampcompare.base.secrets.masking import mask_secrets
 
 
 @pytest.fixture(autouse=True)

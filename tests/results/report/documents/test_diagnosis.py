@@ -15,7 +15,7 @@ from ampcompare.results.records.diagnosis import (
     PlaceReport,
 )
 from ampcompare.results.report.base import FORMATS
-from ampcompare.results.report.diagnosis import worst_places
+from ampcompare.results.report.documents.diagnosis import worst_places
 from ampcompare.results.report.terminal import Terminal
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base import secrets
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import (
+from ampcompare.base.secrets import masking as secrets
+from ampcompare.base.secrets.masking import (
     StreamMask,
     hide_secrets_in_words,
     is_secret_name,

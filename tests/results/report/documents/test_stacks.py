@@ -3,8 +3,8 @@
 from typing import Any
 
 from ampcompare.results.records.run import EngineInfo, RunRecord
-from ampcompare.results.report.comparison import comparison_document
-from ampcompare.results.report.stacks import stack_table
+from ampcompare.results.report.documents.comparison import comparison_document
+from ampcompare.results.report.documents.stacks import stack_table
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.settings.stack import parse_stacks
 from ampcompare.testing import make_comparison, make_record

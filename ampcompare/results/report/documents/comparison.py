@@ -34,10 +34,10 @@ from ampcompare.results.report.columns import (
     verdict_columns,
 )
 from ampcompare.results.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
+from ampcompare.results.report.documents.ledger import ledger_blocks
+from ampcompare.results.report.documents.overview import make_overview
+from ampcompare.results.report.documents.stacks import stack_table
 from ampcompare.results.report.html.sections import page_sections
-from ampcompare.results.report.ledger import ledger_blocks
-from ampcompare.results.report.overview import make_overview
-from ampcompare.results.report.stacks import stack_table
 
 MAX_NAMED = 6
 METRIC_FIELDS = ("metric_final", "metric_best", "metric_last_mean")

@@ -15,7 +15,7 @@ from ampcompare.results.records.profile import (
     TimedChange,
 )
 from ampcompare.results.report.base import FORMATS
-from ampcompare.results.report.profile import profile_document
+from ampcompare.results.report.documents.profile import profile_document
 from ampcompare.results.report.terminal import Terminal
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ampcompare.base.secrets import MIN_LITERAL, NAME, note_value_if_secret
+from ampcompare.base.secrets.masking import MIN_LITERAL, NAME, note_value_if_secret
 
 SETTINGS = {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".properties"}
 FOLDERS = ("conf", "config", "configs")  # of Hydra, and by habit

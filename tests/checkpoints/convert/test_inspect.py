@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampcompare.checkpoints.inspect import inspect_file, inspection_lines
+from ampcompare.checkpoints.convert.inspect import inspect_file, inspection_lines
 from ampcompare.checkpoints.store.file import write_checkpoint
 from ampcompare.cli import main
 from tests.checkpoints.convert.small_scripts import OPTIMIZER, SCALER, WEIGHTS

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ampcompare.base.environment.variables import CELL_FOLDER
-from ampcompare.base.rank_marks import MARKED, PIECE, mark_output_with_rank
+from ampcompare.base.processes.rank_marks import MARKED, PIECE, mark_output_with_rank
 
 
 @pytest.mark.parametrize("world", ["1", "2"])

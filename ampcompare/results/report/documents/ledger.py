@@ -16,7 +16,7 @@ from ampcompare.results.analysis.pairing.declared import (
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.results.report.document import Block, Cell, Column, Document, Figure, Section, Table, Text
-from ampcompare.results.report.profile import COLORS, bar_segments
+from ampcompare.results.report.documents.profile import COLORS, bar_segments
 
 MOST_ARMS = 8  # in the figure
 SHORT = {
