@@ -100,7 +100,7 @@ def test_each_change_of_a_process_is_in_the_table() -> None:
         if WORDS.search(text)
         for name in changes_of_process(text)
     }
-    assert ("training/process.py", "configure_process") in found, "the test sees what it looks for"
+    assert ("training/process/switches.py", "configure_process") in found, "the test sees what it looks for"
     assert ("base/processes/call.py", "call_in_child") in found
     assert not found - said, "neither of the tables of docs/design.md has these"
 

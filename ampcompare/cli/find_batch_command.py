@@ -96,7 +96,7 @@ def command(**parameters: Any) -> int:
 
 def _show_limits(limits: Sequence[BatchLimit]) -> None:
     """Print a row for each arm, and the environments next to each other where there are several."""
-    from ampcompare.results.report.stacks import HERE, facts_of_environment, rows_of_environments
+    from ampcompare.results.report.documents.stacks import HERE, facts_of_environment, rows_of_environments
     from ampcompare.results.report.tables import grid_table, listing_table, terminal_width
 
     heads = ["arm", "largest batch", "peak MiB", "next tried", "does not fit"]

@@ -19,7 +19,7 @@ from ampcompare.diagnosis.ranges import counts_of_row, magnitude_range_of_row
 from ampcompare.diagnosis.remedies import TestedCandidate, diagnosis_sentence, diagnosis_with_cure
 from ampcompare.diagnosis.watched_loop import observe_loop
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
-from ampcompare.training.device import resolve_device
+from ampcompare.training.process.device import resolve_device
 
 FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)

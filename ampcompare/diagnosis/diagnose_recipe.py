@@ -6,7 +6,7 @@ from ampcompare.diagnosis.diagnose import diagnose_loop_by_options
 from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.settings.examination import return_user_errors
-from ampcompare.training.process import enter_examining_process
+from ampcompare.training.process.switches import enter_examining_process
 
 
 @return_user_errors

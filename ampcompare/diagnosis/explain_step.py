@@ -15,8 +15,8 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import TrainingAssembly, assemble_run
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import choose_cpu_half
-from ampcompare.training.process import enter_examining_process
-from ampcompare.training.process_group import process_group_for_cell
+from ampcompare.training.process.process_group import process_group_for_cell
+from ampcompare.training.process.switches import enter_examining_process
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 

@@ -26,8 +26,8 @@ from ampcompare.diagnosis.sites import shown_line_of_frame
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
 from ampcompare.diagnosis.watched_precision import StepsDone
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceReport
-from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, owned_params
+from ampcompare.training.process.device import resolve_device
 
 DEFAULT_ARMS = ("bf16", "fp16", "O2")
 FP32 = Arm.parse("fp32")

@@ -9,7 +9,7 @@ from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.settings.examination import return_user_errors
 from ampcompare.training.assemble import TrainingAssembly
-from ampcompare.training.process import enter_examining_process
+from ampcompare.training.process.switches import enter_examining_process
 
 
 @return_user_errors

@@ -14,8 +14,8 @@ from ampcompare.base.tensors.tree import map_tensors_in_tree
 from ampcompare.results.records.evaluation import SampleResults, pack_right_samples, pack_sample_values
 from ampcompare.tasks.data import tensors_in_fp32
 from ampcompare.tasks.task import Task
-from ampcompare.training.device import has_float64
 from ampcompare.training.precision.base import Precision
+from ampcompare.training.process.device import has_float64
 
 Extra = Callable[[Any, Mapping[str, Tensor], Any], Mapping[str, Tensor]]
 EXTRA = "extra: "  # before the names of further numbers, apart from those of the task

@@ -19,12 +19,12 @@ from ampcompare.training.assemble import TrainingAssembly
 from ampcompare.training.build_loop import build_training_loop
 from ampcompare.training.checkpoint.capture import restore_state_of_rank, states_of_ranks, training_state
 from ampcompare.training.checkpoint.saver import CheckpointSaver, RunPosition
-from ampcompare.training.device import synchronize_device
 from ampcompare.training.evaluate import EvaluationResult, Extra, evaluate_models
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.parallel.ranks import digest_of_weights, require_equal_on_ranks
 from ampcompare.training.policies import DivergenceDetector, Rollback, SkippingPrecision, make_policies
 from ampcompare.training.precision.base import Precision
+from ampcompare.training.process.device import synchronize_device
 from ampcompare.training.stop_request import StopRequest
 
 TrainingPhase = Literal["training", "evaluating", "saving"]

@@ -43,7 +43,7 @@ class NoFloat64(TorchDispatchMode):
 )
 def test_no_step_computes_in_float64(monkeypatch: pytest.MonkeyPatch, arm: str, task: str) -> None:
     """Forward pass, loss, backward pass, clipping and step of the arms that such a device trains keep to 32 bits."""
-    monkeypatch.setattr("ampcompare.training.device.WITHOUT_FLOAT64", ("cpu",))
+    monkeypatch.setattr("ampcompare.training.process.device.WITHOUT_FLOAT64", ("cpu",))
     monkeypatch.setattr(lm, "WITH_FLOAT64", ())
     recipe = Recipe.model_validate({"task": task, "batch_size": 8, **RECIPES[task]})
     made = make_task(recipe)
@@ -77,7 +77,7 @@ def test_measurements_are_those_of_a_device_with_float64(monkeypatch: pytest.Mon
     right = evaluated()
     moved: list[torch.Size] = []
     on_host = Tensor.cpu
-    monkeypatch.setattr("ampcompare.training.device.WITHOUT_FLOAT64", ("cpu",))
+    monkeypatch.setattr("ampcompare.training.process.device.WITHOUT_FLOAT64", ("cpu",))
     monkeypatch.setattr(Tensor, "cpu", lambda tensor: moved.append(tensor.shape) or on_host(tensor))
     assert evaluated() == right
     assert len(moved) >= 2

@@ -40,9 +40,9 @@ from ampcompare.results.records.profile import (
     WorkKind,
 )
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.device import resolve_device, synchronize_device
 from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
 from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.process.device import resolve_device, synchronize_device
 
 MAX_OPERATIONS = 20
 MAX_LAYERS = 12

@@ -26,7 +26,7 @@ from ampcompare.settings.examination import return_user_errors
 from ampcompare.settings.layers import set_path
 from ampcompare.settings.validation import build_validated_model
 from ampcompare.training.assemble import cpu_half_mode_of_run
-from ampcompare.training.process import configure_process, enter_examining_process
+from ampcompare.training.process.switches import configure_process, enter_examining_process
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = StepCounts(warmup=2, timed=4, profiled=0, watched=0)

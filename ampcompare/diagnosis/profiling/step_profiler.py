@@ -28,7 +28,7 @@ from ampcompare.diagnosis.profiling.operation_counter import OperationCounter, O
 from ampcompare.diagnosis.profiling.trace import TraceTotals, account_of_trace
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.profile import Memory, Phase
-from ampcompare.training.device import synchronize_device
+from ampcompare.training.process.device import synchronize_device
 
 BEGIN = "ampcompare:memory"
 DEVICE_TYPES = {"cpu": 0, "cuda": 1}  # numbers of torch in a trace

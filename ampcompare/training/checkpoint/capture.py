@@ -25,9 +25,9 @@ from ampcompare.training.checkpoint.flattened import (
     plain_optimizer_state,
     rebuild_flattened_tensor,
 )
-from ampcompare.training.device import generator_state_of, set_generator_state
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
+from ampcompare.training.process.device import generator_state_of, set_generator_state
 
 
 def training_state(

@@ -16,7 +16,7 @@ from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
 from ampcompare.experiment.launch.worker.rank import initialized_process_group, local_device, open_rank_store
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.process_group import choose_group_backend
+from ampcompare.training.process.process_group import choose_group_backend
 
 TORCHRUN = {
     **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},

@@ -10,7 +10,7 @@ from ampcompare.base.errors import BackendUnavailable, PreparationError
 from ampcompare.base.tensors.sharded import gather_whole, is_sharded
 from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard_models, units_to_gather
-from ampcompare.training.process_group import process_group_of_one
+from ampcompare.training.process.process_group import process_group_of_one
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, make_precision
-from ampcompare.training.process_group import choose_group_backend, process_group_of_one
+from ampcompare.training.process.process_group import choose_group_backend, process_group_of_one
 
 LR = 0.5
 

@@ -62,7 +62,6 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run, cpu_half_mode_of_run, make_parallel
 from ampcompare.training.checkpoint.resume import AUTO, find_checkpoint, state_to_resume_from
 from ampcompare.training.checkpoint.saver import CheckpointSaver
-from ampcompare.training.device import resolve_device
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.loop import measure_allreduce_share
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
@@ -70,8 +69,9 @@ from ampcompare.training.other_precisions import evaluate_in_other_precisions
 from ampcompare.training.parallel.ranks import Communicator, digest_of_weights
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import choose_cpu_half
-from ampcompare.training.process import configure_process
-from ampcompare.training.process_group import process_group_for_cell
+from ampcompare.training.process.device import resolve_device
+from ampcompare.training.process.process_group import process_group_for_cell
+from ampcompare.training.process.switches import configure_process
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.stop_request import StopRequest

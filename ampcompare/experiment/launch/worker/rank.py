@@ -42,7 +42,7 @@ from ampcompare.experiment.launch.worker.stall import RankPresence, is_timeout, 
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal_on_ranks
-from ampcompare.training.process_group import choose_group_backend, select_gpu_for_group
+from ampcompare.training.process.process_group import choose_group_backend, select_gpu_for_group
 from ampcompare.training.stop_request import StopRequest
 
 if TYPE_CHECKING:

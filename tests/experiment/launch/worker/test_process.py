@@ -10,7 +10,7 @@ from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.worker.cell import device_facts, record_of_failure
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.device import resolve_device
+from ampcompare.training.process.device import resolve_device
 
 MakeConfig = Callable[..., RunConfig]
 

@@ -9,8 +9,8 @@ import torch
 from ampcompare.base.tensors.tf32 import set_tf32
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import build_validated_model
-from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.fp32 import require_tf32
+from ampcompare.training.process.device import resolve_device
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:

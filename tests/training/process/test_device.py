@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.training.device import (
+from ampcompare.training.process.device import (
     generator_state_of,
     has_float64,
     set_generator_state,

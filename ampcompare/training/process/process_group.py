@@ -13,7 +13,7 @@ import torch.distributed.nn.functional
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.device import resolve_device
+from ampcompare.training.process.device import resolve_device
 
 
 def choose_group_backend(name: str, device: str) -> str:
