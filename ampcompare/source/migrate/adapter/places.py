@@ -68,6 +68,11 @@ class Places:
                     return folders[0]
         return next((each for each in folders if not _is_package(each)), folders[0])
 
+    def is_imported_from(self, root: Path, path: Path) -> bool:
+        """Return whether a file, or one that lies with it, is imported from a folder by another file."""
+        exact, near = self._roots_by_imports(path)
+        return absolute_path(root) in {*exact, *near}
+
     def package_for_adapter(self, root: Path, paths: Iterable[Path]) -> str:
         """Return the package right below a folder in which the adapter of files lies; "" for the folder itself.
 

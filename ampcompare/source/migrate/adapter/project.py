@@ -106,7 +106,7 @@ def plan_adapters(
             faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
     _join_importers(groups, places)
     _part_scripts(groups, early)
-    _join_roots(groups)
+    _join_roots(groups, places)
     plans = [
         _plan_project(root, places.package_for_adapter(root, files), files, early)
         for root, files in sorted(groups.items())
@@ -241,9 +241,11 @@ def _part_scripts(groups: dict[Path, list[Path]], early: Collection[Path]) -> No
                 groups.setdefault(path.parent, []).append(path)
 
 
-def _join_roots(groups: dict[Path, list[Path]]) -> None:
-    """Let a folder that no script starts in share the adapter of a folder above it."""
+def _join_roots(groups: dict[Path, list[Path]], places: Places) -> None:
+    """Let a folder that no script starts in, nor any import leads to, share the adapter of a folder above it."""
     for root in sorted(groups, key=lambda each: len(each.parts), reverse=True):
         above = next((each for each in root.parents if each in groups), None)
-        if above is not None and not any(is_script(path) for path in groups[root]):
+        if above is None or any(is_script(path) for path in groups[root]):
+            continue
+        if not any(places.is_imported_from(root, path) for path in groups[root]):
             groups[above] += groups.pop(root)

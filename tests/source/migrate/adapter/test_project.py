@@ -199,6 +199,24 @@ def test_projects_next_to_each_other_have_adapters_of_their_own(tmp_path: Path) 
     assert [*_plans(tmp_path, files)] == [f"a/{ADAPTER}.py", f"b/{ADAPTER}.py"]
 
 
+def test_a_folder_that_imports_lead_to_has_an_adapter_of_its_own_below_another_project(
+    tmp_path: Path,
+) -> None:
+    """As a folder with a task of its own inside of a project, whose scripts get their path from outside."""
+    files = {
+        "optimizers.py": USE,
+        "main.py": f"from optimizers import x\n{MAIN}",
+        "task/steps/fit.py": USE,
+        "task/steps/__init__.py": "",
+        "task/tools/train.py": f"from steps import fit\n{MAIN}",
+    }
+    places = _plans(tmp_path, files)
+    assert places == {
+        f"{ADAPTER}.py": (ADAPTER, ["optimizers.py"]),
+        f"task/steps/{ADAPTER}.py": (f"steps.{ADAPTER}", ["task/steps/fit.py"]),
+    }
+
+
 def test_a_script_finds_the_adapter_before_it_changes_the_path(tmp_path: Path) -> None:
     """A line of `sys.path` acts below itself, so the adapter lies next to the script, whose folder is always there."""
     files = {
