@@ -18,7 +18,11 @@ PAIRS = {
     "newest-torch": ("3.11", "2.14.1", "0.29.1"),
 }
 # Python and torch of stacks in which the recorder runs, which ampcompare itself cannot.
-STACKS = {"old-stack": ("3.8", "1.13.1"), "middle-stack": ("3.10", "2.1.2")}
+STACKS = {
+    "oldest-stack": ("3.7", "1.8.1"),
+    "old-stack": ("3.8", "1.13.1"),
+    "middle-stack": ("3.10", "2.1.2"),
+}
 RECORDER = "tests/script/recording/test_portable_recorder.py"
 SMOKE = "tests/cli/test_every_command.py"
 GIGABYTES = 6  # of an environment, with the CUDA libraries of torch
