@@ -15,8 +15,8 @@ from collections import Counter
 import click
 
 from ampcompare.source.find import find_sources
-from ampcompare.source.migrate.finding import BY_HAND
 from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.read.finding import BY_HAND
 from ampcompare.source.migrate.rewrite import migrate_text
 
 

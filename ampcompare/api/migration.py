@@ -150,7 +150,7 @@ def migrate_script(
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
-    from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter
+    from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
     from ampcompare.source.migrate.project import FileMigration
     from ampcompare.source.versions import known_versions
 

@@ -21,7 +21,7 @@ from ampcompare.source.lint.check import check_text
 from ampcompare.source.lint.read.module import Finding
 from ampcompare.source.lint.report import level_of_code
 from ampcompare.source.lint.run import Selection, fix_text, read_selection
-from ampcompare.source.migrate.choice import choose_rewrite_or_adapter
+from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from ampcompare.source.syntax import SourceInvalid
 from ampcompare.source.versions import known_versions
 

@@ -180,7 +180,7 @@ def _write_or_print_migrations(
 ) -> int:
     """Print or write what becomes of files, and the adapter next to those that take it; return the exit code."""
     from ampcompare.source.find import find_sources
-    from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter
+    from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
     from ampcompare.source.versions import known_versions
 
     versions = known_versions(torch_version)

@@ -28,10 +28,10 @@ from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
 from ampcompare.script.examination.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.invocation.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
+from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
 from ampcompare.source.migrate.adapter.imports import adapter_text
-from ampcompare.source.migrate.choice import choose_adapter_for_all, choose_rewrite_or_adapter
-from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
+from ampcompare.source.migrate.read.finding import NOTE
 from ampcompare.source.project import Project
 
 # O2 and O3 have no equivalent, so what they train is apart from autocast by more than a rounding where training

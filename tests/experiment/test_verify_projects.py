@@ -12,7 +12,7 @@ from ampcompare.cli import main
 from ampcompare.experiment import verify
 from ampcompare.experiment.rewrite_comparison import EQUAL
 from ampcompare.experiment.verify import verify_script
-from ampcompare.source.migrate.choice import MigrationChoice, choose_adapter_for_all
+from ampcompare.source.migrate.adapter.choice import MigrationChoice, choose_adapter_for_all
 
 HEAD = """
 import sys

@@ -12,7 +12,7 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.source.document import SourceDocument, parse_document, read_source_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
-from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
+from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.neighbors import neighbors_of_file
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.syntax import SourceInvalid, parse_tree

@@ -6,16 +6,16 @@ from itertools import pairwise
 
 from ampcompare.source.amp_names import is_of_no_apex
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.apex_guards import (
+from ampcompare.source.migrate.read.apex_guards import (
     PASSED_ON,
     SWITCHED,
     answer_question,
     is_only_asked_for,
     names_switched_by_script,
 )
-from ampcompare.source.migrate.finding import NOTE, Finding, UnsureRewrite
+from ampcompare.source.migrate.read.finding import NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
-from ampcompare.source.migrate.replacement_table import (
+from ampcompare.source.migrate.read.replacement_table import (
     DECORATORS,
     GONE,
     IMPORTED,

@@ -8,17 +8,24 @@ from pathlib import Path
 from ampcompare.source.amp_names import APEX, CORE, public_full_name
 from ampcompare.source.edits import Edits, put_statements_on_own_lines
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.apex_guards import answer_apex_questions, simplify_constant_conditions
-from ampcompare.source.migrate.casts import keep_cpu_outputs_fp32, note_casts
+from ampcompare.source.migrate.core.casts import keep_cpu_outputs_fp32, note_casts
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
-from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, UnsureRewrite, origins_of_lines
+from ampcompare.source.migrate.read.apex_guards import answer_apex_questions, simplify_constant_conditions
+from ampcompare.source.migrate.read.finding import (
+    BY_HAND,
+    MARK,
+    NOTE,
+    Finding,
+    UnsureRewrite,
+    origins_of_lines,
+)
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors, neighbors_of_file
-from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVED
+from ampcompare.source.migrate.read.replacement_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.replacements import UseRewriter
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds

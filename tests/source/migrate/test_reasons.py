@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.migrate.finding import BY_HAND, without_advice
+from ampcompare.source.migrate.read.finding import BY_HAND, without_advice
 from ampcompare.source.migrate.rewrite import migrate_text
 from tests.modules import modules_of_package, parsed
 

@@ -11,8 +11,8 @@ import torch
 
 from ampcompare import convert_checkpoint
 from ampcompare.source.find import find_sources
-from ampcompare.source.migrate.apex_guards import NO, YES, simplify_constant_conditions
-from ampcompare.source.migrate.finding import BY_HAND, MARK
+from ampcompare.source.migrate.read.apex_guards import NO, YES, simplify_constant_conditions
+from ampcompare.source.migrate.read.finding import BY_HAND, MARK
 from ampcompare.source.migrate.rewrite import migrate_text
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.txt"))

@@ -1,1 +1,1 @@
-"""Put Apex's functions on torch.autocast into one file next to a project, and change the imports of the project."""
+"""The adapter, one file with Apex's functions on torch.autocast next to a project: when it is taken, and how."""

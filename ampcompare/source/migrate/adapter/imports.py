@@ -8,9 +8,9 @@ from pathlib import Path
 from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.adapter.mark import ADAPTER, INNER, ITSELF, OFFERED
-from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, UnsureRewrite
+from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
-from ampcompare.source.migrate.replacement_table import LAYER_OPTIONS, OPTIMIZERS
+from ampcompare.source.migrate.read.replacement_table import LAYER_OPTIONS, OPTIMIZERS
 from ampcompare.source.migrate.replacements import (
     DDP,
     NEVER_THERE,

@@ -13,8 +13,8 @@ from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.adapter.places import Places, early_import, is_script
-from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.project import FileMigration
+from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module

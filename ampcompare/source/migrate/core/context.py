@@ -9,7 +9,7 @@ from ampcompare.source.edits import Edits
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, functions_of_callee
 from ampcompare.source.migrate.core.scalers import LOOPS, PlannedScaler, ifs_around_call
-from ampcompare.source.migrate.finding import NOTE, Finding
+from ampcompare.source.migrate.read.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import ForwardPasses
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors

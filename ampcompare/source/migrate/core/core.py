@@ -9,12 +9,6 @@ from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.apex_guards import (
-    PASSED_ON,
-    SWITCHED,
-    is_only_asked_for,
-    names_switched_by_script,
-)
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
@@ -33,7 +27,13 @@ from ampcompare.source.migrate.core.steps import (
     refuse_half_leaves,
     rewrite_steps,
 )
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.apex_guards import (
+    PASSED_ON,
+    SWITCHED,
+    is_only_asked_for,
+    names_switched_by_script,
+)
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.forward import ForwardPasses, find_forward_passes
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import Neighbors

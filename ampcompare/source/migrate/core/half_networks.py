@@ -11,7 +11,7 @@ from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around
 from ampcompare.source.migrate.core.model_calls import MAX_DEPTH, calls_parameter, find_traced_network
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, names_bound_in, walk
 from ampcompare.source.torch_methods import GIVING_BACK, PARTS, receiver_of

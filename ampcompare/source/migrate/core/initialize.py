@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.migrate.core.model_casts import wrapped_model_lines
 from ampcompare.source.migrate.core.scalers import ifs_around_call, is_constructor, runs_under_varying_tests
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.options import expression_as_bool
 from ampcompare.source.migrate.read.sites import InitializeCall
 from ampcompare.source.module import Block, Function, Module

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Function, Index, functions_of_callee
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.syntax import dotted_name, names_bound_in
 
 if TYPE_CHECKING:

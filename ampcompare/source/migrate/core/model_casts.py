@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.sites import InitializeCall, Sites
 from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name
 

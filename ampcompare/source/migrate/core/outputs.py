@@ -20,7 +20,7 @@ from ampcompare.source.migrate.core.holders import (
     makes_indices,
 )
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
     argument_values,

@@ -21,7 +21,7 @@ from ampcompare.source.migrate.core.model_calls import (
 )
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.outputs import CASTS, add_autocast_behind_outputs
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward_pass
 from ampcompare.source.syntax import argument_values, calls_in, dotted_name, last_name, names_bound_in, walk
 

@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass
 
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.apex_guards import asks_for_apex
+from ampcompare.source.migrate.read.apex_guards import asks_for_apex
 from ampcompare.source.migrate.read.sites import InitializeCall, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, dotted_name, names_bound_in, walk

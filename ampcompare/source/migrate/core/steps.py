@@ -10,7 +10,7 @@ from ampcompare.source.branches import (
     exclude_each_other,
 )
 from ampcompare.source.migrate.core.context import ApexCore
-from ampcompare.source.migrate.finding import BY_HAND, Finding, UnsureRewrite
+from ampcompare.source.migrate.read.finding import BY_HAND, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.sites import GradientRead, OptimizerStep
 from ampcompare.source.module import Function, Module
 from ampcompare.source.object_kinds import ObjectKinds

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampcompare.source.amp_names import CLIPS, WRAPPERS
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import UnknownFunction, functions_of_callee, nodes_of_scope
-from ampcompare.source.migrate.finding import UnsureRewrite
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING, PARAMETER_LISTS, WITH_INDICES
 

@@ -3,7 +3,7 @@
 import ast
 from enum import StrEnum
 
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 
 OTHER_FORM = "an ordinary training has another form here: {0}"
 

@@ -10,12 +10,10 @@ from ampcompare.source.amp_names import CLIPS, CORE
 from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import UnknownFunction, functions_of_callee
-from ampcompare.source.migrate.apex_guards import ANSWERED, asks_for_apex, is_only_asked_for
-from ampcompare.source.migrate.casts import OF_O1
+from ampcompare.source.migrate.core.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.scalers import LOOPS, ifs_around_call
-from ampcompare.source.migrate.finding import Finding, UnsureRewrite, without_advice
 from ampcompare.source.migrate.ordinary.flow import refuse_unlisted_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
@@ -24,6 +22,8 @@ from ampcompare.source.migrate.ordinary.words import (
     stores_into_tensors,
     unlisted_torch_name,
 )
+from ampcompare.source.migrate.read.apex_guards import ANSWERED, asks_for_apex, is_only_asked_for
+from ampcompare.source.migrate.read.finding import Finding, UnsureRewrite, without_advice
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING_IN_FP32, receiver_of

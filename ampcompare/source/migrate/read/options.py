@@ -2,7 +2,7 @@
 
 import ast
 
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, arguments, last_name
 

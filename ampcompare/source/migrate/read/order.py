@@ -27,7 +27,7 @@ from ampcompare.source.index import (
     functions_of_callee,
     nodes_of_scope,
 )
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.sites import (
     BackwardPass,
     GradientRead,

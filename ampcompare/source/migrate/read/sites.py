@@ -7,7 +7,7 @@ from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, functions_of_callee
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import UNSEEN, bind_arguments_by_name
 from ampcompare.source.module import Function, Module

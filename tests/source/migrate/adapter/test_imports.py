@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.source.migrate.adapter.imports import adapt_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
-from ampcompare.source.migrate.finding import BY_HAND, NOTE
+from ampcompare.source.migrate.read.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
 
 

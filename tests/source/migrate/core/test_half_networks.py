@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.migrate.finding import BY_HAND
 from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.read.finding import BY_HAND
 
 SCRIPT = """import copy
 import torch

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.read.finding import BY_HAND
 from ampcompare.source.migrate.rewrite import migrate_text
 
 CONTRASTIVE = """import torch

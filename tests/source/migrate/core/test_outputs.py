@@ -7,8 +7,8 @@ import pytest
 
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
 from ampcompare.source.migrate.core.outputs import CASTS, PLAIN
-from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.read.finding import BY_HAND, Finding
 from ampcompare.source.migrate.rewrite import migrate_text
 
 TRAINING = """import numpy as np

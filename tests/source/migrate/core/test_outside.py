@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ampcompare.source.migrate.core.outside import NO_GRAD, OF_MODULE
-from ampcompare.source.migrate.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.read.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
 
 TRAINING = """import torch

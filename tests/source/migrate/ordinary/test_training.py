@@ -6,7 +6,7 @@ from textwrap import indent
 
 import pytest
 
-from ampcompare.source.migrate.choice import choose_rewrite_or_adapter
+from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 
 BASE = """\
 import argparse

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ampcompare.source.migrate.choice import choose_rewrite_or_adapter
+from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from tests.source.migrate.ordinary.test_training import BASE, NETWORK, OTHER
 
 LAYER = "from apex.normalization import FusedLayerNorm\n"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from ampcompare.apex.amp.lists import functional_overrides, torch_overrides
 from ampcompare.base.tensors.cuda_casts import cuda_casts, operations_cast_on
-from ampcompare.source.migrate.casts import (
+from ampcompare.source.migrate.core.casts import (
     FUNCTIONAL,
     IN_ITS_PLACE,
     KEPT,
@@ -21,8 +21,8 @@ from ampcompare.source.migrate.casts import (
     WIDE,
     WIDE_UNDER_AUTOCAST,
 )
-from ampcompare.source.migrate.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.read.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
 
 # Calls of one tensor of 2x3x3 numbers; other functions take it alone.

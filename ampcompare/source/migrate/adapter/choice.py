@@ -14,9 +14,9 @@ from ampcompare.source.migrate.adapter.project import (
     files_needing_apex,
     plan_adapters,
 )
-from ampcompare.source.migrate.finding import Finding, without_advice
 from ampcompare.source.migrate.ordinary.training import find_reason_not_ordinary
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
+from ampcompare.source.migrate.read.finding import Finding, without_advice
 from ampcompare.source.migrate.read.neighbors import initializes_apex, needs_scaler, neighbors_of_file
 from ampcompare.source.versions import Versions
 

@@ -12,7 +12,7 @@ from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.holders import access_path_of
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
-from ampcompare.source.migrate.finding import UnsureRewrite
+from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import (
     argument_values,

@@ -3,10 +3,10 @@
 import ast
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
+from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import expression_as_bool
-from ampcompare.source.migrate.replacement_table import IMPORTED
+from ampcompare.source.migrate.read.replacement_table import IMPORTED
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name
 
