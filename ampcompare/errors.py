@@ -1,4 +1,45 @@
 """The exceptions of ampcompare for its users; the package itself imports `base.errors`."""
 
-from ampcompare.base.errors import *  # noqa: F403
-from ampcompare.base.errors import __all__ as __all__
+from ampcompare.base.errors import (
+    AmpCompareError,
+    BackendUnavailable,
+    CheckpointError,
+    ConfigError,
+    ConversionError,
+    Ended,
+    EnvironmentUnfit,
+    ExtraMissing,
+    GateFailed,
+    GuardError,
+    LaunchError,
+    PreparationError,
+    RanksDiffer,
+    RecordError,
+    ScalingError,
+    UnsupportedCombination,
+    UnusableInput,
+    close_matches,
+    suggestion_text,
+)
+
+__all__ = [
+    "AmpCompareError",
+    "BackendUnavailable",
+    "CheckpointError",
+    "ConfigError",
+    "ConversionError",
+    "Ended",
+    "EnvironmentUnfit",
+    "ExtraMissing",
+    "GateFailed",
+    "GuardError",
+    "LaunchError",
+    "PreparationError",
+    "RanksDiffer",
+    "RecordError",
+    "ScalingError",
+    "UnsupportedCombination",
+    "UnusableInput",
+    "close_matches",
+    "suggestion_text",
+]

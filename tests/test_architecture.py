@@ -161,6 +161,17 @@ def test_no_circle_of_folders(graph: grimp.ImportGraph) -> None:
     assert circles - {("", room) for _, room in circles} == set(MAY_BE_CIRCLES)
 
 
+FACES = ("", "errors", "guards", "tasks", "testing")
+
+
+def test_only_faces_list_their_names() -> None:
+    """`__all__` stands where users import from, and in the folders of Apex; within the package names come from home."""
+    listing = {
+        name.removeprefix("ampcompare").removeprefix(".") for name in _with(r"(?m)^__all__\b", MODULES)
+    }
+    assert {name for name in listing if not name.startswith("apex")} == set(FACES)
+
+
 LEAVES = {
     "apex": {"environment.extras", "environment.torch_names", "errors", "shim.alias", "tensors", "version"},
     "source": {

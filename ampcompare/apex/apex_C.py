@@ -6,16 +6,16 @@ Source: Apex 25.05, the bindings of its module `apex_C`.
 from collections.abc import Sequence
 
 from torch import Tensor
-
-from ampcompare.base.tensors import lists
+from torch._utils import _flatten_dense_tensors as flatten_dense
+from torch._utils import _unflatten_dense_tensors as unflatten_dense
 
 
 def flatten(bucket: Sequence[Tensor]) -> Tensor:
     """Return one vector with the elements of all tensors of `bucket`, which are of one dtype and on one device."""
-    flat: Tensor = lists.flatten(bucket)
+    flat: Tensor = flatten_dense(bucket)
     return flat
 
 
 def unflatten(coalesced: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
     """Return views into `coalesced` with the shapes of the tensors of `bucket`, in order."""
-    return list(lists.unflatten(coalesced, bucket))
+    return list(unflatten_dense(coalesced, bucket))

@@ -4,28 +4,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-__all__ = [
-    "AmpCompareError",
-    "BackendUnavailable",
-    "CheckpointError",
-    "ConfigError",
-    "ConversionError",
-    "Ended",
-    "EnvironmentUnfit",
-    "ExtraMissing",
-    "GateFailed",
-    "GuardError",
-    "LaunchError",
-    "PreparationError",
-    "RanksDiffer",
-    "RecordError",
-    "ScalingError",
-    "UnsupportedCombination",
-    "UnusableInput",
-    "close_matches",
-    "suggestion_text",
-]
-
 MAX_LENGTH = 80  # matching takes time with the square of the length, and a name can come from anywhere
 MAX_LISTED = 12
 

@@ -81,7 +81,7 @@ def show_failed_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
     """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
     from ampcompare.experiment.eta import estimate_remaining_cost
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
 
     plan, folder = planned.plan, planned.folder
     remaining = estimate_remaining_cost(plan, folder, found)

@@ -61,7 +61,7 @@ def command(
     as YAML that --config accepts. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first
     line of a file of settings.
     """
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
 
     if asked is SCHEMA:
         from ampcompare.settings.file import settings_file_schema

@@ -131,6 +131,6 @@ def _why_folder_is_no_checkpoint(folder: Path) -> str:
 
 
 def _show_document(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
 
     click.echo(dump_json(document) if as_json else "\n".join(lines))

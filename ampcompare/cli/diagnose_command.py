@@ -104,7 +104,7 @@ def command(asked: Form, **parameters: Any) -> int:
     from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import run_trials_of_configs
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.terminal import Terminal
 
     (arm,) = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
@@ -135,7 +135,7 @@ def command(asked: Form, **parameters: Any) -> int:
 def _print_outlook(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.base import write_result
     from ampcompare.results.report.documents.outlook import outlook_text
 

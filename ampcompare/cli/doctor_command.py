@@ -46,7 +46,7 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tu
     becomes a line of the report. Nothing is changed.
     """
     from ampcompare.doctor.examine import examine, render_examination
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
 
     for script in scripts:
         if not os.path.exists(script):

@@ -78,7 +78,7 @@ def command(asked: Form, **parameters: Any) -> int:
         step_observed_in_child,
     )
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.documents.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.settings.config import AUTOCAST_LISTS

@@ -74,7 +74,7 @@ def command(**parameters: Any) -> int:
         configs_of_arms,
         find_largest_batches_on_free_gpu,
     )
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
     from ampcompare.settings.stack import parse_stacks
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config

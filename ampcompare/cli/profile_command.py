@@ -66,7 +66,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import run_trials_of_configs
     from ampcompare.experiment.profile import profile, steps_needed_for_profile
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.terminal import Terminal
 
     arms = dict.fromkeys(

@@ -54,7 +54,7 @@ def command(
     """
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.replay import read_capsule_facts, replay, replay_sides_of_changes
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.documents.replay import replay_document
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.settings.script import script_config

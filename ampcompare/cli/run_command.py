@@ -99,7 +99,7 @@ def command(asked: Form, **parameters: Any) -> int:
     """
     from ampcompare.cli.progress_display import ProgressDisplay
     from ampcompare.experiment.single_run import check_run, run_single, verify_resume_of_run
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
     sources = settings_sources_from(parameters)
@@ -149,7 +149,7 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     """Print the row of a run or the record as JSON, and the error of one that failed."""
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.analysis.summary import summarize
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
 
     record = outcome.record
     if as_json:
@@ -171,7 +171,7 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
 
 def _show_verification(verification: ResumeVerification, *, as_json: bool) -> None:
     """Print whether a run that was stopped and resumed equals one that was not."""
-    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.records.document import dump_json
 
     stopped = f"stopped after step {verification.step} of {verification.steps}"
     if as_json:

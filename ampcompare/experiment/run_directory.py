@@ -31,9 +31,9 @@ from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
 from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked_record
 from ampcompare.results.records.comparison import Look, Published
-from ampcompare.results.records.document import ArmLabel, read_with_source
+from ampcompare.results.records.document import ArmLabel, dump_json, read_with_source
 from ampcompare.results.records.preflight import Preflight
-from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import LAUNCHERS, RunConfig
 from ampcompare.settings.validation import build_validated_model
 

@@ -35,8 +35,9 @@ from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
+from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.preflight import ArmTrial
-from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
 REFUSED = ConfigError.exit_code

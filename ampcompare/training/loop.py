@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.sharded import gather_whole
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.tasks.data import split_batch as split_batch
 from ampcompare.tasks.data import to_channels_last as to_channels_last
 from ampcompare.tasks.task import LossOf

@@ -16,7 +16,7 @@ from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.skippable_step import undo_skipped_step_on_host
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.assemble import TrainingAssembly
 from ampcompare.training.ema import ModelEma

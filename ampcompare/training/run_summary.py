@@ -14,7 +14,8 @@ import torch
 
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import TOP1, Metric
-from ampcompare.results.records.run import RunSummary, RunTrace, StepRecord, loss_tail
+from ampcompare.results.records.run import RunSummary, RunTrace, loss_tail
+from ampcompare.results.records.step import StepRecord
 from ampcompare.training.meters import PeakMemory
 
 if TYPE_CHECKING:

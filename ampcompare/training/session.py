@@ -12,7 +12,8 @@ from torch import nn
 from ampcompare.base.environment.fingerprint import environment_fingerprint, host_name
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import Resumption, StepRecord
+from ampcompare.results.records.run import Resumption
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import derive_seed
 from ampcompare.training.assemble import TrainingAssembly

@@ -9,7 +9,8 @@ import pytest
 import ampcompare
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.cli import main
-from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.results.records.document import dump_json
+from ampcompare.results.records.run import RunRecord
 from ampcompare.testing.made_runs import make_record
 
 OLD = [75.0, 75.2, 74.9, 75.1, 75.05]

@@ -20,7 +20,7 @@ from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.checkpoints.store.file import read_checkpoint
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_other_precisions

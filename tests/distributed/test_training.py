@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ampcompare.base.errors import RanksDiffer
 from ampcompare.experiment.matrix import DEFAULT_ARMS
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.data import SampleOptions

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import ampcompare
-from ampcompare.base import errors
+from ampcompare import errors
 from ampcompare.cli import COMMANDS, EPILOG
 from ampcompare.cli.group import cli
 from ampcompare.settings.config import RunConfig

@@ -11,7 +11,8 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.contract import BY_HAND, Launcher, record_of_failed_cell
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.experiment.preflight import run_trials_of_rows
-from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.results.records.document import dump_json
+from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 

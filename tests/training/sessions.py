@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim import SGD
 
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.tasks.classification import classification_loss
 from ampcompare.training.assemble import compile_model, prepare_torch_compile
 from ampcompare.training.loop import Loop

@@ -11,7 +11,7 @@ from torch import nn
 from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import TOP1, Metric
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.training.policies import (
     DivergenceDetector,
     EarlyStop,

@@ -13,7 +13,8 @@ from torch import Tensor
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import Resumption, StepRecord
+from ampcompare.results.records.run import Resumption
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.catalog import TASKS
 from ampcompare.tasks.task import make_task

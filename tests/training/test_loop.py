@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.recipe import ScheduleConfig
 from ampcompare.training.assemble import make_schedule
 from ampcompare.training.loop import Loop

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ampcompare.results.records.evaluation import EpochResult, pack_right_samples
-from ampcompare.results.records.run import RunTrace, StepRecord
+from ampcompare.results.records.run import RunTrace
+from ampcompare.results.records.step import StepRecord
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.policies import DivergenceDetector
 from ampcompare.training.run_summary import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from ampcompare.results.records.evaluation import pack_right_samples
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.data import SampleOptions

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.session import Session
 from tests.training.sessions import make_session, play, split

@@ -13,16 +13,6 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
-__all__ = [
-    "copies_on_host",
-    "copy_tensors_by_dtype",
-    "flatten",
-    "group_tensors_by_type",
-    "is_dense",
-    "largest_magnitudes",
-    "unflatten",
-]
-
 
 def group_tensors_by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group tensors by dtype and device, in the order of first appearance."""

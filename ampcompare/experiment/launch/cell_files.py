@@ -21,8 +21,8 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_store
 from ampcompare.base.secrets.masking import mask_secrets
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.results.records.document import json_with_checksum
-from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.results.records.document import dump_json, json_with_checksum
+from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import build_validated_model
 

@@ -8,8 +8,6 @@ import pkgutil
 
 from ampcompare.guards.detection.detector import Detector
 
-__all__ = ["DETECTORS", "GUARDS"]
-
 for module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{module.name}")
 # By the name of the guard, in the order of files and of classes within a file.

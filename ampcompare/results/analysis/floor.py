@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ampcompare.base.errors import UnusableInput
 from ampcompare.base.files.read import FileFault, parse_json, read_text
 from ampcompare.base.formatting import format_count
-from ampcompare.results.records.run import dump_json
+from ampcompare.results.records.document import dump_json
 
 FORMAT, SCHEMA = "ampcompare-floor", 1
 OF_FLOOR = 8.0  # by how much new steps may exceed the largest distance of a twin up to that step

@@ -61,7 +61,12 @@ def _strict_json_value(value: Any) -> Any:
 
 
 def dump_json(value: Any, *, indent: int | None = 1) -> str:
-    """Return strict JSON of a record, a step or plain data."""
+    """Return strict JSON of a record, a step or plain data.
+
+    Args:
+        value: a pydantic model, a named tuple, or what JSON has; a number that is not finite becomes a text or null.
+        indent: spaces for each level; None for one line.
+    """
     if isinstance(value, BaseModel):
         value = value.model_dump(by_alias=True)
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):  # a step

@@ -18,32 +18,12 @@ from ampcompare.results.records.document import (
     FrozenRecord,
     Number,
     SchemaNumber,
-    dump_json,
     read_model,
 )
 from ampcompare.results.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
-from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig, former_autocast_lists
-
-__all__ = [
-    "EngineInfo",
-    "FellBack",
-    "Placement",
-    "ProcessFacts",
-    "Resumption",
-    "RunRecord",
-    "RunSummary",
-    "RunTrace",
-    "ScriptFacts",
-    "StepRecord",
-    "SystemReadings",
-    "TimingRound",
-    "dump_json",
-    "loss_tail",
-    "read_record",
-]
 
 # Fields of a summary in records that knew only the classification of images.
 OLDER_FIELDS = {

@@ -12,8 +12,8 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.files.run_files import CellFile, file_of_cell
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import RunRecord, StepRecord
-from ampcompare.results.records.step import iter_steps
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import StepRecord, iter_steps
 
 
 class Exporter(abc.ABC):

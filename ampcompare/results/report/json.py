@@ -1,6 +1,6 @@
 """The result itself as one strict JSON document, which `report` reads again."""
 
-from ampcompare.results.records.run import dump_json
+from ampcompare.results.records.document import dump_json
 from ampcompare.results.report.base import Reporter
 from ampcompare.results.report.document import Document
 

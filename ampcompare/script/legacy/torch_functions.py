@@ -30,8 +30,6 @@ from torch.optim import lr_scheduler
 
 from ampcompare.script.invocation.stderr import say_once
 
-__all__ = ["keep_operator_for_jit", "patch_torch", "use_gloo_for_nccl"]
-
 LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {torch.__path__[0].rpartition("torch")[0].rstrip("/\\")}

@@ -25,7 +25,7 @@ from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secrets.files import note_secrets_in_files
 from ampcompare.base.secrets.masking import hide_secrets_in_words, mask_secrets
-from ampcompare.results.records.run import dump_json
+from ampcompare.results.records.document import dump_json
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.invocation.stderr import say_once
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record, summary_text

@@ -10,8 +10,6 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.script.trainers import accelerate, lightning
 from ampcompare.script.trainers.arm import TrainerContext
 
-__all__ = ["follow_trainers"]
-
 LIBRARIES = (accelerate, lightning)
 
 

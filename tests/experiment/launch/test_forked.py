@@ -16,7 +16,8 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.experiment.launch.contract import LauncherClosed, Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.results.records.run import RunRecord, dump_json, read_record
+from ampcompare.results.records.document import dump_json
+from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]

@@ -14,7 +14,7 @@ import pytest
 from ampcompare.experiment.launch.cell_files import remove_temporary_files
 from ampcompare.experiment.launch.worker import cell
 from ampcompare.experiment.launch.worker.cell import LineFile, record_of_failure
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 
 MakeConfig = Callable[..., RunConfig]

@@ -11,19 +11,17 @@ import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit, RecordError
 from ampcompare.base.files.write import write_atomically
-from ampcompare.results.records.document import SCHEMA
+from ampcompare.results.records.document import SCHEMA, dump_json
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import (
     EngineInfo,
     Resumption,
     RunRecord,
     RunSummary,
-    StepRecord,
-    dump_json,
     loss_tail,
     read_record,
 )
-from ampcompare.results.records.step import iter_steps
+from ampcompare.results.records.step import StepRecord, iter_steps
 from ampcompare.settings.config import RunConfig
 
 

@@ -17,7 +17,9 @@ import pytest
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.run import RunRecord, StepRecord, dump_json
+from ampcompare.results.records.document import dump_json
+from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.results.report import export
 from ampcompare.results.report.export import make_exporter
 from ampcompare.results.report.mlflow_runs import MlflowRuns

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.results.records.comparison import OLDER_VERDICTS, REPORT_SCHEMA, SEEDS_ITSELF, Comparison
-from ampcompare.results.records.run import dump_json
+from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.results.report.base import FORMATS
 

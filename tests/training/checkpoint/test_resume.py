@@ -18,7 +18,7 @@ from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
 from ampcompare.checkpoints.convert.inspect import inspect_file
 from ampcompare.checkpoints.store.file import write_checkpoint
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import StepRecord
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run

@@ -49,9 +49,11 @@ from ampcompare.experiment.launch.script.rows import (
     rows_of_training_children,
     rows_of_training_process,
 )
+from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
-from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, StepRecord, dump_json, loss_tail
+from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail
+from ampcompare.results.records.step import StepRecord
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric

@@ -10,7 +10,8 @@ from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.results.records.document import parse_json_number
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.results.records.run import ScriptFacts, SeedCall, StepRecord
+from ampcompare.results.records.run import ScriptFacts, SeedCall
+from ampcompare.results.records.step import StepRecord
 from ampcompare.script.recording.tail import rows_only_in_tail
 
 KNOWN = ("lr", "grad_norm")  # of a step, where its row says them

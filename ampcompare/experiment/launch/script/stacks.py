@@ -61,7 +61,8 @@ from ampcompare.experiment.launch.script.launcher import (
 )
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
-from ampcompare.results.records.run import RECORDER_RUN, EngineInfo, RunRecord, dump_json, read_record
+from ampcompare.results.records.document import dump_json
+from ampcompare.results.records.run import RECORDER_RUN, EngineInfo, RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import StackConfig

@@ -48,15 +48,10 @@ from ampcompare.experiment.launch.contract import Phase, Progress, record_of_fai
 from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
+from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.evaluation import EpochResult, emulated_type
-from ampcompare.results.records.run import (
-    ProcessFacts,
-    Resumption,
-    RunRecord,
-    RunSummary,
-    StepRecord,
-    dump_json,
-)
+from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary
+from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run, cpu_half_mode_of_run, make_parallel

@@ -15,8 +15,8 @@ from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.results.analysis.pairing.record_checks import read_checked_record, unique_runs
 from ampcompare.results.records.comparison import ArmSummary, Comparison
-from ampcompare.results.records.document import record_checksum
-from ampcompare.results.records.run import dump_json, read_record
+from ampcompare.results.records.document import dump_json, record_checksum
+from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.testing import make_comparison, make_record
 from tests.experiment.pretend import make_plan
