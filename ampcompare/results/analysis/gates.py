@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.quality import quality_margin
-from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.analysis.inference.terms import terms_of_comparison
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
@@ -25,6 +24,7 @@ from ampcompare.results.analysis.pairing.pairs import (
     surviving_and_common_seed_counts,
 )
 from ampcompare.results.analysis.pairing.scores import metric_value
+from ampcompare.results.analysis.summary import quantity_tests
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.run import RunRecord

@@ -1,53 +1,53 @@
-"""Summarize records as rows of the table, each with its verdicts against the reference."""
+"""The way of all verdicts, from records to a comparison: pairs, evidence, tests, rows, and the answer in sentences.
+
+`summarize` goes it in order. What pairs show, `effects/` says; what a test decides, `inference/`; the sentences,
+`conclusions/`.
+"""
 
 import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.results.analysis.conclusions.details import detail_sentences, look_sentences
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
+from ampcompare.results.analysis.effects.loss_tail import loss_evidence
 from ampcompare.results.analysis.effects.quality import (
     failure_verdict,
     precision_rows,
     quality_effect,
+    quality_evidence,
     quality_margin,
 )
-from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.results.analysis.effects.step_time import (
-    invalid_time_reason,
-    invalid_time_reason_of_arm,
     rounds_sentence,
     time_evidence,
+    time_ratio_of_log,
 )
-from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson_interval
 from ampcompare.results.analysis.inference.terms import QualityMargin, Terms
 from ampcompare.results.analysis.inference.verdict import (
     NOTHING,
     Evidence,
+    Margin,
     SequentialDesign,
     arms_in_opposite_directions,
+    verdicts_on,
 )
 from ampcompare.results.analysis.pairing.comparability import (
     circumstance_lines,
-    foreign_steps_text,
-    incomparable_memory_verdict,
     script_pairing_sentences,
 )
 from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences, not_as_declared_verdict
 from ampcompare.results.analysis.pairing.pairs import (
-    Pair,
     Pairing,
-    finished_runs,
     pairs_by_seed,
-    pairs_of_counterparts,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
-from ampcompare.results.analysis.pairing.scores import common_metric, metric_of_runs
+from ampcompare.results.analysis.pairing.scores import common_metric
+from ampcompare.results.analysis.untested_row import memory_verdict, untested_row
 from ampcompare.results.records.comparison import (
     ArmSummary,
     Comparison,
@@ -59,6 +59,8 @@ from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RECORDER_RUN, RunRecord
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.script import LOSS
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 def summarize(
@@ -166,16 +168,99 @@ class UndecidedRow:
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
 
 
-def _environment_of_records(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return that of the first run that has one: of one here, if there is any, rather than of one in a stack."""
-    ran = [record for record in records if record.status != "failed"]
-    own = [record for record in ran if record.config.stack is None]
-    first = next(iter(own or ran), None)
-    return (
-        {}
-        if first is None
-        else {name: value for name, value in first.environment.items() if name != RECORDER_RUN}
+def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
+    itself = Pairing.by_seed(records, records)
+    effect = quality_effect(itself.pairs)
+    verdict = not_as_declared_verdict(records) or failure_verdict(records)
+    quality = Evidence(untested=verdict, mean=None if effect is None else effect.mean)
+    return UndecidedRow(
+        untested_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)}
     )
+
+
+def _line_of_arm(
+    arm: str,
+    pairing: Pairing,
+    evidence: Mapping[Quantity, Callable[[Pairing], Evidence]],
+    margin: QualityMargin,
+) -> UndecidedRow:
+    row, pairs = untested_row(arm, pairing), pairing.pairs
+    if other := not_as_declared_verdict(pairing.arm):
+        return UndecidedRow(row, dict.fromkeys(evidence, Evidence(untested=other)))
+    return UndecidedRow(
+        row.model_copy(update={"memory": memory_verdict(pairing)}),
+        {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
+        pairing.surviving_seed_counts,
+        pairing.mean_updates,
+        lambda verdict: compare_samples(
+            pairs, quality_effect(pairs), verdict, margin.margin_of_score_differences()
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class QuantityTest:
+    """What an arm is compared with the reference in, and tested.
+
+    Attributes:
+        evidence: what paired runs say of it.
+        margin: in the unit of effects, in which more is better.
+        on_rows: an effect in the unit of rows.
+        of_training: whether it is what training reaches, so that a lost seed makes its verdict conditional.
+    """
+
+    evidence: Callable[[Pairing], Evidence]
+    margin: Margin
+    on_rows: Callable[[float], float]
+    of_training: bool = True
+
+    def verdicts(self, evidence: Mapping[Key, Evidence], design: SequentialDesign) -> dict[Key, Verdict]:
+        """Return the verdict on each arm of a family of tests, with effect and interval in the unit of rows."""
+        return {
+            key: self._verdict_in_row_unit(verdict)
+            for key, verdict in verdicts_on(evidence, self.margin, design).items()
+        }
+
+    def _verdict_in_row_unit(self, verdict: Verdict) -> Verdict:
+        effect = None if verdict.effect is None else self.on_rows(verdict.effect)
+        bounds = sorted(self.on_rows(bound) for bound in (verdict.low, verdict.high) if bound is not None)
+        low, high = bounds if bounds else (None, None)
+        return verdict.model_copy(update={"effect": effect, "low": low, "high": high})
+
+    def as_conditional(
+        self, verdict: Verdict, survivors: tuple[int, int] | None, updates: tuple[float, float] | None
+    ) -> Verdict:
+        """Return a verdict as one on the seeds that survived and after the updates that were made, if it rests on them.
+
+        Args:
+            verdict: on what training reaches, or on another quantity.
+            survivors: as `Pairing.surviving_seed_counts`.
+            updates: as `Pairing.mean_updates`.
+        """
+        if not self.of_training:
+            return verdict
+        return verdict.after_updates(updates, self.margin.shown).among_survivors(survivors)
+
+
+def quantity_tests(
+    margin: QualityMargin, terms: Terms, design: SequentialDesign
+) -> dict[Quantity, QuantityTest]:
+    """Return what is tested, under the terms of a comparison."""
+    return {
+        "quality": QuantityTest(
+            lambda pairing: quality_evidence(pairing, margin, design.pilot),
+            margin.margin_of_score_differences(),
+            margin.metric.difference_of_scores,
+        ),
+        "time": QuantityTest(
+            time_evidence, terms.log_time_margin(), lambda speed: time_ratio_of_log(-speed), of_training=False
+        ),
+        "loss": QuantityTest(
+            lambda pairing: loss_evidence(pairing, design.pilot),
+            terms.log_loss_margin(),
+            lambda gain: math.expm1(-gain),
+        ),
+    }
 
 
 def decided_rows(
@@ -238,161 +323,16 @@ def conclude_comparison(
     return comparison.model_copy(update={"headline": headline(about)})
 
 
-def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
-    itself = Pairing.by_seed(records, records)
-    effect = quality_effect(itself.pairs)
-    verdict = not_as_declared_verdict(records) or failure_verdict(records)
-    quality = Evidence(untested=verdict, mean=None if effect is None else effect.mean)
-    return UndecidedRow(
-        _untested_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)}
+def _environment_of_records(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return that of the first run that has one: of one here, if there is any, rather than of one in a stack."""
+    ran = [record for record in records if record.status != "failed"]
+    own = [record for record in ran if record.config.stack is None]
+    first = next(iter(own or ran), None)
+    return (
+        {}
+        if first is None
+        else {name: value for name, value in first.environment.items() if name != RECORDER_RUN}
     )
-
-
-def _line_of_arm(
-    arm: str,
-    pairing: Pairing,
-    evidence: Mapping[Quantity, Callable[[Pairing], Evidence]],
-    margin: QualityMargin,
-) -> UndecidedRow:
-    row, pairs = _untested_row(arm, pairing), pairing.pairs
-    if other := not_as_declared_verdict(pairing.arm):
-        return UndecidedRow(row, dict.fromkeys(evidence, Evidence(untested=other)))
-    return UndecidedRow(
-        row.model_copy(update={"memory": _memory_verdict(pairing)}),
-        {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
-        pairing.surviving_seed_counts,
-        pairing.mean_updates,
-        lambda verdict: compare_samples(
-            pairs, quality_effect(pairs), verdict, margin.margin_of_score_differences()
-        ),
-    )
-
-
-def _mean_if_known(
-    values: Iterable[float | None], average: Callable[[list[float]], float] = statistics.fmean
-) -> float | None:
-    known = [value for value in values if value is not None]
-    return average(known) if known else None
-
-
-def _sd_if_known(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.stdev(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
-
-
-def _largest_peak_of_memory(records: Iterable[RunRecord]) -> int | None:
-    return max(
-        (value for record in records if (value := record.summary.peak_bytes) is not None), default=None
-    )
-
-
-def _memory_verdict(pairing: Pairing) -> Verdict:
-    """Return the difference of the largest peaks, or why there is none."""
-    pairs = pairs_of_counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
-    here, there = (
-        _largest_peak_of_memory(arm for arm, _ in pairs),
-        _largest_peak_of_memory(other for _, other in pairs),
-    )
-    verdict = incomparable_memory_verdict(replace(pairing, pairs=pairs))
-    return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
-
-
-def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
-    """Return a row with what no test gives, and without what takes the runs of the reference."""
-    records, pairs = pairing.arm, pairing.pairs
-    done = [record for record in records if record.status == "completed"]
-    ran = finished_runs(records)
-    diverged = len(ran) - len(done)
-    rate = wilson_interval(diverged, len(ran)) if diverged else (None, None)
-    metric = metric_of_runs(records)
-    finals = [record.summary.metric_final for record in done]
-    return ArmSummary(
-        **_time_fields_of_row(ran),
-        arm=arm,
-        engine=_engine_names(ran),
-        half=next((record.half for record in ran if record.half), None),
-        lr=records[0].config.recipe.optimizer.lr
-        if records and records[0].config.script is None
-        else float("nan"),
-        seeds=sorted(record.config.recipe.seed for record in records),
-        completed=len(done),
-        diverged=diverged,
-        diverged_low=rate[0],
-        diverged_high=rate[1],
-        failed=sum(record.status in ("failed", "interrupted") for record in records),
-        metric_mean=_mean_if_known(finals),
-        metric_sd=_sd_if_known(finals),
-        metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
-        peak_bytes=_largest_peak_of_memory(ran),
-        metric_correlation=_metric_correlation(pairs),
-        pairs=len(pairs),
-        loss_tail=_mean_if_known(record.summary.loss_tail for record in ran),
-        # The middle one, so that it is that of a run.
-        final_loss_scale=_mean_if_known(
-            (record.summary.final_loss_scale for record in ran), statistics.median_low
-        ),
-        skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
-        num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
-        status=_status_text(records),
-    )
-
-
-def _engine_names(ran: Sequence[RunRecord]) -> str | None:
-    """Return the engines and libraries that runs were trained by, with their versions; None without any."""
-    engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
-    libraries = sorted({record.training_library_text for record in ran if record.training_library_text})
-    return ", ".join([*engines, *libraries]) or None
-
-
-def _time_fields_of_row(ran: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the fields of a row that are times, in seconds: those of steps and epochs of valid runs alone."""
-    invalid_time = invalid_time_reason_of_arm(ran)
-    timed = ran if invalid_time else [record for record in ran if not invalid_time_reason(record)]
-    return {
-        "invalid_time": invalid_time,
-        "epoch_seconds": _mean_if_known(record.summary.epoch_seconds for record in timed),
-        "epoch_seconds_sd": _sd_if_known(record.summary.epoch_seconds for record in timed),
-        "step_seconds_median": _mean_if_known(record.summary.step_seconds_median for record in timed),
-        "samples_per_second": _mean_if_known(record.summary.samples_per_second for record in timed),
-        "start_seconds": _mean_if_known(_start_seconds(record) for record in ran),
-        "loader_start_seconds": _mean_if_known(record.summary.loader_start_seconds for record in ran),
-        "allreduce_share": _mean_if_known(
-            record.processes.allreduce_share for record in ran if record.processes
-        ),
-    }
-
-
-def _start_seconds(record: RunRecord) -> float | None:
-    """Return when the slowest of the processes was ready."""
-    return record.processes.start_seconds if record.processes else record.summary.start_seconds
-
-
-def _metric_correlation(pairs: Sequence[Pair]) -> float | None:
-    """Return how far the values of two arms move together over seeds; it is what pairing gains."""
-    known = []
-    for arm, reference in pairs:
-        value, other = arm.summary.metric_final, reference.summary.metric_final
-        if value is not None and other is not None and math.isfinite(value) and math.isfinite(other):
-            known.append((value, other))
-    if len(known) < MIN_PAIRS or any(min(side) == max(side) for side in zip(*known, strict=True)):
-        return None
-    here, there = zip(*known, strict=True)
-    return statistics.correlation(here, there)
-
-
-def _status_text(records: Sequence[RunRecord]) -> str:
-    if not records:
-        return "not run"
-    words = []
-    for status in ("completed", "diverged", "failed", "interrupted"):
-        if matching := [record for record in records if record.status == status]:
-            share = "" if len(matching) == len(records) else f" {len(matching)}/{len(records)}"
-            first_step = min(record.summary.diverged_step or 0 for record in matching)
-            details = {"diverged": f" at step {first_step}", "failed": f": {matching[0].error}"}
-            words.append(("ok" if status == "completed" else status) + share + details.get(status, ""))
-    mixed = list(filter(None, map(foreign_steps_text, records)))
-    words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
-    return "; ".join(words)
 
 
 def _ineffective_option_lines(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:

@@ -3,18 +3,18 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable_line
-from ampcompare.results.analysis.conclusions.phrases import ArmNaming, names_text, number_word
-from ampcompare.results.analysis.conclusions.recommendation import (
-    MIN_SAVING,
+from ampcompare.results.analysis.conclusions.phrases import (
+    ArmNaming,
     device_phrase,
     difference_interval_text,
     memory_saving_text,
-    recommended_arms,
+    names_text,
+    number_word,
     sample_caveat,
     saved_memory_share,
     step_time_ratio_text,
-    use_sentence,
 )
+from ampcompare.results.analysis.conclusions.recommendation import MIN_SAVING, recommended_arms
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.analysis.pairing.learning import (
@@ -103,6 +103,33 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
         comparison, [row for row in rows if row not in chosen or row.time.kind != "better"], everyone
     )
     yield from filter(None, [_memory_sentence(comparison, rest), _engine_sentence(comparison, by_arm)])
+
+
+def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
+    """Return the recommendation of an arm, with what it keeps and what it saves."""
+    reference, metric = comparison.reference, comparison.metric
+    samples = sample_caveat([row], comparison)
+    if row.quality.kind == "better":
+        kept = f"better {metric.quality} than {reference} ({difference_interval_text(row, metric)}){samples}"
+    elif row.quality.kind == "identical":
+        kept = f"identical to {reference}"
+    else:
+        side = "within ±" if row.quality.kind == "equivalent" else "margin "
+        change = metric.difference_with_unit(row.quality.effect or 0)
+        kept = (
+            f"{metric.quality} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}"
+            f"{'; ' * bool(row.quality.update_counts_text)}{row.quality.update_counts_text}){samples}"
+        )
+    gains = []
+    if row.time.kind == "better":
+        gains.append(f"{step_time_ratio_text(row)} its step time{device_phrase(comparison)}")
+    if saved_memory_share(row) >= MIN_SAVING and (
+        comparison.prefer == "memory" or not device_phrase(comparison)
+    ):
+        gains.append(f"{memory_saving_text(row)} peak memory")
+    if comparison.prefer == "memory":
+        gains.reverse()
+    return f"Use {row.arm}: {', '.join([kept, *gains])}."
 
 
 def _contradiction_sentences(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:

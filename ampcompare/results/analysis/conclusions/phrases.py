@@ -1,7 +1,11 @@
-"""Names of arms and numbers, as written in sentences."""
+"""Names of arms, numbers, differences and savings, as they stand in sentences."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+
+from ampcompare.results.analysis.effects.samples import samples_noun
+from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.metric import Metric
 
 MAX_NAMED = 4
 MAX_LEFT = 2
@@ -72,3 +76,49 @@ def capitalize_sentence(words: str) -> str:
 def number_word(number: int) -> str:
     """Return a small number as a word."""
     return NUMBERS[number] if 0 < number < len(NUMBERS) else str(number)
+
+
+def sample_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
+    """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
+    open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
+    noun = samples_noun(comparison.records)
+    return f" on these {open_ones[0].samples:,} {noun}, not shown for new ones" if open_ones else ""
+
+
+def difference_interval_text(row: ArmSummary, metric: Metric) -> str:
+    """Return a difference with the interval of the test that decided on it, and updates that may explain it."""
+    its = row.quality
+    shown = f"Δ {metric.difference_with_unit(its.effect or 0)}"
+    if its.low is not None and its.high is not None:
+        shown += f", {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
+    return "; ".join(filter(None, [shown, its.update_counts_text]))
+
+
+def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
+    """Return the relative step time of an arm with its interval and a doubt, such as `0.61x (0.58 to 0.65)`."""
+    its = row.time
+    if its.effect is None:
+        return ""
+    if its.low is None or its.high is None:
+        return f"{its.effect:.2f}x"
+    return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}{doubt})"
+
+
+def device_phrase(comparison: Comparison) -> str:
+    """Return where times were measured, if that is no GPU."""
+    devices = {
+        str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records
+    }
+    return " on this CPU" if devices == {"cpu"} else ""
+
+
+def saved_memory_share(row: ArmSummary) -> float:
+    """Return the share of the reference's peak that an arm saves, below 0 where it needs more; 0 if not known."""
+    more, peak = row.memory.effect, row.peak_bytes
+    return 0.0 if more is None or peak is None or peak <= more else -more / (peak - more)
+
+
+def memory_saving_text(row: ArmSummary) -> str:
+    """Return how much less, or more, memory an arm needs."""
+    saving = saved_memory_share(row)
+    return f"{100 * abs(saving):.0f} % {'less' if saving > 0 else 'more'}"

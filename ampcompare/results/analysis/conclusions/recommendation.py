@@ -1,10 +1,10 @@
-"""Which arm to use, and what it keeps and saves."""
+"""Which arms to use, and why none."""
 
 from collections.abc import Iterable, Sequence
 
-from ampcompare.results.analysis.effects.samples import samples_noun
+from ampcompare.results.analysis.conclusions.phrases import saved_memory_share
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
-from ampcompare.results.records.comparison import ArmSummary, Comparison
+from ampcompare.results.records.comparison import ArmSummary
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.verdict import KEPT
 
@@ -52,76 +52,3 @@ def why_none_recommended(
     else:
         why = f"no arm is both non-inferior in {quality} to {reference} and {100 * MIN_SAVING:.0f} % smaller in memory"
     yield f"No arm is recommended for {prefer}: {why}."
-
-
-def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
-    """Return the recommendation of an arm, with what it keeps and what it saves."""
-    reference, metric = comparison.reference, comparison.metric
-    samples = sample_caveat([row], comparison)
-    if row.quality.kind == "better":
-        kept = f"better {metric.quality} than {reference} ({difference_interval_text(row, metric)}){samples}"
-    elif row.quality.kind == "identical":
-        kept = f"identical to {reference}"
-    else:
-        side = "within ±" if row.quality.kind == "equivalent" else "margin "
-        change = metric.difference_with_unit(row.quality.effect or 0)
-        kept = (
-            f"{metric.quality} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}"
-            f"{'; ' * bool(row.quality.update_counts_text)}{row.quality.update_counts_text}){samples}"
-        )
-    gains = []
-    if row.time.kind == "better":
-        gains.append(f"{step_time_ratio_text(row)} its step time{device_phrase(comparison)}")
-    if saved_memory_share(row) >= MIN_SAVING and (
-        comparison.prefer == "memory" or not device_phrase(comparison)
-    ):
-        gains.append(f"{memory_saving_text(row)} peak memory")
-    if comparison.prefer == "memory":
-        gains.reverse()
-    return f"Use {row.arm}: {', '.join([kept, *gains])}."
-
-
-def sample_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
-    """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
-    open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
-    noun = samples_noun(comparison.records)
-    return f" on these {open_ones[0].samples:,} {noun}, not shown for new ones" if open_ones else ""
-
-
-def difference_interval_text(row: ArmSummary, metric: Metric) -> str:
-    """Return a difference with the interval of the test that decided on it, and updates that may explain it."""
-    its = row.quality
-    shown = f"Δ {metric.difference_with_unit(its.effect or 0)}"
-    if its.low is not None and its.high is not None:
-        shown += f", {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
-    return "; ".join(filter(None, [shown, its.update_counts_text]))
-
-
-def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
-    """Return the relative step time of an arm with its interval and a doubt, such as `0.61x (0.58 to 0.65)`."""
-    its = row.time
-    if its.effect is None:
-        return ""
-    if its.low is None or its.high is None:
-        return f"{its.effect:.2f}x"
-    return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}{doubt})"
-
-
-def device_phrase(comparison: Comparison) -> str:
-    """Return where times were measured, if that is no GPU."""
-    devices = {
-        str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records
-    }
-    return " on this CPU" if devices == {"cpu"} else ""
-
-
-def saved_memory_share(row: ArmSummary) -> float:
-    """Return the share of the reference's peak that an arm saves, below 0 where it needs more; 0 if not known."""
-    more, peak = row.memory.effect, row.peak_bytes
-    return 0.0 if more is None or peak is None or peak <= more else -more / (peak - more)
-
-
-def memory_saving_text(row: ArmSummary) -> str:
-    """Return how much less, or more, memory an arm needs."""
-    saving = saved_memory_share(row)
-    return f"{100 * abs(saving):.0f} % {'less' if saving > 0 else 'more'}"

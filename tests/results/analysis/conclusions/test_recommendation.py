@@ -4,11 +4,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.conclusions.recommendation import (
-    recommended_arms,
-    use_sentence,
-    why_none_recommended,
-)
+from ampcompare.results.analysis.conclusions.headline import use_sentence
+from ampcompare.results.analysis.conclusions.recommendation import recommended_arms, why_none_recommended
 from ampcompare.results.analysis.inference.terms import Preference
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
