@@ -16,7 +16,12 @@ from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.product_formats import diagnose_formats
 from ampcompare.diagnosis.ranges import counts_of_row, magnitude_range_of_row
-from ampcompare.diagnosis.remedies import TestedCandidate, diagnosis_sentence, diagnosis_with_cure
+from ampcompare.diagnosis.remedies import (
+    TestedCandidate,
+    diagnosis_sentence,
+    diagnosis_with_cure,
+    faults_with_cast_of_inputs,
+)
 from ampcompare.diagnosis.watched_loop import observe_loop
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
 from ampcompare.training.process.device import resolve_device
@@ -150,7 +155,7 @@ def diagnosis_of_observation(
         map=observation.cells_of_map(),
         headroom=headroom_of_steps(observation.facts),
         updates=list(observation.updates.values()),
-        faults=find_faults(observation, left_out),
+        faults=faults_with_cast_of_inputs(arm, find_faults(observation, left_out)),
         notes=[*notes, *_diagnosis_notes(arm, observation)],
     )
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})

@@ -39,6 +39,13 @@ FALL = 8
 SMALL_SCALE = ("underflow", "rounding")  # which a loss scale that has fallen leads to
 MAX_CHAIN = 12
 MAX_NEAR = 2
+# They take integers as places.
+INDEXING = frozenset(
+    ("embedding", "embedding_bag", "gather", "index", "index_select", "take", "index_put", "scatter")
+)
+ROUNDING = frozenset(("round", "floor", "ceil", "trunc"))
+# share of wrong indices: of numbers that are whole in fp32, as positions are, and of others, as of bins
+MIN_WRONG_POSITIONS, MIN_WRONG_BINS = 0.01, 0.25
 LIMIT_REACH = 2  # operations between a limit and what is not finite at 1, such as a change of sign
 
 
@@ -163,8 +170,16 @@ def _faults_of_one_step(facts: StepFacts) -> Iterator[Fault]:
         yield _inexact_result_fault(facts, [(facts.step.place_of_loss or 0, loss)])
     elif (swallowed := _find_swallowed_overflow(events, harm)) is not None:
         yield _swallowed_overflow_fault(facts, *swallowed)
-    elif (amplified := _find_amplified_rounding(events)) is not None:
-        yield _inexact_result_fault(facts, [amplified])
+    elif (fault := _fault_of_rounded_argument(facts)) is not None:
+        yield fault
+
+
+def _fault_of_rounded_argument(facts: StepFacts) -> Fault | None:
+    """Return the fault of one rounding that a function amplifies, or that changes indices; None without."""
+    if (amplified := _find_amplified_rounding(facts.step.events)) is not None:
+        return _inexact_result_fault(facts, [amplified])
+    indices = _find_rounded_indices(facts.step.events)
+    return None if indices is None else _rounded_indices_fault(facts, *indices)
 
 
 def _update_fault(facts: StepFacts) -> Fault | None:
@@ -234,6 +249,37 @@ def _find_amplified_rounding(events: Sequence[OperationResult]) -> tuple[int, Op
         if is_candidate(event) and _find_amplified_argument(events, _error_origin(events, at)) is not None:
             caused.append((at, event))
     return max(caused, key=lambda pair: _finite_error_of(pair[1]), default=None)
+
+
+def _find_rounded_indices(events: Sequence[OperationResult]) -> tuple[int, int] | None:
+    """Return the result that was cast to indices of which many are others than in fp32, and what takes them.
+
+    The wide run takes the indices of the arm, so that nothing behind them is wrong there.
+    """
+    for at, event in enumerate(events):
+        if event.key[1] in INDEXING and event.key[3] == "forward":
+            for place in sorted(event.decided):
+                if events[place].integers is not None and _are_wrong_indices(events[place]):
+                    return place, at
+    return None
+
+
+def _are_wrong_indices(event: OperationResult) -> bool:
+    """Return whether more of a result's integers are wrong than where numbers lie near the border of two of them."""
+    share, is_whole = event.integers
+    is_counted = is_whole and event.key[1] not in ROUNDING  # else whole as it was rounded on purpose
+    return bool(share >= (MIN_WRONG_POSITIONS if is_counted else MIN_WRONG_BINS))
+
+
+def _rounded_indices_fault(facts: StepFacts, place: int, at: int) -> Fault:
+    events = facts.step.events
+    share = float(events[place].integers[0])
+    origin = _where_rounding_began(events, place)
+    first, name = operation_place_of(events[origin].key).name, operation_place_of(events[at].key).name
+    text = (
+        f"{first} rounds what becomes indices: {100 * share:.0f} % of those of {name} are others than in fp32"
+    )
+    return _make_fault("rounding", facts, origin, text, [first, name], severity=share)
 
 
 def _find_swallowed_overflow(events: Sequence[OperationResult], harm: float) -> tuple[int, int] | None:

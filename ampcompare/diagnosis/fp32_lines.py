@@ -95,6 +95,8 @@ def _enter_without_casts() -> ExitStack:
 
 
 def _widened_value(value: Any) -> Any:
+    if isinstance(value, torch.dtype):  # of what the line makes, as by `torch.arange(n, dtype=x.dtype)`
+        return torch.float32 if value in HALF_DTYPES else value
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value
 
 

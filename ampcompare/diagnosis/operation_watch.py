@@ -100,6 +100,9 @@ class OperationResult:
     decided: tuple[int, ...] = ()
     number: float = 0.0  # that it adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none
     limit: float = 0.0  # that it takes and that its type rounds to 1 or -1; 0 for none
+    # of the integers that it was cast to: the share that the wide run has otherwise, and 1 if its results are whole
+    # numbers there; None if it was not
+    integers: Any = None
 
 
 @dataclass
@@ -165,7 +168,7 @@ class OperationWatch(TorchDispatchMode):
         self._decided.clear()
         with computing_without_modes():
             if step.events:
-                for name in ("row", "wide", "errors"):
+                for name in ("row", "wide", "errors", "integers"):
                     _read_event_field(step.events, name)
         return step
 
@@ -327,12 +330,10 @@ class OperationWatch(TorchDispatchMode):
         sources = tuple(
             {at for one in given if (at := self._producer.get(_storage_address(one))) is not None}
         )
-        results = []
-        for value in _tensors_in(output):
-            if value.is_floating_point():
-                results.append(value)
-            else:
-                self._decided[_storage_address(value)] = decided.union(sources)
+        self._note_integers_and_booleans(output, decided.union(sources))
+        if key[1] == "_to_copy" and sources:
+            self._note_cast_to_integers(given[0], output, exact)
+        results = _floating_tensors_in(output)
         if not results:
             return
         wide, alone = _floating_tensors_in(exact), _floating_tensors_in(own)
@@ -363,6 +364,23 @@ class OperationWatch(TorchDispatchMode):
             if numbers and result.dtype in HALF_DTYPES:
                 _note_unfit_numbers(event, numbers, key[1])
             self._step.events.append(event)
+
+    def _note_integers_and_booleans(self, output: Any, places: frozenset[int]) -> None:
+        """Note of which results those that are no floating tensors are made."""
+        for value in _tensors_in(output):
+            if not value.is_floating_point():
+                self._decided[_storage_address(value)] = places
+
+    def _note_cast_to_integers(self, source: Tensor, result: Tensor, exact: Any) -> None:
+        """Note in the event of a floating tensor in how many integers its cast differs from that of the wide run."""
+        if result.is_floating_point() or result.dtype is torch.bool or not result.numel():
+            return
+        wide = None if self.reference is None else self.reference.wide_tensor_of(source)
+        if wide is None or not isinstance(exact, Tensor) or exact.shape != result.shape:
+            return
+        apart = torch.stack([(result != exact).double().mean(), (wide == wide.round()).all().double()])
+        place = self._producer[_storage_address(source)]
+        self._step.events[place].integers = apart.numpy() if apart.device.type == "cpu" else apart
 
 
 def _read_event_field(events: Sequence[OperationResult], name: str) -> None:

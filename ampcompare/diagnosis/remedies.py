@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.results.records.diagnosis import CandidateTrial, Cure, Diagnosis, Fault, Headroom
+from ampcompare.results.records.diagnosis import (
+    CandidateTrial,
+    Cure,
+    Diagnosis,
+    Fault,
+    Headroom,
+    OperationPlace,
+)
 
 _MAX_TRIALS = 40
 MAX_SCALE = 2.0**24
@@ -18,7 +25,7 @@ MAX_ROUNDS = 5
 PER_ROUND = 8
 MAX_TOGETHER = 4
 FROM_GRADIENTS = ("gradient overflow", "underflow")
-NARROWING = re.compile(r"\.(half|bfloat16)\(|torch\.(b?float16|half)\b")
+NARROWING = re.compile(r"\.(half|bfloat16|type_as)\(|torch\.(b?float16|half)\b|dtype\b")
 UNCURED = "none of the tested modules, functions and options removes it"
 
 
@@ -245,12 +252,14 @@ def _has_masters_as_option(arm: Arm) -> bool:
     return plain.roles is not None and plain.roles.weights != "fp32" and not plain.roles.masters
 
 
-def cure_from_candidate(arm: Arm, change: CureCandidate, functions: Sequence[str], device: str) -> Cure:
+def cure_from_candidate(
+    arm: Arm, change: CureCandidate, functions: Sequence[str], device: str, faults: Sequence[Fault] = ()
+) -> Cure:
     """Return the cure that a change is, whose lines call `functions` such as torch.exp."""
     changed = change.applied_to(arm)
     lines = [
         *_arm_code_lines(arm, changed, change),
-        *(code for line in change.lines for code in _fp32_line_code(line, device)),
+        *(code for line in change.lines for code in _fp32_line_code(arm, line, device, faults)),
     ]
     if change.lines and arm.options.get("opt_level") == "O1":
         lines += ["# or, before amp.initialize, everywhere:", *_registration_code_lines(functions)]
@@ -266,19 +275,26 @@ def _arm_code_lines(arm: Arm, changed: Arm, change: CureCandidate) -> list[str]:
     if changed == arm:
         return []
     lines = [f"# as an arm: {changed}"]
-    if arm.roles is not None and arm.roles.lists == "autocast":
-        for name in change.modules:
-            lines += [
-                f"# around the call of {name}:",
-                "with torch.autocast(device_type, enabled=False):",
-                f"    output = {_attribute_as_code(name)}(input.float())",
-            ]
-    elif change.modules:
-        lines += [
-            f"{_attribute_as_code(name)}.float()  # and cast its inputs with .float()"
-            for name in change.modules
-        ]
+    for name in change.modules:
+        module = _attribute_as_code(name)
+        if (block := _block_without_casts(arm, "device_type")) is None:
+            lines.append(f"{module}.float()  # and cast its inputs with .float()")
+            continue
+        lines += [f"{module}.float()"] if _casts_weights(arm) else []
+        lines += [f"# around the call of {name}:", block, f"    output = {module}(input.float())"]
     return lines
+
+
+def _block_without_casts(arm: Arm, device: str) -> str | None:
+    """Return the line that opens a block without the casts of an arm; None for one that casts the model alone."""
+    lists = "" if arm.roles is None else arm.roles.lists
+    if lists == "O1":  # whose functions do not ask autocast
+        return "with amp.disable_casts():  # of apex"
+    return f"with torch.autocast({device}, enabled=False):" if lists else None
+
+
+def _casts_weights(arm: Arm) -> bool:
+    return arm.roles is not None and arm.roles.weights != "fp32"
 
 
 def _attribute_as_code(name: str) -> str:
@@ -288,14 +304,48 @@ def _attribute_as_code(name: str) -> str:
     return "".join([model.lower() or "model", *parts])
 
 
-def _fp32_line_code(place: str, device: str) -> list[str]:
+def _source_of_line(place: str) -> str:
     name, _, number = place.rpartition(":")
-    source = linecache.getline(name, int(number)).strip()  # like `where`, from here or a folder of sys.path
-    without = " and without its cast to 16 bits" if NARROWING.search(source) else ""
+    return linecache.getline(name, int(number)).strip()  # like `where`, from here or a folder of sys.path
+
+
+def _fp32_line_code(arm: Arm, place: str, device: str, faults: Sequence[Fault]) -> list[str]:
+    source = _source_of_line(place)
+    if any(is_cast_of_inputs(arm, fault.place) and fault.place.where == place for fault in faults):
+        return [
+            f"# {place}: the arm casts the inputs of the model, none of your lines; compute what needs them in fp32",
+            "# in front of the model, or pass them in fp32 and cast behind what needs them:",
+            source or "...",
+        ]
+    without = " and fp32 in place of its 16-bit type" if NARROWING.search(source) else ""
+    block = _block_without_casts(arm, f'"{device}"')
+    back = "; cast its result back for the next layer" if _casts_weights(arm) else ""
     return [
-        f"# {place}, with .float() on its 16-bit inputs{without}:",
-        f'with torch.autocast("{device}", enabled=False):',
-        f"    {source or '...'}",
+        f"# {place}, with .float() on its 16-bit inputs{without}{back}:",
+        *([] if block is None else [block]),
+        f"{'' if block is None else '    '}{source or '...'}",
+    ]
+
+
+def is_cast_of_inputs(arm: Arm, place: OperationPlace) -> bool:
+    """Return whether a place is the cast that an arm makes of what a model gets, at the script's line that calls it."""
+    is_cast = place.operation == "_to_copy" and place.phase == "forward" and not place.module
+    return (
+        is_cast
+        and bool(place.where)
+        and _casts_weights(arm)
+        and not NARROWING.search(_source_of_line(place.where))
+    )
+
+
+def faults_with_cast_of_inputs(arm: Arm, faults: Sequence[Fault]) -> list[Fault]:
+    """Return faults of which those that begin at such a cast have that as their reason."""
+    half = "" if arm.roles is None else arm.roles.half
+    return [
+        fault.model_copy(update={"reason": f"the arm casts the inputs of the model to {half}"})
+        if not fault.reason and is_cast_of_inputs(arm, fault.place)
+        else fault
+        for fault in faults
     ]
 
 
@@ -332,7 +382,7 @@ def diagnosis_with_cure(
     )
     cure = None
     if result.change is not None:
-        cure = cure_from_candidate(arm, result.change, result.functions, device_type)
+        cure = cure_from_candidate(arm, result.change, result.functions, device_type, found.faults)
     found = found.model_copy(update={"trials": result.trials, "cure": cure})
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
@@ -366,8 +416,15 @@ def fault_and_cure_sentence(found: Diagnosis) -> str:
         return f"{fault}; {found.trials[0].name} is not proven to cure it: {found.trials[0].left}"
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
-    changes = [*cure.keeps, *([cure.option] if cure.option else [])]
+    changes = [*cure.keeps, *([_options_as_written(found.arm, cure.option)] if cure.option else [])]
     how = ""
     if cure.keeps and not cure.option:
         how = " in bf16" if first.kind == "format" else " in fp32"
     return f"{fault}; {' and '.join(changes)}{how} {'cures' if len(changes) == 1 else 'cure'} it"
+
+
+def _options_as_written(arm: str, options: str) -> str:
+    """Return the options of a cure as people write them in an arm, such as masters=fp32 for master_weights=True."""
+    spellings = Arm.parse(arm).spec.spellings
+    words = (one.removesuffix("=True") for one in options.split(", "))
+    return ", ".join(spellings.get(word, word) for word in words)

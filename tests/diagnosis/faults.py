@@ -269,7 +269,7 @@ def convolutions(factor: float) -> nn.Module:
 
 def recurrent(factor: float) -> nn.Module:
     return Net(
-        lambda m, x: m.head(m.power_in_step(m.cell(x.reshape(-1, 4, 4))[0][:, -1])),
+        lambda m, x: m.head(m.power(m.cell(x.reshape(-1, 4, 4))[0][:, -1])),
         cell=nn.GRU(4, 16, batch_first=True),
         power=Apply(lambda x: (x * factor).pow(4) / factor**4),
         head=nn.Linear(16, 4),

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import ampcompare
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.loops import LoopConditions
+from ampcompare.diagnosis.remedies import CureCandidate, cure_from_candidate
 from ampcompare.diagnosis.watched_loop import observe_loop
 from ampcompare.results.records.diagnosis import Diagnosis
 from tests.diagnosis.faults import NETWORKS, is_found
@@ -40,7 +42,8 @@ def test_a_planted_fault_is_named_and_cured(name: str) -> None:
     found = ampcompare.diagnose(network.loop, arm=network.arm, device="cpu")
     assert is_found(network, found)
     cure = found.cure
-    assert (cure.keeps or [cure.option])[0] in found.verdict
+    changed = (cure.keeps or [cure.option])[0]
+    assert {"master_weights=True": "masters=fp32"}.get(changed, changed) in found.verdict
     assert cure.code
 
 
@@ -191,6 +194,99 @@ def test_a_cast_of_timesteps_that_a_sine_amplifies_is_the_place(scale: float, is
         )
         number = place.where.rpartition(":")[2]
         assert "time = (self.scale" in linecache.getline(__file__, int(number))
+
+
+class Placed(nn.Module):
+    """Adds rows of a table by places that are counted in the type of its input, as positions of unmasked tokens are."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner, self.table, self.way = nn.Linear(8, 8), nn.Embedding(400, 8), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        if self.way == "counted":
+            places = torch.cumsum(torch.ones_like(h[:, 0]), 0)
+        elif self.way == "grid":
+            grid = torch.linspace(0, 1, len(h), dtype=h.dtype)
+            places = (grid * 400).round()
+        else:
+            places = torch.cumsum(torch.ones_like(h[:, 0], dtype=torch.float32), 0)
+        return h + self.table(places.long() - 1 if self.way != "grid" else places.long().clamp(0, 399))
+
+
+@pytest.mark.parametrize(
+    ("way", "place", "arm"),
+    [
+        ("counted", "net cumsum", "half:bf16,masters=fp32"),
+        ("grid", "net linspace", "half:bf16,masters=fp32"),
+        ("in fp32", "", "half:bf16,masters=fp32"),
+        ("counted", "", "half:masters=fp32"),
+    ],
+)
+def test_indices_that_rounding_makes_others_are_a_fault(way: str, place: str, arm: str) -> None:
+    """The place that rounds is named, with the share; fp16 holds whole numbers up to 2048."""
+    loop = loop_of(
+        lambda: nn.Sequential(OrderedDict(net=Placed(way))),
+        lambda m, step: _size_of(m(torch.randn(400, 8))) * 1e-2,
+    )
+    found = ampcompare.diagnose(loop, arm=arm, steps=2, device="cpu")
+    rounding = [fault for fault in found.faults if fault.kind == "rounding"]
+    assert bool(rounding) == bool(place)
+    if place:
+        said = re.match(
+            rf"{place} rounds what becomes indices: (\d+) % of those of net.table embedding are",
+            rounding[0].text,
+        )
+        assert said is not None
+        if way == "counted":
+            assert int(said[1]) == 18  # of 400 the odd ones above 256: 72
+        assert found.cure is not None, found.verdict
+        assert found.cure.keeps == [rounding[0].place.where]  # the line in fp32, also what it makes by dtype=
+        assert "autocast" not in found.cure.code
+
+
+def _code_of_cure(arm: str) -> list[str]:
+    loop = loop_of(
+        lambda: nn.Sequential(OrderedDict(angles=Rotary())), lambda m, step: m(torch.randn(6, 8)).sum()
+    )
+    found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu")
+    assert found.cure is not None
+    return found.cure.code.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arm", "block"),
+    [
+        ("native:bf16", 'with torch.autocast("cpu", enabled=False):'),
+        ("apex:O4", "with amp.disable_casts():  # of apex"),
+    ],
+)
+def test_the_code_of_a_cure_switches_off_what_casts(arm: str, block: str) -> None:
+    """A block of autocast has no effect on Apex's lists."""
+    lines = _code_of_cure(arm)
+    assert block in lines
+    assert lines[lines.index(block) + 1].startswith("    angles = positions[:, None] @")
+
+
+def test_the_code_of_a_cure_opens_no_block_where_the_model_is_cast() -> None:
+    """There autocast is off anyway: what acts is `.float()`, and fp32 in place of the type that the line asks for."""
+    loop = loop_of(
+        lambda: nn.Sequential(OrderedDict(net=Timed(1000.0))), lambda m, step: _size_of(m(torch.randn(16, 8)))
+    )
+    arm = Arm.parse("half:bf16")
+    found = ampcompare.diagnose(loop, arm=str(arm), steps=1, device="cpu", cures=False)
+    line = found.faults[0].place.where
+    code = cure_from_candidate(arm, CureCandidate(lines=(line,)), (), "cpu").code.splitlines()
+    assert code[0].startswith(
+        f"# {line}, with .float() on its 16-bit inputs and fp32 in place of its 16-bit type; "
+    )
+    assert code[1].startswith("time = (self.scale")
+    assert len(code) == 2
+    kept = cure_from_candidate(arm, CureCandidate(modules=("net",)), (), "cpu").code
+    assert (
+        kept == "# as an arm: half:bf16,keep_fp32=net\nmodel.net.float()  # and cast its inputs with .float()"
+    )
 
 
 def _size_of(result: torch.Tensor) -> torch.Tensor:
