@@ -141,7 +141,10 @@ class Places:
         if (folder, name) not in self._known:
             parts = name.split(".")
             above = (each for each in (folder, *folder.parents) if each.is_relative_to(base))
-            self._known[folder, name] = next((each for each in above if _file_of(each, parts)), None)
+            self._known[folder, name] = next(
+                (each for each in above if _file_of(each, parts) and not _is_package_named(each, parts[0])),
+                None,
+            )
         return self._known[folder, name]
 
     @cached_property
@@ -264,6 +267,11 @@ def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file() and absolute_path(folder).name.isidentifier()
 
 
+def _is_package_named(folder: Path, name: str) -> bool:
+    """Return whether a folder is the package that its own files mean by a name, whatever module of that name it has."""
+    return absolute_path(folder).name == name and _is_package(folder)
+
+
 def _folders(path: Path) -> list[Path]:
     """Return the folder of a file and those above it, up to that of a repository or the working directory."""
     count = len(folders_of_repository(path, end=Path.cwd()))
@@ -279,5 +287,7 @@ def _top_imports(text: str) -> set[str]:
 
 
 def _has_module(folder: Path, name: str, path: Path) -> bool:
+    if _is_package_named(folder, name):
+        return False
     file, package = folder / f"{name}.py", folder / name
     return (file.is_file() and file != path) or (package.is_dir() and any(package.glob("*.py")))

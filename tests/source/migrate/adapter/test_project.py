@@ -63,6 +63,10 @@ def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str
         ({"lib/__init__.py": "", "lib/train.py": f"{USE}with amp.scale_loss(1, 2) as loss: pass\n"},
          f"lib/{ADAPTER}.py", ADAPTER),
         ({"my-lib/__init__.py": "", "my-lib/steps.py": USE}, f"my-lib/{ADAPTER}.py", ADAPTER),
+        # A package with a module of its own name, which its files and a console script import.
+        ({"pack/__init__.py": "from pack.pack import Trainer\n", "pack/pack.py": f"{USE}from pack.version import x\n",
+          "pack/cli.py": f"import fire\nfrom pack import Trainer\n{USE}", "pack/version.py": "x = 1\n"},
+         f"pack/{ADAPTER}.py", f"pack.{ADAPTER}"),
         # A folder of scripts with a file __init__.py that nothing imports as a package.
         ({"__init__.py": "", "train.py": USE + "import steps\n", "steps.py": USE}, "torch_amp_adapter.py", ADAPTER),
     ],
