@@ -1,8 +1,9 @@
 """Rewrite the uses of Apex around its core: wrappers, layers, optimizers, decorators, contexts."""
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from types import MappingProxyType
 
 from ampcompare.source.amp_names import is_of_no_apex
 from ampcompare.source.edits import Edits
@@ -92,6 +93,11 @@ UNUSED = (
     "Apex's DistributedDataParallel takes parameters that never get a gradient; torch's raises an error in the second "
     "step: pass {0} if there are any that do not have requires_grad=False"
 )
+# Classes of torch that take the place of classes of Apex which are no subclass of them.
+OTHER_CLASSES = ("LayerNorm", "DistributedDataParallel")
+ASKED_FOR = (
+    "this project asks by `isinstance`, in {0}, for torch's {1}, which Apex's {1} is none of; torch's answers yes there"
+)
 UNUSED_OPTION = "find_unused_parameters=True"
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -100,13 +106,26 @@ SHARDS = (
 
 
 class UseRewriter:
-    """Rewrites single uses."""
+    """Rewrites single uses.
 
-    def __init__(self, module: Module, names: ModuleImports, edits: Edits, torch: str) -> None:
+    Args:
+        torch: the name by which the module knows torch.
+        asked: classes of torch for which the project asks by `isinstance`, with the place of a question.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        names: ModuleImports,
+        edits: Edits,
+        torch: str,
+        asked: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
+        self._asked = asked
         self._switches = names_switched_by_script(module, names)
         self._by_name: dict[str, Callable[[ast.Name | ast.Attribute], bool]] = {
             "apex.amp": self._answer_question,
@@ -200,6 +219,9 @@ class UseRewriter:
     # what only has another name
 
     def _rename_use(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
+        name = twin.rpartition(".")[2]
+        if name in self._asked and not is_used_as_type(self._module, node):
+            raise UnsureRewrite(node, ASKED_FOR.format(self._asked[name], name))
         call = self._find_call_of(node)
         if twin == DDP and not is_used_as_type(self._module, node):
             self._rewrite_ddp_arguments(call) if call is not None else self._add_note(node, BUFFERS)
@@ -505,6 +527,25 @@ def _why_part_is_left(meaning: str) -> str | None:
         return None
     when, instead = GONE[gone]
     return f"Apex removed {gone} {when}; take {instead}"
+
+
+def classes_asked_for(modules: Iterable[tuple[str, Module]]) -> dict[str, str]:
+    """Return the classes of torch for which modules ask by `isinstance` and Apex's answer otherwise, with a place.
+
+    Args:
+        modules: with the names of their files, for the place.
+    """
+    asked: dict[str, str] = {}
+    for file, module in modules:
+        for node in module.nodes if any(each in module.text for each in OTHER_CLASSES) else ():
+            name = last_name(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+            if name is None or not is_asked_for_as_type(module, node):
+                continue
+            full = module.resolve(node) or ""
+            known = full.rpartition(".")[2]
+            if full.startswith("torch.nn.") and known in OTHER_CLASSES:
+                asked.setdefault(known, f"line {node.lineno} of {file}")
+    return asked
 
 
 def ddp_may_lack_gradients(ddp: ast.Call | None) -> bool:

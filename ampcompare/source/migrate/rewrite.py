@@ -26,7 +26,7 @@ from ampcompare.source.migrate.read.finding import (
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors, neighbors_of_file
 from ampcompare.source.migrate.read.replacement_table import IMPORTED, LAYERS, REMOVED
-from ampcompare.source.migrate.replacements import UseRewriter
+from ampcompare.source.migrate.replacements import OTHER_CLASSES, UseRewriter, classes_asked_for
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import (
@@ -267,7 +267,8 @@ class _ModuleRewrite:
         if not self.is_whole:
             self.kept += [node for node, _ in self.names.uses]
             return
-        replacements = UseRewriter(self.module, self.names, self.edits, self.torch)
+        asked = self._classes_asked_for()
+        replacements = UseRewriter(self.module, self.names, self.edits, self.torch, asked)
         self._twins = replacements.imports
         for node, meaning in self.names.uses:
             if not _is_name_of_core(meaning):
@@ -278,6 +279,18 @@ class _ModuleRewrite:
                     self.kept.append(node)
                     self.findings.append(Finding.at_node(error.node, BY_HAND, str(error)))
         self.findings += replacements.findings
+
+    def _classes_asked_for(self) -> dict[str, str]:
+        """Return the classes of torch for which the program asks and that Apex's are none of, with places."""
+        if not any(meaning.endswith(OTHER_CLASSES) for _, meaning in self.names.uses):
+            return {}
+        around = self._around
+        project = around.project_of(self.module)
+        modules = [("this file", self.module)]
+        for each in around.modules_of_program(self.module):
+            path = project.path_of(each)
+            modules.append(("another file" if path is None else around.relative_path_of(path), each))
+        return classes_asked_for(modules)
 
     def rewrite_imports(self) -> None:
         """Import what the module needs now; what other modules import from it stays."""

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from tests.source.migrate.ordinary.test_training import BASE, NETWORK, OTHER
 
@@ -44,6 +46,33 @@ def test_files_without_a_training_are_rewritten(tmp_path: Path) -> None:
     choice = choose_rewrite_or_adapter([layer])
     assert not choice.reasons
     assert [each.changed for each in choice.rewritten] == [True]
+
+
+@pytest.mark.parametrize(
+    ("question", "asks"),
+    [
+        ("isinstance(m, (nn.Linear, nn.LayerNorm))", True),
+        ("isinstance(m, nn.modules.normalization.LayerNorm)", True),
+        ("type(m) is nn.LayerNorm", True),
+        ("isinstance(m, nn.Linear)", False),
+        ("isinstance(m, FusedLayerNorm)", False),
+        ("nn.LayerNorm(4)(m)", False),
+    ],
+)
+def test_a_layer_that_is_none_of_torch_is_rewritten_only_where_nothing_asks_for_that(
+    tmp_path: Path, question: str, asks: bool
+) -> None:
+    """Torch's LayerNorm would be initialized, or left out of the weight decay, where Apex's is not."""
+    model = f"{LAYER}class Net:\n    norm = FusedLayerNorm(4)\n"
+    begin = f"from torch import nn\nfrom model import FusedLayerNorm\ndef begin(m):\n    return {question}\n"
+    layer, _ = paths = put(tmp_path, model=model, train=begin)
+    choice = choose_rewrite_or_adapter(paths)
+    assert (layer in choice.reasons) == asks
+    (result,) = choose_rewrite_or_adapter([layer], only_ordinary=False).files
+    assert bool(result.by_hand) == asks
+    if asks:
+        (finding,) = result.migration.left_by_hand  # type: ignore[union-attr]
+        assert "in line 4 of train.py, for torch's LayerNorm" in finding.message
 
 
 def test_a_training_over_several_files_takes_the_adapter_in_all(tmp_path: Path) -> None:

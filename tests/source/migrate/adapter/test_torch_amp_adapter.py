@@ -1,12 +1,13 @@
 """The adapter against the engine, both under the emulated GPU: the same output, to the last digit."""
 
 import ast
+import copy
 import inspect
 import os
 import re
 import sys
+import types
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -287,6 +288,25 @@ def test_disabled_autocast_blocks_of_a_script_turn_no_casts_off(forked_python: A
     assert lines[0] == " ".join(f"torch.float{bits}" for bits in (16, 16, 32, 16, 16, 16))
 
 
+@pytest.mark.integration
+def test_a_group_that_is_added_before_the_first_backward_pass_makes_masters(
+    forked_python: Any, tmp_path: Path
+) -> None:
+    """As in Apex, which then keeps fp32 gradients of passes before the first block."""
+    text = HEAD.replace("nn.ReLU()", "nn.BatchNorm1d(8)") + (
+        "net, optimizer = amp.initialize(net, optimizer, opt_level='O2', verbosity=0)\n"
+        "optimizer.add_param_group({'params': nn.Linear(4, 4).cuda().half().parameters(), 'lr': 0.5})\n"
+        "nn.functional.cross_entropy(net(x), y).backward()\n"
+        "print([each.grad is None for each in amp.master_params(optimizer)])\n"
+        "for _ in range(3):\n"
+        "    with amp.scale_loss(nn.functional.cross_entropy(net(x), y), optimizer) as scaled:\n"
+        "        scaled.backward()\n"
+        "    optimizer.step()\n"
+        "    print(scaled.item(), [(each.dtype, each.sum().item()) for each in amp.master_params(optimizer)])\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
 LOADED = "net.load_state_dict({key: torch.full_like(one, k) for key, one in net.state_dict().items()})"
 FILLED = "for each in net.parameters(): each.data.fill_(k)"
 PUT_IN = "for each in net.parameters(): each.data = torch.full_like(each, k)"
@@ -501,12 +521,44 @@ OF_DDP = (
 
 
 @pytest.fixture
-def wrappers(monkeypatch: pytest.MonkeyPatch) -> tuple[type, type]:
-    """The DistributedDataParallel of the adapter and that of the engine."""
+def adapter(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """The adapter, which changes nothing of torch before its `initialize`."""
     namespace: dict[str, Any] = {"__name__": ADAPTER}
-    monkeypatch.setitem(sys.modules, ADAPTER, ModuleType(ADAPTER))
+    monkeypatch.setitem(sys.modules, ADAPTER, types.ModuleType(ADAPTER))
     exec(compile(adapter_text(), ADAPTER, "exec"), namespace)
-    return namespace["DistributedDataParallel"], apex.parallel.DistributedDataParallel
+    return types.SimpleNamespace(**namespace)
+
+
+@pytest.fixture
+def wrappers(adapter: types.SimpleNamespace) -> tuple[type, type]:
+    """The DistributedDataParallel of the adapter and that of the engine."""
+    return adapter.DistributedDataParallel, apex.parallel.DistributedDataParallel
+
+
+def test_its_layers_and_wrapper_are_none_of_torch_where_those_of_apex_are_none(
+    adapter: types.SimpleNamespace,
+) -> None:
+    """Scripts ask so which weights to initialize, to decay or to unwrap."""
+    for kind, its, of_apex in (
+        (nn.LayerNorm, adapter.FusedLayerNorm, apex.normalization.FusedLayerNorm),
+        (
+            nn.parallel.DistributedDataParallel,
+            adapter.DistributedDataParallel,
+            apex.parallel.DistributedDataParallel,
+        ),
+    ):
+        assert not issubclass(its, kind), kind
+        assert not issubclass(of_apex, kind), kind
+    torch.manual_seed(0)
+    norms = [kind((3, 4), eps=1e-3) for kind in (nn.LayerNorm, adapter.FusedLayerNorm)]
+    x = torch.randn(2, 3, 4)
+    for norm in norms:
+        nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(norms[0](x), norms[1](x))
+    assert [str(each.state_dict()) for each in norms[:1]] == [str(each.state_dict()) for each in norms[1:]]
+    assert repr(norms[1]) == f"Fused{norms[0]}"
+    assert not [*adapter.FusedLayerNorm(4, 1e-5, False).parameters()]
+    assert torch.equal(copy.deepcopy(norms[1])(x), norms[0](x))
 
 
 def test_its_wrapper_takes_the_options_of_that_of_apex_in_the_same_order(wrappers: tuple[type, type]) -> None:
