@@ -95,9 +95,7 @@ UNUSED = (
 )
 # Classes of torch that take the place of classes of Apex which are no subclass of them.
 OTHER_CLASSES = ("LayerNorm", "DistributedDataParallel")
-ASKED_FOR = (
-    "this project asks by `isinstance`, in {0}, for torch's {1}, which Apex's {1} is none of; torch's answers yes there"
-)
+ASKED_FOR = "{0} asks for torch's {1} by `isinstance`, and Apex's {1} is none; torch's in its place is one"
 UNUSED_OPTION = "find_unused_parameters=True"
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -538,13 +536,12 @@ def classes_asked_for(modules: Iterable[tuple[str, Module]]) -> dict[str, str]:
     asked: dict[str, str] = {}
     for file, module in modules:
         for node in module.nodes if any(each in module.text for each in OTHER_CLASSES) else ():
-            name = last_name(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
-            if name is None or not is_asked_for_as_type(module, node):
+            if not isinstance(node, (ast.Name, ast.Attribute)) or not is_asked_for_as_type(module, node):
                 continue
             full = module.resolve(node) or ""
-            known = full.rpartition(".")[2]
-            if full.startswith("torch.nn.") and known in OTHER_CLASSES:
-                asked.setdefault(known, f"line {node.lineno} of {file}")
+            name = full.rpartition(".")[2]
+            if full.startswith("torch.nn.") and name in OTHER_CLASSES:
+                asked.setdefault(name, f"line {node.lineno} of {file}")
     return asked
 
 

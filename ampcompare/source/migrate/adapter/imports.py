@@ -1,13 +1,14 @@
 """Change the imports of one module from Apex to the adapter: text in, text and findings out."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.adapter.mark import ADAPTER, INNER, ITSELF, OFFERED
+from ampcompare.source.migrate.read.apex_guards import FINDERS
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.replacement_table import LAYER_OPTIONS, OPTIMIZERS
@@ -58,6 +59,9 @@ SCALED_BY_TIMM = (
     "autocast"
 )
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
+ALWAYS_THERE = (
+    "this asks whether Apex is there; the adapter always is, so what ran where Apex is missing does no longer"
+)
 ASKS = "this asks for the installed package apex, which the adapter is not; change or remove it"
 
 
@@ -127,11 +131,11 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     findings += [Finding.at_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
-    _change_imports(names, edits, adapter, [*missing, *guarded], used if not exports else None)
+    always = _change_imports(names, edits, adapter, [*missing, *guarded], used if not exports else None)
     for text_node, full in _apex_lookups(module):
         if adapter_name_of(full) is not None:
             edits.replace(text_node, repr(adapter).replace("'", '"'))
-    findings += [Finding.at_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
+    findings += _question_findings(module, always)
     findings += _ddp_limit_notes(module, names) + _apex_option_findings(module, names)
     return Migration(
         edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
@@ -227,8 +231,10 @@ def _change_imports(
     adapter: str,
     missing: list[tuple[ast.Name | ast.Attribute, str]],
     used: set[str] | None,
-) -> None:
+) -> list[ast.Try]:
     """Let imports and chains of attributes name the adapter; what it lacks keeps its import.
+
+    Returns each `try` of an import that may have failed and cannot any more.
 
     Args:
         missing: what it lacks.
@@ -260,6 +266,32 @@ def _change_imports(
     for node, full in names.uses:
         if (name := adapter_name_of(full)) is not None and isinstance(node, ast.Attribute):
             _change_chain(edits, node, name, is_root_kept=root_name(node) in roots)
+    return list(in_try)
+
+
+def _question_findings(module: Module, always: Iterable[ast.Try]) -> list[Finding]:
+    """Return what is said of questions for the installed package, and for whether Apex is there."""
+    by_hand = [Finding.at_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
+    return by_hand + [
+        Finding.at_node(each, NOTE, ALWAYS_THERE) for each in _questions_for_apex(module, always)
+    ]
+
+
+def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[ast.AST]:
+    """Yield where a module asks whether Apex is there: by its name, or by a variable that a failed import sets.
+
+    Args:
+        always: statements whose import of the adapter cannot fail.
+    """
+    for node, full in _apex_lookups(module):
+        parent = module.parent(node)
+        is_asking = last_name(parent.func) in FINDERS if isinstance(parent, ast.Call) else parent is not None
+        if is_asking and adapter_name_of(full) is not None and not isinstance(parent, ast.Subscript):
+            if not isinstance(module.statement_around(node), ast.Assert):
+                yield node
+    for handler in [each for one in always for each in one.handlers]:
+        sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
+        yield from (each for each in sets if isinstance(each.value, ast.Constant))
 
 
 def _change_chain(edits: Edits, node: ast.Attribute, name: str, *, is_root_kept: bool) -> None:

@@ -120,7 +120,8 @@ class Places:
         names = {own.stem, *(each.name for each in above)}
         for importer, name in self._imports:
             parts = name.split(".")
-            if parts[0] not in names or importer == own:
+            # a module of the project that is called `apex` is none that other files mean by this name
+            if parts[0] not in names or parts[0] in APEX or importer == own:
                 continue
             root = self._root_above(importer.parent, name, base)
             if root is None:  # the importer changes `sys.path`, or is run by one that does

@@ -72,7 +72,7 @@ def test_a_layer_that_is_none_of_torch_is_rewritten_only_where_nothing_asks_for_
     assert bool(result.by_hand) == asks
     if asks:
         (finding,) = result.migration.left_by_hand  # type: ignore[union-attr]
-        assert "in line 4 of train.py, for torch's LayerNorm" in finding.message
+        assert "line 4 of train.py asks for torch's LayerNorm" in finding.message
 
 
 def test_a_training_over_several_files_takes_the_adapter_in_all(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from ampcompare.source.migrate.adapter.imports import adapt_text
+from ampcompare.source.migrate.adapter.imports import ALWAYS_THERE, adapt_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
@@ -103,7 +103,7 @@ from ampcompare.source.migrate.rewrite import migrate_text
 def test_imports_change(before: str, after: str) -> None:
     migration = adapt_text(before)
     assert migration.text == after
-    assert not migration.findings
+    assert {each.message for each in migration.findings} <= {ALWAYS_THERE}
     assert adapt_text(after).text == after
 
 
@@ -121,6 +121,23 @@ def test_what_the_adapter_lacks_is_named_and_left(text: str, named: str) -> None
     migration = adapt_text(text)
     assert migration.text == text
     assert named in migration.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("code", "lines"),
+    [
+        ("import importlib\nHAS = importlib.util.find_spec('apex') is not None\nif HAS: from apex import amp\n", [2]),
+        ("import sys\nfrom apex import amp\nif 'apex' in sys.modules:\n    amp.initialize(net)\n", [3]),
+        ("try:\n    from apex import amp\n    HAS = True\nexcept ImportError:\n    HAS = False\nprint(amp)\n", [5]),
+        ("try:\n    from apex import amp\nexcept ImportError:\n    amp = None\nprint(amp)\n", [4]),
+        ("try:\n    from apex import amp\nexcept ImportError:\n    raise RuntimeError('no apex')\nprint(amp)\n", []),
+        ("import importlib\namp = importlib.import_module('apex.amp')\n", []),
+    ],
+)  # fmt: skip
+def test_a_question_for_apex_is_named_whose_answer_is_always_yes(code: str, lines: list[int]) -> None:
+    """Without Apex the script took another way, which no longer runs: as one that trains by torch.amp."""
+    found = [each for each in adapt_text(code).findings if "the adapter always is" in each.message]
+    assert [each.line for each in found] == lines
 
 
 @pytest.mark.parametrize("of_timm", ["from timm.utils import ApexScaler\n", "from timm.utils import *\n"])
