@@ -89,15 +89,13 @@ def plan_adapters(
     groups: dict[Path, list[Path]] = {}
     # scripts that import Apex before `sys.path` leads elsewhere, with the import
     early: dict[Path, ast.stmt] = {}
-    paths = list(paths)
+    paths, others = list(paths), list(others)
     places = Places(dict.fromkeys([*paths, *others]))
-    initializes = False
     for path in paths:
         try:
             content = read_source_bytes(path)
             text = parse_document(path, content).text if b"apex" in content else ""
             migration = adapt_text(text)
-            initializes = initializes or INITIALIZES.search(text) is not None
             if migration.text != text or migration.findings:
                 groups.setdefault(places.root_of(path, text), []).append(path)
                 if (statement := early_import(path, text)) is not None:
@@ -112,7 +110,20 @@ def plan_adapters(
         for root, files in sorted(groups.items())
     ]
     plans = _leave_cores_on_apex(plans)
-    return plans if initializes else [_note_lacking_initialize(each) for each in plans], faults
+    if not any(map(_may_initialize, dict.fromkeys([*paths, *others]))):
+        plans = [_note_lacking_initialize(each) for each in plans]
+    return plans, faults
+
+
+def _may_initialize(path: Path) -> bool:
+    """Return whether a file names `amp.initialize`: of Apex, or of an `amp` that is passed to it."""
+    try:
+        content = read_source_bytes(path)
+    except FileFault:
+        return False
+    return (
+        re.search(rb"\binitialize\b" if b"apex" in content else rb"\bamp\.initialize\b", content) is not None
+    )
 
 
 def files_needing_apex(paths: Iterable[Path]) -> list[Path]:

@@ -399,3 +399,9 @@ def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(t
     assert "must call that of finder.torch_amp_adapter" in message
     (tmp_path / "use.py").write_text(f"{USE}import finder\nfinder.step(*amp.initialize(model, optimizer))\n")
     assert notes() == []
+    (tmp_path / "use.py").write_text(
+        "def begin(amp, model, optimizer):\n    return amp.initialize(model, optimizer)\n"
+    )
+    assert notes() == []
+    (tmp_path / "use.py").write_text("def begin(weights):\n    return weights.initialize()\n")
+    assert len(notes()) == 1
