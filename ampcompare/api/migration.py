@@ -170,7 +170,7 @@ def migrate_script(
     result = choice.files[0] if choice.files else FileMigration(file)
     reason = choice.reasons.get(file, "")
     result = replace(result, reason=reason)
-    if write and result.changed:
+    if write and result.is_changed:
         try:
             for adapter in choice.adapters:
                 if adapter.is_new:

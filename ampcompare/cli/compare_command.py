@@ -249,7 +249,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     """Verify that a script resumes under each arm, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.compare import plan_comparison
-    from ampcompare.experiment.script_resume import ResumeCheck, compare_resumptions
+    from ampcompare.experiment.script_resume import ResumeCheck, verify_resumption_under_arms
 
     require_torch()
     VERIFY_RESUME.refuse_unread_settings(options.settings.layers)
@@ -283,7 +283,9 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
         "arguments": list(script.arguments),
     }
     check = ResumeCheck(parameters["resume_step"], parameters["resume_args"])
-    return compare_resumptions(list(arms), settings, check, is_module=script.is_module, say=click.echo)
+    return verify_resumption_under_arms(
+        list(arms), settings, check, is_module=script.is_module, say=click.echo
+    )
 
 
 def _write_capsule_of_script(options: CompareOptions, step: int) -> int:

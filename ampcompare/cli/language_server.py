@@ -114,7 +114,7 @@ def _rewrite_for_torch_amp(document: TextDocument) -> tuple[str, int] | None:
     path = Path(document.path)
     choice = choose_rewrite_or_adapter([path])
     result = choice.files[0]
-    if path in choice.reasons or not result.changed or result.document is None or result.migration is None:
+    if path in choice.reasons or not result.is_changed or result.document is None or result.migration is None:
         return None
     if result.document.text != document.source:
         return None

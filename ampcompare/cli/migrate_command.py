@@ -242,7 +242,7 @@ class _MigrationOutput:
         """Put the files of a project that take the adapter, and the adapter first."""
         from ampcompare.source.migrate.adapter.project import KEPT_FILE
 
-        count = sum(each.changed for each in plan.files)
+        count = sum(each.is_changed for each in plan.files)
         is_new = plan.adapter.is_new and plan.adapter.path not in self._added
         try:
             if count and is_new:
@@ -268,17 +268,17 @@ class _MigrationOutput:
             if each.fault is not None:
                 self.report_fault(each.summary())
                 continue
-            if each.changed and self.write:
+            if each.is_changed and self.write:
                 try:
                     each.write()
                 except (ValueError, OSError, EnvironmentUnfit) as fault:  # what `write` says of a file
                     self.report_fault(f"{each.path}: not written: {fault}")
                     continue
-            elif each.changed:
+            elif each.is_changed:
                 click.echo(each.diff(), nl=False)
             for line in each.lines():
                 _say_on_stderr(line)
-            if each.changed:
+            if each.is_changed:
                 self.changed.append(each)
 
 

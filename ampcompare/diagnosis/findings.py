@@ -63,10 +63,10 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     if abs(number) > FP16_LARGEST:
         return FaultReason(f"{number:g} is beyond the largest number of fp16")
 
-    def before(at: int) -> list[int]:
+    def operations_before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and share_lost_to_zero(events[source])]
 
-    zeros = sorted(set(_places_reached_backwards([origin], before)) - {origin})
+    zeros = sorted(set(_places_reached_backwards([origin], operations_before)) - {origin})
     if (reason := _rounded_limit_reason(events, [*zeros, origin], origin)) is not None:
         return reason
     if not zeros:
@@ -579,12 +579,12 @@ def _is_finite_in_fp32(event: OperationResult) -> bool:
 def _nonfinite_origins(events: Sequence[OperationResult], ends: Iterable[int]) -> list[int]:
     """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
 
-    def before(at: int) -> list[int]:
+    def operations_before(at: int) -> list[int]:
         return [
             source for source in events[at].sources if source < at and _is_nonfinite_result(events[source])
         ]
 
-    return [at for at in _places_reached_backwards(ends, before) if not before(at)]
+    return [at for at in _places_reached_backwards(ends, operations_before) if not operations_before(at)]
 
 
 def _find_deciding_origin(events: Sequence[OperationResult], end: int) -> int | None:
@@ -593,10 +593,10 @@ def _find_deciding_origin(events: Sequence[OperationResult], end: int) -> int | 
     The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
     """
 
-    def before(at: int) -> list[int]:
+    def operations_before(at: int) -> list[int]:
         return [source for source in (*events[at].sources, *events[at].decided) if source < at]
 
-    behind = _places_reached_backwards([end], before)
+    behind = _places_reached_backwards([end], operations_before)
     deciding = {one for at in behind for one in events[at].decided if _is_nonfinite_result(events[one])}
     return min(
         (one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None
@@ -606,14 +606,14 @@ def _find_deciding_origin(events: Sequence[OperationResult], end: int) -> int | 
 def _error_origin(events: Sequence[OperationResult], end: int) -> int:
     """Return the earliest result that leads to `end` with a large error all the way."""
 
-    def before(at: int) -> list[int]:
+    def operations_before(at: int) -> list[int]:
         return [
             source
             for source in events[at].sources
             if source < at and error_of_event(events[source]) > HARM / 2
         ]
 
-    return min(_places_reached_backwards([end], before))
+    return min(_places_reached_backwards([end], operations_before))
 
 
 def _places_on_path(events: Sequence[OperationResult], origin: int, end: int) -> list[str]:

@@ -84,7 +84,7 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
             arm=name, word="cannot know", part="weights" if rounds_weights else "state", why=why
         )
     if rounds_weights and roles.weights in prefix.shares:
-        found = _find_outlook_by_weights(arm, roles, prefix)
+        found = _outlook_by_weights(arm, roles, prefix)
     if found.word == "no fault in sight":
         return _find_outlook_by_state(arm, roles, prefix) or found
     return found
@@ -155,7 +155,7 @@ def _options_taken_text(arm: Arm, *options: str) -> str:
     return before + " or ".join([*filter(None, [", ".join(taken[:-1])]), *taken[-1:]])
 
 
-def _find_outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
+def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis

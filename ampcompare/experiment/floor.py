@@ -100,7 +100,7 @@ def _train_twin_in_fork(
     record = folder / CellFile.SCRIPT
     record.unlink(missing_ok=True)
     command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]
-    forks.run_function(f"{__name__}:train_twin", [twin, *command], folder, script.folder)
+    forks.run_function(f"{__name__}:train_twin", [twin, *command], folder, script.import_folder)
     return read_rows(record)
 
 

@@ -204,7 +204,7 @@ class _StepRuns:
                 "ampcompare.script.replay.keep:repeat_step_here",
                 [*settings, *words[1:]],
                 self._folder,
-                script.folder,
+                script.import_folder,
             )
             said = ""
         else:

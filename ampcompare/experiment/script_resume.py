@@ -395,7 +395,7 @@ def verify_migrated_resume(
     return 0 if found.answer is ResumptionAnswer.EXACT else 1
 
 
-def compare_resumptions(
+def verify_resumption_under_arms(
     arms: Sequence[str],
     settings: Mapping[str, Any],
     check: ResumeCheck,

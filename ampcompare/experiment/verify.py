@@ -216,7 +216,7 @@ class _Verification:
             with_what = "the adapter" if self._adapter else "the rewritten files"
             self._say(f"verdict: {verdict}; you can go on with {with_what}:")
         # With the script, changed or not: where the adapter lies follows from what imports the others.
-        names = dict.fromkeys([self._path, *(str(each.path) for each in migrations if each.changed)])
+        names = dict.fromkeys([self._path, *(str(each.path) for each in migrations if each.is_changed)])
         asked = [f"--{self._asked}"] * bool(self._asked)
         self._say(f"  {shlex.join(['ampcompare', 'migrate', *asked, '--write', *names])}")
 
@@ -348,7 +348,9 @@ class MigratedFiles:
 
     def texts(self) -> dict[Path, str]:
         """Return the text of each file that changes or is new, by its path."""
-        changed = [(each.path, each.migration.text) for each in self.files if each.changed and each.migration]
+        changed = [
+            (each.path, each.migration.text) for each in self.files if each.is_changed and each.migration
+        ]
         return {**dict(changed), **dict.fromkeys(self.adapters, adapter_text() if self.adapters else "")}
 
 

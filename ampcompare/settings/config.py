@@ -444,12 +444,12 @@ def _with_derived_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a `RunConfig` with those that follow from others filled in; refuse a contradiction."""
     values = dict(values)
     processes = values.get("processes", 1)
-    recipe = _given_values(values.get("recipe"))
+    recipe = _copy_of_given_values(values.get("recipe"))
     if not isinstance(processes, int) or processes < 1 or recipe is None:
         return values
     recipe = with_task_defaults(recipe)
     kind = _implied_parallel_kind(values.get("arm")) or ("ddp" if processes > 1 else "")
-    parallel = _given_values(values.get("parallel"))
+    parallel = _copy_of_given_values(values.get("parallel"))
     if kind and parallel is not None:
         values["parallel"] = {"kind": kind, **parallel}
     total = recipe.get("global_batch_size")
@@ -462,7 +462,7 @@ def _with_derived_settings(values: Mapping[str, Any]) -> dict[str, Any]:
                 f"is {recipe['batch_size']}; give only one of them"
             )
     batch_size = recipe.get("batch_size", Recipe.model_fields["batch_size"].default)
-    given_optimizer = _given_values(recipe.get("optimizer"))
+    given_optimizer = _copy_of_given_values(recipe.get("optimizer"))
     optimizer: dict[str, Any] = {} if given_optimizer is None else given_optimizer
     base: Any = optimizer.get("lr_base")
     base_batch: Any = optimizer.get("lr_base_batch", 256)
@@ -495,7 +495,7 @@ def _is_positive_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and value > 0
 
 
-def _given_values(group: Any) -> dict[str, Any] | None:
+def _copy_of_given_values(group: Any) -> dict[str, Any] | None:
     """Return what was given of a group of settings, as a copy; None where it is not a group."""
     if group is None:
         return {}

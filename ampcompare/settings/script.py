@@ -94,7 +94,7 @@ class ScriptConfig(FrozenSettings):
         return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
 
     @property
-    def folder(self) -> Path:
+    def import_folder(self) -> Path:
         """The folder that Python puts first on the search path for imports."""
         path = Path(self.name)
         if self.is_module:

@@ -54,7 +54,7 @@ class ModelEma:
     def update(self) -> None:
         """Average in the current weights, without waiting for the device; call it once after each step."""
         if self._sources is None:
-            self._sources = self._find_averaged_tensors()
+            self._sources = self._averaged_tensors()
         for means, sources in self._sources.averages_and_sources():
             if self._num_updates:
                 self._blend(means, sources, self._num_updates)
@@ -62,7 +62,7 @@ class ModelEma:
                 torch._foreach_copy_(means, sources)
         self._num_updates += 1
 
-    def _find_averaged_tensors(self) -> _AveragedTensors:
+    def _averaged_tensors(self) -> _AveragedTensors:
         updated = [param for optimizer in self._optimizers for param in owned_params(optimizer)]
         masters = {id(param): master for param, master in zip(self._owned, updated, strict=True)}
         tensors = [masters.get(id(tensor), tensor) for tensor in _parameters_and_buffers(self._replicas)]

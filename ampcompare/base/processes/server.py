@@ -89,12 +89,12 @@ def _load_torch() -> None:
 def _load_module(name: str) -> None:
     """Import a module, or call a function of it without arguments."""
     if ":" in name:
-        _find_function(name)()
+        _function_named(name)()
     else:
         importlib.import_module(name)
 
 
-def _find_function(name: str) -> Callable[..., Any]:
+def _function_named(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return function
@@ -161,7 +161,7 @@ def _run_request(request: dict[str, Any], output: int, channel: socket.socket) -
     words: list[str] = request["words"]
     sys.argv[:] = [name.partition(":")[0].partition(".")[0], *words]
     add_working_directory_first()
-    return int(_find_function(name)(words) or 0)
+    return int(_function_named(name)(words) or 0)
 
 
 if __name__ == "__main__":

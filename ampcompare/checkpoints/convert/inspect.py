@@ -84,7 +84,7 @@ def _inspect_contents(path: Path, contents: FileContents) -> CheckpointInspectio
         arm=parts.arm,
         rows=list(_inspection_rows(parts)),
         scales=list(_loss_scale_rows(parts)),
-        notes=list(_note_sentences(parts)),
+        notes=list(_sentences_on_notes(parts)),
         traps=list(_trap_sentences(parts)),
         objects=objects,
         calls=contents.calls,
@@ -186,7 +186,7 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
         }
 
 
-def _note_sentences(parts: CheckpointContents) -> Iterator[str]:
+def _sentences_on_notes(parts: CheckpointContents) -> Iterator[str]:
     for place, model in parts.models.items():
         if prefix := common_wrapper_prefix(model):
             yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of a wrapper"

@@ -126,7 +126,7 @@ def sandbox_of_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     is_of_run = folder.parent.name == RunFile.CELLS
     above = folder.parent.parent if is_of_run else folder.parent
     store = above / f".{folder.name}.{os.getpid()}.tmp"
-    roots = [] if config.script is None else [config.script.folder]
+    roots = [] if config.script is None else [config.script.import_folder]
     caches = (above if is_of_run else folder) / RunFile.CACHES
     caches.mkdir(parents=True, exist_ok=True)
     with open_sandbox(store, shared=[*shared, caches], roots=roots, target=target) as sandbox:
@@ -180,7 +180,7 @@ def record_without_written_files(
 
 def base_folder_of_users_code(config: RunConfig) -> Path:
     """Return the folder to which the names of a run's own files are relative."""
-    return Path.cwd() if config.script is None else config.script.folder
+    return Path.cwd() if config.script is None else config.script.import_folder
 
 
 def record_with_code(record: RunRecord, folder: Path) -> RunRecord:

@@ -62,7 +62,7 @@ class MasterPairs:
         indices = self._indices_of_written(self.masters)
         if not indices:
             return 0
-        stayed = [not written for written in self._are_written([self.params[index] for index in indices])]
+        stayed = [not written for written in self._written_flags([self.params[index] for index in indices])]
         pairs = [
             (self.params[index], self.masters[index])
             for index, stays in zip(indices, stayed, strict=True)
@@ -85,7 +85,7 @@ class MasterPairs:
         distance = self._distance_from_masters(written) if written else 0.0
         if not distance > 0:
             return 0
-        both = any(self._are_written([self.masters[index] for index in written]))
+        both = any(self._written_flags([self.masters[index] for index in written]))
         if both or self._farthest > distance:
             unit = torch.finfo(self.params[0].dtype).eps
             if distance <= ROUNDING * unit * (float(_norm_of_tensors(self.masters)) + self._farthest):
@@ -96,9 +96,9 @@ class MasterPairs:
         )
 
     def _indices_of_written(self, tensors: Sequence[Tensor]) -> list[int]:
-        return [index for index, written in enumerate(self._are_written(tensors)) if written]
+        return [index for index, written in enumerate(self._written_flags(tensors)) if written]
 
-    def _are_written(self, tensors: Sequence[Tensor]) -> list[bool]:
+    def _written_flags(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return for each tensor whether it was written; this waits for the device where `data` was read."""
         read = [one for one in tensors if id(one) in self._sums and one._version == self._versions[id(one)]]
         changed: dict[int, bool] = {}

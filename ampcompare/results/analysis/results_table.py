@@ -19,7 +19,7 @@ from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
 from ampcompare.base.formatting import format_few_names
-from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
+from ampcompare.results.analysis.conclusions.recommendation import none_recommended_sentences
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.effect import (
     MIN_PAIRS,
@@ -394,8 +394,8 @@ def judge_arms(
         reference=base[0].arm,
         seeds=sorted({seed for row in rows for seed in row.seeds}),
         reading=[
-            *why_none_recommended(rows, base[0].arm, terms.prefer, metric),
-            *_note_lines(table, rows, sd if not uses_sd else None),
+            *none_recommended_sentences(rows, base[0].arm, terms.prefer, metric),
+            *_lines_of_notes(table, rows, sd if not uses_sd else None),
         ],
         records=[],
         judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
@@ -499,7 +499,9 @@ def _evidence_of_difference(difference: _ArmDifference | None, untested: Verdict
     return Evidence(difference.effect, untested, difference.effect.mean, difference.rounded)
 
 
-def _note_lines(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
+def _lines_of_notes(
+    table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None
+) -> Iterator[str]:
     if any(row.quality == NO_COUNT for row in rows):
         yield "The number of runs behind a mean is not known: add a column n."
     if unused_sd is not None:

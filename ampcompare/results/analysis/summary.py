@@ -239,7 +239,7 @@ class QuantityTest:
         """
         if not self.of_training:
             return verdict
-        return verdict.after_updates(updates, self.margin.shown).among_survivors(survivors)
+        return verdict.with_updates(updates, self.margin.shown).with_survivors(survivors)
 
 
 def quantity_tests(

@@ -28,7 +28,7 @@ def untested_row(arm: str, pairing: Pairing) -> ArmSummary:
     return ArmSummary(
         **_time_fields_of_row(ran),
         arm=arm,
-        engine=_engine_names(ran),
+        engine=_engine_names_text(ran),
         half=next((record.half for record in ran if record.half), None),
         lr=records[0].config.recipe.optimizer.lr
         if records and records[0].config.script is None
@@ -67,7 +67,7 @@ def memory_verdict(pairing: Pairing) -> Verdict:
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
 
 
-def _engine_names(ran: Sequence[RunRecord]) -> str | None:
+def _engine_names_text(ran: Sequence[RunRecord]) -> str | None:
     """Return the engines and libraries that runs were trained by, with their versions; None without any."""
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     libraries = sorted({record.training_library_text for record in ran if record.training_library_text})

@@ -43,14 +43,14 @@ class Metric(FrozenRecord):
     )
 
     @property
-    def counts(self) -> bool:
+    def is_count(self) -> bool:
         """Whether a difference of values is one of counts: of samples that are right."""
         return self.over_samples == "share" and self.difference == "points"
 
     @property
     def has_errors(self) -> bool:
         """Whether 1 minus a value is an error rate."""
-        return self.counts and self.better == "higher"
+        return self.is_count and self.better == "higher"
 
     @property
     def quality(self) -> str:

@@ -125,7 +125,7 @@ class Verdict(FrozenRecord):
         """What a conditional verdict says of the seeds that survived."""
         return self.model_copy(update={"kind": self.among, "among": "", "survivors": None})
 
-    def after_updates(self, updates: tuple[float, float] | None, margin: str) -> Verdict:
+    def with_updates(self, updates: tuple[float, float] | None, margin: str) -> Verdict:
         """Return the verdict of runs that made other numbers of updates; itself where they did not.
 
         Fewer updates are no merit: an arm that is ahead with fewer is not worse, and of one that is behind with more
@@ -146,7 +146,7 @@ class Verdict(FrozenRecord):
             return Verdict(kind="not comparable", updates=updates, effect=self.effect)
         return self.model_copy(update={"updates": updates})
 
-    def among_survivors(self, survivors: tuple[int, int] | None) -> Verdict:
+    def with_survivors(self, survivors: tuple[int, int] | None) -> Verdict:
         """Return the verdict as conditional on the seeds that survived; itself where it does not rest on them."""
         rests_on_none = survivors is not None and not survivors[0]  # such as that an arm learned nothing
         if not self or survivors is None or rests_on_none or self.kind in ("diverged", *UNJUDGED):

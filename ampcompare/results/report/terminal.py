@@ -271,7 +271,7 @@ class _ShownColumns(NamedTuple):
 
     def widths(self) -> list[int]:
         return [
-            max(_widest_line(head), *map(_widest_line, text))
+            max(_width_of_lines(head), *map(_width_of_lines, text))
             for head, text in zip(self.heads, self.texts, strict=True)
         ]
 
@@ -353,7 +353,7 @@ def _draw_table_lines(columns: _ShownColumns, widths: Sequence[int], count: int,
     return lines
 
 
-def _widest_line(lines: Sequence[str]) -> int:
+def _width_of_lines(lines: Sequence[str]) -> int:
     return max(map(len, lines), default=0)
 
 

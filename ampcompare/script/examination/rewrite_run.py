@@ -399,7 +399,7 @@ class _RewriteTrace:
         self._is_noting = False
         if self._is_twin:
             self._is_twin = False
-            _nudge_weights(each for one in self._rows.optimizers for each in one.param_groups)
+            _nudge_weights_by_unit(each for one in self._rows.optimizers for each in one.param_groups)
         optimizer = self._rows.optimizers[number]
         stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
         norm = next((self._given[each] for each in stepped if each in self._given), None)
@@ -470,7 +470,7 @@ class _RewriteTrace:
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def _nudge_weights(groups: Iterable[dict[str, Any]]) -> None:
+def _nudge_weights_by_unit(groups: Iterable[dict[str, Any]]) -> None:
     """Change every weight by a unit in the last place of fp16, up or down by chance, which is not that of torch."""
     import torch
 

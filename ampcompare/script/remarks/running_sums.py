@@ -53,7 +53,7 @@ class StandingSumWatch:
     ) -> Any:
         if target.dtype not in HALF_DTYPES or target.numel() > MAX_ELEMENTS or target.requires_grad:
             return inner(target, given, *args, **kwargs)
-        one = self._find_sum_of_tensor(target)
+        one = self._watched_sum_of(target)
         if one.is_over or not one.goes_on(target):
             result = inner(target, given, *args, **kwargs)
             one.version = _version_of(target)
@@ -64,9 +64,7 @@ class StandingSumWatch:
             self._always.add(name)
             self._calls.watch_always(Tensor, name, self._arounds[name])
         place = (
-            str(user_location())
-            if one.count_and_is_standing(before, target, given, kwargs.get("alpha", 1))
-            else ""
+            str(user_location()) if one.count_addition(before, target, given, kwargs.get("alpha", 1)) else ""
         )
         if place and place not in self._noted:
             self._noted.add(place)
@@ -78,7 +76,7 @@ class StandingSumWatch:
             )
         return result
 
-    def _find_sum_of_tensor(self, target: Tensor) -> "_WatchedSum":
+    def _watched_sum_of(self, target: Tensor) -> "_WatchedSum":
         """Return what is known of a tensor at the line that adds to it, or of one that it takes the place of."""
         frame = calling_frame()
         known = self._sums.setdefault((frame.f_code, frame.f_lineno), [])
@@ -125,7 +123,7 @@ class _WatchedSum:
         return self.version in (None, _version_of(target))
 
     @torch.no_grad()
-    def count_and_is_standing(self, before: Tensor, after: Tensor, given: Any, factor: float) -> bool:
+    def count_addition(self, before: Tensor, after: Tensor, given: Any, factor: float) -> bool:
         """Count an addition, and return whether the sum is first seen to lose."""
         self.version = _version_of(after)
         added = (given.float() if isinstance(given, Tensor) else float(given)) * factor

@@ -196,7 +196,7 @@ class ResumeTrace:
                     # an optimizer and its schedule hold each other, also when they were replaced
                     gc.collect()
                     self._owners = _objects_of_script_classes()
-                    self._find_uncalled_models()
+                    self._add_uncalled_models()
                 with torch.no_grad():
                     self._write_trace_row(
                         TraceRowKind.START,
@@ -328,7 +328,7 @@ class ResumeTrace:
             for each in group["params"]
         ]
 
-    def _find_uncalled_models(self) -> None:
+    def _add_uncalled_models(self) -> None:
         """Add models that the step has not called yet: those with parameters of an optimizer."""
         given = self._parameters_of_optimizers()
         known = {id(each) for model in self._models for each in model.parameters()}

@@ -131,7 +131,9 @@ class GradientStages:
         if self._skips_overflows:
             for owner in (nn.utils, nn.utils.clip_grad):
                 for name in NORMS.keys() & vars(owner).keys():
-                    events.wrap(owner, name, functools.partial(self._take_norm_of_overflow, NORMS[name]))
+                    events.wrap(
+                        owner, name, functools.partial(self._let_norm_of_overflow_be_infinite, NORMS[name])
+                    )
         events.call_at_end(self.close)
 
     def close(self) -> None:
@@ -399,7 +401,7 @@ class GradientStages:
                 if grad is not None and tensor.grad is not None:
                     tensor.grad.copy_(grad)
 
-    def _take_norm_of_overflow(self, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _let_norm_of_overflow_be_infinite(self, place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Take a norm that may be infinite where an overflow is about to skip the step."""
         if not self.is_open:
             return original(*args, **kwargs)

@@ -601,7 +601,7 @@ class _ModelFinder:
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = model_inside_wrappers(module)
         if not held.isdisjoint(map(id, model.parameters())):
-            self._find_and_add_models(model, held)
+            self._add_models_and_optimizers(model, held)
 
     def look_for_all_models(self) -> None:
         """Look for the models of new optimizers, before the step of one calls them."""
@@ -609,9 +609,9 @@ class _ModelFinder:
             id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)
         }
         if held and not self._is_done and not self._is_over():
-            self._find_and_add_models(None, held)
+            self._add_models_and_optimizers(None, held)
 
-    def _find_and_add_models(self, model: nn.Module | None, held: set[int]) -> None:
+    def _add_models_and_optimizers(self, model: nn.Module | None, held: set[int]) -> None:
         self._is_done = True
         gc.collect()  # those that the script has replaced by others
         optimizers = _living_objects(self._waiting)

@@ -53,7 +53,7 @@ class FileMigration(ShownInNotebook):
     reason: str = ""
 
     @property
-    def changed(self) -> bool:
+    def is_changed(self) -> bool:
         """Whether the text is another one."""
         return (
             self.document is not None
@@ -64,7 +64,7 @@ class FileMigration(ShownInNotebook):
     @property
     def is_marked_alone(self) -> bool:
         """Whether nothing of the text changes but comments on the lines that are left by hand."""
-        if not self.changed or self.document is None or self.migration is None:
+        if not self.is_changed or self.document is None or self.migration is None:
             return False
         lines = [each for each in self.migration.text.splitlines() if not each.lstrip().startswith(MARK)]
         return lines == self.document.text.splitlines()
@@ -86,7 +86,7 @@ class FileMigration(ShownInNotebook):
         """Return what becomes of the file, in one line."""
         if self.fault is not None:
             return f"{self.path}: not migrated: {self.fault}"
-        done = "to be rewritten for torch.amp" if self.changed else "nothing to rewrite"
+        done = "to be rewritten for torch.amp" if self.is_changed else "nothing to rewrite"
         if self.reason:
             done = f"takes the adapter, since {self.reason}"
         return f"{self.path}: {done}, {self.by_hand} lines left by hand"
@@ -123,7 +123,7 @@ class FileMigration(ShownInNotebook):
         Raises:
             FileFault: it may not be written.
         """
-        if self.document is not None and self.migration is not None and self.changed:
+        if self.document is not None and self.migration is not None and self.is_changed:
             write_document(self.document, self.migration.text)
 
 

@@ -173,7 +173,7 @@ class UseRewriter:
         return True
 
     def _add_note(self, node: ast.AST, message: str) -> None:
-        self.findings.append(Finding.at_node(node, NOTE, message))
+        self.findings.append(Finding.of_node(node, NOTE, message))
 
     def _full_torch_name(self, name: str) -> str:
         """Return the full name of something in torch, as the module knows torch."""

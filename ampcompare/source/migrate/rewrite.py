@@ -196,7 +196,7 @@ def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: boo
     owners = {ast.dump(owner) for _, owner in blocks}
     for call, owner in module.method_calls(*CORE):
         if ast.dump(owner) in owners and isinstance(call.func, ast.Attribute):
-            findings.append(Finding.at_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
+            findings.append(Finding.of_node(call, BY_HAND, MAY_BE_APEX.format(call.func.attr)))
     if not findings and not alone and _are_all_cores_rewritten(around, module):
         findings += answer_apex_questions(module, edits)
     whole = all(each.kind == NOTE for each in findings)
@@ -211,7 +211,7 @@ def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
     if INTERNALS.search(module.text) is None:  # before the project is looked at
         return []
     internals = find_internals(around.index_of(module))
-    return [Finding.at_node(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
+    return [Finding.of_node(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
 
 def _keep_asking_module(module: Module, names: ModuleImports, finding: Finding) -> Migration:
@@ -258,7 +258,7 @@ class _ModuleRewrite:
         except UnsureRewrite as error:
             self.is_whole = False
             self.edits = Edits(self.module)
-            self.findings.append(Finding.at_node(error.node, BY_HAND, str(error)))
+            self.findings.append(Finding.of_node(error.node, BY_HAND, str(error)))
         if self.core is None and self.is_whole:
             self.findings += _private_state_findings(self.module, self._around)
 
@@ -277,7 +277,7 @@ class _ModuleRewrite:
                         self.kept.append(node)
                 except UnsureRewrite as error:
                     self.kept.append(node)
-                    self.findings.append(Finding.at_node(error.node, BY_HAND, str(error)))
+                    self.findings.append(Finding.of_node(error.node, BY_HAND, str(error)))
         self.findings += replacements.findings
 
     def _classes_asked_for(self) -> dict[str, str]:
@@ -401,7 +401,7 @@ def _notes_inside_model(core: ApexCore) -> list[Finding]:
                 [] if holder is None else [each for each in holder.body if isinstance(each, ast.FunctionDef)]
             )
             if any(each.name == "forward" for each in methods):
-                found.append(Finding.at_node(node, NOTE, INSIDE))
+                found.append(Finding.of_node(node, NOTE, INSIDE))
     return found
 
 
@@ -434,7 +434,7 @@ def _notes_on_answers(module: Module, names: ModuleImports, edits: Edits) -> lis
     for statement in dict.fromkeys(each for each, _ in names.imports):
         around = module.parent(statement)
         if isinstance(around, ast.Try) and _is_try_answering(around) and edits.is_removed(statement):
-            found.append(Finding.at_node(statement, NOTE, PROBE))
+            found.append(Finding.of_node(statement, NOTE, PROBE))
     return found
 
 
@@ -666,10 +666,10 @@ def _keep_names_for_others(
         needed.add(name)
         if full.startswith(REMOVED):
             message = f"{around.relative_path_of(other)} has {name} from here; migrate it, then remove this"
-            findings.append(Finding.at_node(statement, BY_HAND, message))
+            findings.append(Finding.of_node(statement, BY_HAND, message))
         else:
             findings.append(
-                Finding.at_node(
+                Finding.of_node(
                     statement,
                     NOTE,
                     f"{full} stays: {around.relative_path_of(other)} has it from here, as {name}",

@@ -22,8 +22,8 @@ from ampcompare.base.formats import FORMATS, Element, Format
 from ampcompare.base.tensors.products import LinearProduct, OperationMode, hide_operations, watching_modes
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
-    are_scales_at_end,
     hadamard_matrix,
+    mask_of_scales_at_end,
     multiply_by_hadamard,
     round_matrix,
     round_to_grid_and_whole,
@@ -252,7 +252,7 @@ def _rounding_figures_of(
     matrix, element = operand.matrix, rounding.element_of_operand(role, is_left=is_left)
     square = rounding.is_scaled_in_squares(role, is_left=is_left)
     nearest = round_matrix(matrix, rounding.form, element, rounding.scale, square=square)
-    ends = are_scales_at_end(nearest, rounding.form, element, rounding.scale)
+    ends = mask_of_scales_at_end(nearest, rounding.form, element, rounding.scale)
     exact = matrix.double()
     counts = (
         torch.tensor(matrix.numel(), device=matrix.device),

@@ -260,7 +260,7 @@ def _round_by_powers_of_two(
     return rounded
 
 
-def are_scales_at_end(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
+def mask_of_scales_at_end(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""
     largest = rounded.largest
     if scale in E8M0_SCALES:

@@ -58,7 +58,7 @@ def test_unknown_words_are_kept_as_a_reason() -> None:
 
 def test_what_rests_on_no_seed_is_not_conditional() -> None:
     """A verdict on fewer seeds than both ran is conditional; one that is about all of them stays."""
-    assert Verdict(kind="better").among_survivors((3, 8)) == Verdict(
+    assert Verdict(kind="better").with_survivors((3, 8)) == Verdict(
         kind="conditional", among="better", survivors=(3, 8)
     )
     for verdict in (
@@ -66,9 +66,9 @@ def test_what_rests_on_no_seed_is_not_conditional() -> None:
         Verdict(kind="diverged", share=(1, 8)),
         Verdict(kind="not comparable", why="lr"),
     ):
-        assert verdict.among_survivors((3, 8)) is verdict
-    assert Verdict(kind="better").among_survivors(None) == Verdict(kind="better")
-    assert Verdict(kind="learned nothing").among_survivors((0, 1)) == Verdict(kind="learned nothing")
+        assert verdict.with_survivors((3, 8)) is verdict
+    assert Verdict(kind="better").with_survivors(None) == Verdict(kind="better")
+    assert Verdict(kind="learned nothing").with_survivors((0, 1)) == Verdict(kind="learned nothing")
 
 
 def test_the_fields_of_older_rows_are_read() -> None:

@@ -71,7 +71,7 @@ def test_a_result_that_is_not_python_is_not_offered(tmp_path: Path, monkeypatch:
         f"{path}: not migrated: 'return' outside function in line 2 of its rewritten form; it stays as it is; please "
         "report it"
     ]
-    assert not result.changed
+    assert not result.is_changed
 
 
 LOOP = """import torch
@@ -218,4 +218,4 @@ def test_deprecated_names_of_torch_are_renewed_with_and_without_apex(tmp_path: P
         )
         assert "apex" not in new
         path.write_text(new, encoding="utf-8")
-        assert not migrate_file(path, versions=Versions((2, 9), (0, 0))).changed
+        assert not migrate_file(path, versions=Versions((2, 9), (0, 0))).is_changed

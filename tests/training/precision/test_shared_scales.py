@@ -13,9 +13,9 @@ from torch import Tensor
 from ampcompare.base.formats import E2M1, E4M3, E5M2, FORMATS, Element
 from ampcompare.training.precision.shared_scales import (
     RoundedMatrix,
-    are_scales_at_end,
     hadamard_matrix,
     join_tiles,
+    mask_of_scales_at_end,
     multiply_by_hadamard,
     round_matrix,
     round_to_element,
@@ -333,7 +333,7 @@ def test_scales_at_an_end_of_their_range_are_found(name: str, scale: str, value:
     form = FORMATS[name]
     x = torch.zeros(2, 32)
     x[0] = value
-    ends = are_scales_at_end(rounded(x, name, scale), form, form.element, scale)
+    ends = mask_of_scales_at_end(rounded(x, name, scale), form, form.element, scale)
     assert bool(ends.flatten()[0]) is is_end
     assert not ends[-1].any()
 
@@ -342,7 +342,7 @@ def test_a_block_far_below_the_largest_has_a_scale_of_zero_in_nvfp4() -> None:
     x = torch.ones(2, 16)
     x[1] = 2.0**-24
     mine = rounded(x, "nvfp4")
-    assert are_scales_at_end(mine, FORMATS["nvfp4"], E2M1, "te").flatten().tolist() == [False, True]
+    assert mask_of_scales_at_end(mine, FORMATS["nvfp4"], E2M1, "te").flatten().tolist() == [False, True]
 
 
 @pytest.mark.parametrize("name", FORMATS)

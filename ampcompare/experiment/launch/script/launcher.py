@@ -232,7 +232,7 @@ def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
     assert config.script is not None
     own = {
         CELL_FOLDER: str(folder.resolve()),
-        CODE_FOLDER: str(config.script.folder),
+        CODE_FOLDER: str(config.script.import_folder),
         MASK: value_of_secret_names_variable(),
     }
     return {**script_environment(config.threads), **own, "PYTHONUNBUFFERED": "1"}

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
-from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
+from ampcompare.results.analysis.conclusions.recommendation import none_recommended_sentences
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import idle_verdict, why_margin_too_wide
 from ampcompare.results.analysis.pairing.pairs import (
@@ -53,7 +53,7 @@ def detail_sentences(comparison: Comparison) -> Iterable[str]:
         or why_margin_too_wide(by_arm[reference], reference, margin)
     )
     if enough and not blocked:
-        yield from why_none_recommended(rows, reference, comparison.prefer, metric)
+        yield from none_recommended_sentences(rows, reference, comparison.prefer, metric)
     diverged = [row for row in rows if row.diverged]
     if diverged:
         yield f"Rate of divergence: {'; '.join(map(_divergence_rate_text, diverged))}."

@@ -64,7 +64,7 @@ def _all_next_steps(
             yield _step_to_explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
     if typed is not None:
         yield from _steps_for_more_seeds(comparison, rows, typed, next_error_rate)
-    yield from _steps_after_divergence(comparison, by_arm, typed)
+    yield from _next_steps_after_divergence(comparison, by_arm, typed)
     if typed is not None:
         yield from _steps_for_timing(rows, typed)
 
@@ -179,7 +179,7 @@ def _steps_for_more_seeds(
     yield NextStep(command=str(typed.with_option("--seeds", format_ranges(wanted))), why=what)
 
 
-def _steps_after_divergence(
+def _next_steps_after_divergence(
     comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]], typed: TypedCommand | None
 ) -> Iterator[NextStep]:
     arms = [row.arm for row in comparison.arms if row.diverged and by_arm.get(row.arm)]

@@ -36,7 +36,7 @@ def _rows_that_keep_quality(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
     return [row for row in kept if row.quality.kind != "identical" or row.pairs >= MIN_PAIRS]
 
 
-def why_none_recommended(
+def none_recommended_sentences(
     rows: Sequence[ArmSummary], reference: str, prefer: str, metric: Metric
 ) -> Iterable[str]:
     """Yield why no arm is recommended; nothing where one is, or where there is none besides the reference."""

@@ -82,7 +82,7 @@ def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequen
     step = score_spacing(value_spacing(runs), metric, values)
     if metric.difference != "points":
         return 100 * max(FLOAT32_STEP, step)
-    if metric.counts:
+    if metric.is_count:
         return metric.factor * (step or 1.0)
     return metric.factor * max(FLOAT32_STEP * max(map(abs, values), default=1.0), step)
 
@@ -120,7 +120,7 @@ def quality_effect(
     if not any(early):
         return None
     effect = two_stage_effect(arm, reference, early, floor, rounded=True)
-    if not metric.counts:
+    if not metric.is_count:
         return effect_in_steps(effect, step)
     ours, theirs = (
         [value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference)
@@ -227,7 +227,7 @@ def _difference_interval(
         return [None, None]
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
     effect = paired_effect(
-        here, there, least_plausible_spread(metric, samples, [*here, *there]), rounded=metric.counts
+        here, there, least_plausible_spread(metric, samples, [*here, *there]), rounded=metric.is_count
     )
     bounds = interval_if_testable(effect, 1 - ERROR_RATE)
     return [None, None] if bounds is None else [*sorted(map(metric.difference_of_scores, bounds))]

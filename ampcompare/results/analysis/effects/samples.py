@@ -81,7 +81,7 @@ def compare_samples(
     )
     squares = mean_squares_of_differences(differences, floor)
     error, freedom = (float(value) for value in standard_error_over_new_samples(squares))
-    bounds = _wider_interval(
+    bounds = _wider_of_intervals(
         effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence
     )
     low, high = sorted(map(metric.difference_of_scores, bounds))
@@ -95,7 +95,7 @@ def compare_samples(
     )
 
 
-def _wider_interval(one: Effect, other: Effect, confidence: float) -> tuple[float, float]:
+def _wider_of_intervals(one: Effect, other: Effect, confidence: float) -> tuple[float, float]:
     """Return the wider interval: more is not known of new samples than of these, whatever the degrees of freedom."""
     intervals = [
         bounds for effect in (one, other) if (bounds := interval_if_testable(effect, confidence)) is not None

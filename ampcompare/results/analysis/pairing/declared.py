@@ -250,7 +250,7 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("rounding", ledger.update, "" if ledger.update else skipped),
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
         ("update lost", "" if ledger.lost is None else f"{_share_percent_text(100 * ledger.lost)} %", ""),
-        ("largest gradient", *_largest_gradient_text(ledger)),
+        ("largest gradient", *_largest_gradient_and_why_too_large(ledger)),
         (
             "zero denominators",
             f"{_share_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "",
@@ -303,7 +303,7 @@ def _parts_of_linear_products(ledger: Ledger) -> list[tuple[str, str, str]]:
     return parts
 
 
-def _largest_gradient_text(ledger: Ledger) -> tuple[str, str]:
+def _largest_gradient_and_why_too_large(ledger: Ledger) -> tuple[str, str]:
     """Return the largest gradient times the loss scale where one is held in fp16, and whether it is beyond that."""
     if ledger.largest_gradient is None or "fp16" not in {
         *ledger.backward,

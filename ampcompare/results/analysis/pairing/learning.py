@@ -74,10 +74,10 @@ def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
         return f"{metric.name} {metric.number(value)}"
     if chance is None:
         return ""
-    spread = CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last.samples) if metric.counts else 0.0
+    spread = CHANCE_DEVIATIONS * math.sqrt(chance * (1 - chance) / last.samples) if metric.is_count else 0.0
     if metric.score(value) > metric.score(chance) + spread:
         return ""
-    decimals = min(1, metric.decimals) if metric.counts else None
+    decimals = min(1, metric.decimals) if metric.is_count else None
     return f"{metric.name} {metric.text(value, decimals)}, chance {metric.text(chance, decimals)}"
 
 

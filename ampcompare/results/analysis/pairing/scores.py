@@ -87,7 +87,7 @@ def value_spacing(records: Sequence[RunRecord]) -> float:
     samples = min((run.summary.epochs[-1].samples for run, _ in runs if run.summary.epochs), default=1)
     if not runs:
         return 0.0
-    if metric.counts:
+    if metric.is_count:
         return 1 / samples
     if all(run.script is None for run, _ in runs):
         return 1 / samples if samples > 1 and are_multiples(values, 1 / samples) else 0.0
@@ -113,7 +113,7 @@ def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float
 
 def least_plausible_spread(metric: Metric, samples: int, scores: Sequence[float], step: float = 0.0) -> float:
     """Return the smallest plausible spread of differences of scores, by samples or by the step between two scores."""
-    if metric.counts:
+    if metric.is_count:
         return min_resolvable_spread(samples)
     return math.hypot(
         min_float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step)

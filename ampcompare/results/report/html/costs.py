@@ -22,7 +22,7 @@ from ampcompare.results.report.html.charts import (
     mean_point,
 )
 from ampcompare.results.report.html.learning_curves import metric_by_epoch, metric_of_arms
-from ampcompare.results.report.html.runs import ArmRuns, round_to_digits, undrawn_sentences, untimed_sentence
+from ampcompare.results.report.html.runs import ArmRuns, round_to_digits, undrawn_text, untimed_sentence
 from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, make_scale
 
 QUARTERS = (1, 5, 10, 15, 19)  # indices of the 5, 25, 50, 75 and 95 % quantiles in a trace
@@ -216,7 +216,7 @@ def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
         "pareto",
         f"{capitalize_sentence(printable_line(metric.quality))} vs. time",
         f"Final {printable_line(metric.name)} and seconds of training: mean, and range over seeds."
-        f"{undrawn_sentences(arms, drawn, _why_not_drawn)}",
+        f"{undrawn_text(arms, drawn, _why_not_drawn)}",
         "seconds of training",
         [ChartView("", head, series, decimals=metric.decimals, unit=_unit_suffix(metric))],
         sentence="" if series else _why_no_times(arms) or "No run was completed.",

@@ -22,7 +22,7 @@ from ampcompare.results.report.html.charts import (
     divergence_marks,
     make_curve,
 )
-from ampcompare.results.report.html.runs import ArmRuns, join_names, undrawn_sentences
+from ampcompare.results.report.html.runs import ArmRuns, join_names, undrawn_text
 
 NO_TRACE = (
     "These records were made before runs kept a trace of their steps; run the cells again with --force."
@@ -164,7 +164,7 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         "accuracy",
         f"Validation {metric.quality}",
         f"{capitalize_sentence(name)} after each epoch, paired by seed."
-        f"{undrawn_sentences(arms, _arms_in_views(views), why_no_evaluation)}{same}",
+        f"{undrawn_text(arms, _arms_in_views(views), why_no_evaluation)}{same}",
         "epoch",
         views,
         _epoch_table([(arm, bands[arm.index]) for arm in arms], metric.decimals),
@@ -222,7 +222,7 @@ def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> 
         "training-loss",
         "Training loss",
         "Loss of single steps, evenly chosen, paired by "
-        f"seed.{undrawn_sentences(arms, _arms_in_views(views), why)}{same}",
+        f"seed.{undrawn_text(arms, _arms_in_views(views), why)}{same}",
         "step",
         views,
         sentence="" if _longest_curve_length(views) else NO_TRACE,

@@ -88,7 +88,7 @@ def load_template(name: str) -> Any:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=_text_without_control_characters,
     )  # fmt: skip
-    environment.filters["numeric"] = _are_columns_numeric
+    environment.filters["numeric"] = _numeric_column_flags
     environment.filters["with_notes"] = _columns_with_notes
     environment.filters["line"] = partial(printable_line, longest=MAX_LINE)
     environment.filters["kind"] = _kind_of_block
@@ -121,7 +121,7 @@ def _columns_with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
     return heads, rows
 
 
-def _are_columns_numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
+def _numeric_column_flags(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
     """Return for each of `count` columns whether it holds numbers and is aligned right."""
     columns = [[row[index].text for row in rows] for index in range(count)]
     return [

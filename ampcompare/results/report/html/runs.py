@@ -77,7 +77,7 @@ def untimed_sentence(arms: Sequence[ArmRuns]) -> str:
     return f"Times that do not count: {'; '.join(f'{join_names(names)} ({fault})' for fault, names in faults.items())}."
 
 
-def undrawn_sentences(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:
+def undrawn_text(arms: Sequence[ArmRuns], drawn: Collection[int], why: Callable[[ArmRuns], str]) -> str:
     """Return a sentence for each reason why arms are not in a figure that shows others."""
     reasons: dict[str, list[str]] = {}
     for arm in arms:

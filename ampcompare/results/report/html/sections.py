@@ -37,7 +37,7 @@ from ampcompare.results.report.html.runs import (
     shared_environment,
     shared_nondefault_settings,
     shared_settings,
-    undrawn_sentences,
+    undrawn_text,
     untimed_sentence,
 )
 from ampcompare.results.report.html.tracks import ArmLinesPlot
@@ -213,7 +213,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         "drift",
         "Step time over wall-clock time",
         f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
-        f"affects all arms alike.{undrawn_sentences(arms, drawn, lambda arm: 'no start is recorded')}",
+        f"affects all arms alike.{undrawn_text(arms, drawn, lambda arm: 'no start is recorded')}",
         "minutes",
         [
             ChartView(

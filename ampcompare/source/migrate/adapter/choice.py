@@ -43,7 +43,7 @@ class MigrationChoice:
     @property
     def adapters(self) -> list[AdapterFile]:
         """The files of the adapter that are needed."""
-        return [plan.adapter for plan in self.plans if any(each.changed for each in plan.files)]
+        return [plan.adapter for plan in self.plans if any(each.is_changed for each in plan.files)]
 
     @property
     def files(self) -> list[FileMigration]:
@@ -126,7 +126,7 @@ def _choose_with_neighbors(
     rest = [each for each in results if each.path not in {file.path for file in files}]
     if plans:  # a file that has Apex's functions through another one has them from the adapter then
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
-    changed = {each.path for each in files if each.changed}
+    changed = {each.path for each in files if each.is_changed}
     return MigrationChoice(
         [*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed}
     )
@@ -185,6 +185,6 @@ def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> 
 def _is_apart_from_trainings(result: FileMigration, within: tuple[str | Path, ...]) -> bool:
     """Return whether a file has something of Apex, but no core, and no training is seen to run with it."""
     migration = result.migration
-    if migration is None or result.fault is not None or not result.changed:
+    if migration is None or result.fault is not None or not result.is_changed:
         return False
     return migration.core is None and not _trainings_around(result, within)

@@ -115,7 +115,7 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     module = Module(text)
     names = ModuleImports(module)
     edits = Edits(module)
-    if timm := [Finding.at_node(each, BY_HAND, SCALED_BY_TIMM) for each in _timm_scaler_calls(module)]:
+    if timm := [Finding.of_node(each, BY_HAND, SCALED_BY_TIMM) for each in _timm_scaler_calls(module)]:
         return Migration(text, timm, len(names.uses), len(names.uses))
     missing = [(node, full) for node, full in names.uses if adapter_name_of(full) is None]
     guarded = [
@@ -123,14 +123,14 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     ]
     missing = [each for each in missing if each not in guarded]
     if holding := _uses_keeping_apex(missing):
-        found = {Finding.at_node(node, BY_HAND, LEFT.format(full)) for node, full in holding}
+        found = {Finding.of_node(node, BY_HAND, LEFT.format(full)) for node, full in holding}
         return Migration(text, sorted(found), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
     findings += _findings_of_missing(missing)
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
-    findings += [Finding.at_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
+    findings += [Finding.of_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
     always = _change_imports(names, edits, adapter, [*missing, *guarded], used if not exports else None)
     for text_node, full in _apex_lookups(module):
         if adapter_name_of(full) is not None:
@@ -145,10 +145,10 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
 def _findings_of_missing(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
     """Return what is said of each thing that the adapter lacks: by hand, unless no version of Apex has it."""
     never = [
-        Finding.at_node(node, NOTE, NEVER_THERE.format(full)) for node, full in missing if is_of_no_apex(full)
+        Finding.of_node(node, NOTE, NEVER_THERE.format(full)) for node, full in missing if is_of_no_apex(full)
     ]
     lacking = [(node, full) for node, full in missing if not is_of_no_apex(full)]
-    return never + [Finding.at_node(node, BY_HAND, MISSING.format(full)) for node, full in lacking]
+    return never + [Finding.of_node(node, BY_HAND, MISSING.format(full)) for node, full in lacking]
 
 
 def _uses_keeping_apex(
@@ -198,10 +198,10 @@ def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
             outer = module.parent(node)
             call = outer if isinstance(outer, ast.Call) and outer.func is node else None
             if ddp_may_lack_gradients(call) and not is_used_as_type(module, node):
-                found.append(Finding.at_node(call or node, NOTE, UNUSED.format("delay_allreduce=True")))
+                found.append(Finding.of_node(call or node, NOTE, UNUSED.format("delay_allreduce=True")))
             kept = None if call is None else argument(call, "retain_allreduce_buffers", 5)
             if kept is not None and not is_literal(kept, False):
-                found.append(Finding.at_node(kept, NOTE, NO_BUFFERS))
+                found.append(Finding.of_node(kept, NOTE, NO_BUFFERS))
     return found
 
 
@@ -212,16 +212,16 @@ def _apex_option_findings(module: Module, names: ModuleImports) -> list[Finding]
         call, name = module.parent(node), adapter_name_of(full) or ""
         is_type = isinstance(call, ast.ClassDef) or is_asked_for_as_type(module, node)
         if name == "FusedAdam" and is_type and not is_in_annotation(module, node):
-            found.append(Finding.at_node(node, BY_HAND, NO_CLASS))
+            found.append(Finding.of_node(node, BY_HAND, NO_CLASS))
         if not (isinstance(call, ast.Call) and call.func is node):
             continue
         for each in call.keywords:
             is_unknown = each.arg is not None and name in TAKEN and each.arg not in TAKEN[name]
             if is_unknown or each.arg in LACKING.get(name, ()):
-                found.append(Finding.at_node(each.value, BY_HAND, NO_OPTION.format(name, each.arg)))
+                found.append(Finding.of_node(each.value, BY_HAND, NO_OPTION.format(name, each.arg)))
         bias = argument(call, "bias_correction", 2) if name == "FusedAdam" else None
         if bias is not None and is_literal(bias, False):
-            found.append(Finding.at_node(bias, BY_HAND, NO_BIAS))
+            found.append(Finding.of_node(bias, BY_HAND, NO_BIAS))
     return found
 
 
@@ -271,9 +271,9 @@ def _change_imports(
 
 def _question_findings(module: Module, always: Iterable[ast.Try]) -> list[Finding]:
     """Return what is said of questions for the installed package, and for whether Apex is there."""
-    by_hand = [Finding.at_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
+    by_hand = [Finding.of_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
     return by_hand + [
-        Finding.at_node(each, NOTE, ALWAYS_THERE) for each in _questions_for_apex(module, always)
+        Finding.of_node(each, NOTE, ALWAYS_THERE) for each in _questions_for_apex(module, always)
     ]
 
 

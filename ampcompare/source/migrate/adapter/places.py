@@ -50,7 +50,7 @@ class Places:
         """
         folders = _folders(path)
         # so many are packages, with `__init__.py` or without
-        folders = folders[_relative_level(text) if path.suffix == ".py" else 0 :] or folders[-1:]
+        folders = folders[_num_folders_up(text) if path.suffix == ".py" else 0 :] or folders[-1:]
         exact, near = self._roots_by_imports(path)
         shown = {absolute_path(folder): folder for folder in folders}
         for roots in (exact, near):
@@ -174,7 +174,7 @@ def is_script(path: Path) -> bool:
     One with relative imports runs by `python -m`, as a module of its package.
     """
     content = read_source_bytes(path)
-    if path.suffix == ".py" and _relative_level(content.decode("utf-8", errors="replace")):
+    if path.suffix == ".py" and _num_folders_up(content.decode("utf-8", errors="replace")):
         return False
     return (
         path.suffix != ".py"
@@ -231,7 +231,7 @@ def _imported_names(text: str) -> Iterator[str]:
                 yield name.split()[0]
 
 
-def _relative_level(text: str) -> int:
+def _num_folders_up(text: str) -> int:
     """Return how many folders the relative imports of a text go up, with its own; 0 without any."""
     modules = [found[1] for found in FROM.finditer(text)]
     return max((len(name) - len(name.lstrip(".")) for name in modules), default=0)

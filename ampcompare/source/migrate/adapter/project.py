@@ -111,7 +111,7 @@ def plan_adapters(
     ]
     plans = _leave_cores_on_apex(plans)
     if not any(map(_may_initialize, dict.fromkeys([*paths, *others]))):
-        plans = [_note_lacking_initialize(each) for each in plans]
+        plans = [_plan_with_initialize_noted(each) for each in plans]
     return plans, faults
 
 
@@ -136,7 +136,7 @@ def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
 def movable_files(paths: Iterable[Path]) -> list[Path]:
     """Return the files that the adapter takes off Apex whole; one that imports nothing of Apex is none of them."""
     plans, _ = plan_adapters(paths)
-    return [each.path for plan in plans for each in plan.files if each.changed and not each.by_hand]
+    return [each.path for plan in plans for each in plan.files if each.is_changed and not each.by_hand]
 
 
 def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Path, ast.stmt]) -> AdapterPlan:
@@ -148,24 +148,24 @@ def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Pa
         document = parse_document(path, read_source_bytes(path))
         migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
         if path in early and path.parent not in (root, place.parent):
-            late = Finding.at_node(early[path], BY_HAND, LATE.format(root.as_posix()))
+            late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = replace(migration, findings=sorted({*migration.findings, late}))
         files.append(FileMigration(path, document, migration))
-    left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
+    left = next((each.path.name for each in files if each.by_hand and not each.is_changed), None)
     if left is not None:
         files = [_keep_asking_for_apex(each, left) for each in files]
     return AdapterPlan(AdapterFile(place, name, present), files)
 
 
-def _note_lacking_initialize(plan: AdapterPlan) -> AdapterPlan:
+def _plan_with_initialize_noted(plan: AdapterPlan) -> AdapterPlan:
     """Return a plan with a note on each file whose losses are scaled for optimizers that no file initializes."""
     files = []
     for each in plan.files:
         scaling = [
             node for node, name in _core_uses_in_original(each) if name in ("scale_loss", "master_params")
         ]
-        if scaling and each.changed and each.migration is not None:
-            note = Finding.at_node(scaling[0], NOTE, NOT_INITIALIZED.format(plan.adapter.name))
+        if scaling and each.is_changed and each.migration is not None:
+            note = Finding.of_node(scaling[0], NOTE, NOT_INITIALIZED.format(plan.adapter.name))
             findings = sorted({*each.migration.findings, note})
             each = replace(each, migration=replace(each.migration, findings=findings))
         files.append(each)
@@ -174,13 +174,13 @@ def _note_lacking_initialize(plan: AdapterPlan) -> AdapterPlan:
 
 def _keep_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
     """Return what becomes of a file if another one stays on Apex: one that only asks for Apex goes on doing so."""
-    if file.document is None or file.migration is None or file.migration.uses or not file.changed:
+    if file.document is None or file.migration is None or file.migration.uses or not file.is_changed:
         return file
     module = Module(file.document.text)
     asking = [each for each, _ in ModuleImports(module).imports if isinstance(module.parent(each), ast.Try)]
     if not asking:
         return file
-    kept = Migration(file.document.text, [Finding.at_node(asking[0], BY_HAND, PROBE_KEPT.format(left))])
+    kept = Migration(file.document.text, [Finding.of_node(asking[0], BY_HAND, PROBE_KEPT.format(left))])
     return replace(file, migration=kept)
 
 
@@ -195,7 +195,7 @@ def _core_uses_in_original(file: FileMigration) -> list[tuple[ast.AST, str]]:
 
 def _core_that_stays(files: Iterable[FileMigration]) -> str | None:
     """Return the name of the first file that calls `apex.amp` and stays on Apex; None without one."""
-    staying = (each for each in files if each.by_hand and not each.changed)
+    staying = (each for each in files if each.by_hand and not each.is_changed)
     return next((each.path.name for each in staying if _core_uses_in_original(each)), None)
 
 
@@ -221,10 +221,10 @@ def _leave_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
 
 def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
     """Return what becomes of a file if the core of another one stays on Apex: its own stays too."""
-    uses = _core_uses_in_original(file) if file.changed else []
+    uses = _core_uses_in_original(file) if file.is_changed else []
     if not uses or file.document is None:
         return file
-    reason = Finding.at_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
+    reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
     return replace(file, migration=Migration(file.document.text, [reason]))
 
 

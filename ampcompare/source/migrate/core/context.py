@@ -139,7 +139,7 @@ class ApexCore:
 
     def add_note(self, node: ast.AST, message: str) -> None:
         """Add a note on the line of a node."""
-        self.findings.append(Finding.at_node(node, NOTE, message))
+        self.findings.append(Finding.of_node(node, NOTE, message))
 
     @property
     def scaler_expression(self) -> str:

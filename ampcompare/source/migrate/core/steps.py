@@ -420,7 +420,7 @@ def refuse_half_leaves(core: ApexCore) -> None:
             values = module.values_of(dotted_name(each) or "", scope) or [each]
             if any(_makes_fp16_tensor(core, value) for value in values):
                 message = HALF_LEAF.format(module.source(each))
-                core.findings.append(Finding.at_node(each, BY_HAND, message))
+                core.findings.append(Finding.of_node(each, BY_HAND, message))
 
 
 def _members_of_parameters(given: ast.expr) -> list[ast.expr]:

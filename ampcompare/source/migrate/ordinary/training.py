@@ -85,7 +85,7 @@ def find_reason_not_ordinary(core: ApexCore, migration: Migration, text: str) ->
         text: of the file.
     """
     if core.module.text != text:
-        return Finding.at_node(core.sites.initializes[0].call, "", SHARED_LINES)
+        return Finding.of_node(core.sites.initializes[0].call, "", SHARED_LINES)
     try:
         _refuse_apex_uses(core)
         _refuse_unusual_initialize(core)
@@ -97,7 +97,7 @@ def find_reason_not_ordinary(core: ApexCore, migration: Migration, text: str) ->
         refuse_unlisted_flow(core)
         _refuse_noted_rewrite(core, migration)
     except UnsureRewrite as error:
-        return Finding.at_node(error.node, "", str(error))
+        return Finding.of_node(error.node, "", str(error))
     return None
 
 

@@ -38,11 +38,11 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
             answer = _find_question_of(module, node)
             if answer is None:
                 if _is_asked_by_import(module, node):
-                    findings.append(Finding.at_node(node, BY_HAND, ASKS))
+                    findings.append(Finding.of_node(node, BY_HAND, ASKS))
                 continue
             question, value = answer
             edits.replace(question, YES if value else NO)
-            findings.append(Finding.at_node(question, NOTE, ANSWERED))
+            findings.append(Finding.of_node(question, NOTE, ANSWERED))
     return findings
 
 
@@ -98,7 +98,7 @@ def answer_question(module: Module, edits: Edits, node: ast.AST) -> list[Finding
     return (
         []
         if isinstance(module.statement_around(node), ast.Assert)
-        else [Finding.at_node(node, NOTE, ANSWERED)]
+        else [Finding.of_node(node, NOTE, ANSWERED)]
     )
 
 

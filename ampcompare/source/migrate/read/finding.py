@@ -28,7 +28,7 @@ class Finding:
     message: str
 
     @classmethod
-    def at_node(cls, node: ast.AST, kind: str, message: str) -> Finding:
+    def of_node(cls, node: ast.AST, kind: str, message: str) -> Finding:
         """Return a remark on the line of a node."""
         return cls(node.lineno, node.col_offset, kind, message)  # type: ignore[attr-defined]
 

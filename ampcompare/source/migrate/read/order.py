@@ -809,7 +809,7 @@ class _OrderProof:
             if event in inside and self._is_before_step(inside, event, steps):
                 self._refuse_unknown_between(block, event, steps, name, inside)
         for step in steps:
-            self._refuse_unmatched_conditions(trace, block, step, name)
+            self._refuse_steps_without_pass(trace, block, step, name)
 
     def _refuse_unscaled_above(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
         """Refuse gradients that a backward pass without scale has left since they were cleared: a scaler divides them.
@@ -1003,7 +1003,7 @@ class _OrderProof:
             dict.fromkeys([*self._order.pending.get(id(node), ()), *optimizers])
         )
 
-    def _refuse_unmatched_conditions(
+    def _refuse_steps_without_pass(
         self, trace: list[GradientEvent], block: GradientEvent, step: GradientEvent, name: str
     ) -> None:
         """Refuse a step that may run without a backward pass, and gradients that a step leaves behind."""

@@ -276,7 +276,7 @@ def _add_plain_backwards(
     So does one that calls such a function, or one that leads to it, and steps itself.
     """
     functions = {each.function for each in sites.backwards}
-    callers = _functions_calling(index, functions)
+    callers = _functions_reaching(index, functions)
     functions |= {each.function for each in sites.steps if each.function in callers}
     bodies = {each.statement for each in sites.backwards}
     for node, loss in module.method_calls("backward"):
@@ -400,12 +400,12 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
 def _update_nodes(module: Module, sites: Sites, index: Index) -> set[ast.AST]:
     """Return the backward passes and steps of a module, and the calls that lead to one."""
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
-    functions = (functions | _functions_calling(index, functions)) - {None}
+    functions = (functions | _functions_reaching(index, functions)) - {None}
     calls = {each for each in module.calls if not functions.isdisjoint(_functions_of_call(index, each))}
     return {each.statement for each in sites.backwards} | {each.call for each in sites.steps} | calls
 
 
-def _functions_calling(index: Index, functions: set[Function | None]) -> set[Function | None]:
+def _functions_reaching(index: Index, functions: set[Function | None]) -> set[Function | None]:
     """Return the functions of the module that call some functions of it, or their callers."""
     module, found = index.module, set[Function | None]()
     waiting = [each for each in functions if each is not None]

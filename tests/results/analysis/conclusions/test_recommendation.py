@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.conclusions.headline import use_sentence
-from ampcompare.results.analysis.conclusions.recommendation import recommended_arms, why_none_recommended
+from ampcompare.results.analysis.conclusions.recommendation import (
+    none_recommended_sentences,
+    recommended_arms,
+)
 from ampcompare.results.analysis.inference.terms import Preference
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -51,7 +54,7 @@ def test_speed_without_accuracy_recommends_nothing(accuracy: str) -> None:
     """An arm that is not known to keep the accuracy is never recommended for its speed."""
     row = _row("a", accuracy, "better", time_ratio=0.1)
     assert recommended_arms([row], "time", TOP1) == []
-    assert list(why_none_recommended([row], "fp32", "time", TOP1)) == [
+    assert list(none_recommended_sentences([row], "fp32", "time", TOP1)) == [
         "No arm is recommended for time: none was shown to be non-inferior in accuracy to fp32."
     ]
 
@@ -62,7 +65,7 @@ def test_accuracy_needs_a_better_arm() -> None:
     )
     assert _use(better, prefer="accuracy") == "Use a: better accuracy than fp32 (Δ +2.00 pp, +1.00 to +3.00)."
     assert recommended_arms([_row("a", EQUAL)], "accuracy", TOP1) == []
-    assert list(why_none_recommended([_row("a", EQUAL)], "fp32", "accuracy", TOP1)) == [
+    assert list(none_recommended_sentences([_row("a", EQUAL)], "fp32", "accuracy", TOP1)) == [
         "No arm is recommended for accuracy: no arm is better than fp32."
     ]
 

@@ -25,7 +25,7 @@ def test_all_that_runs_with_a_training_follows_it(tmp_path: Path) -> None:
     choice = choose_rewrite_or_adapter(paths)
     assert {path.stem for path in choice.reasons} == {"a", "network"}
     assert choice.reasons[paths[2]] == "it runs with a.py, which takes the adapter"
-    assert [each.path.stem for each in choice.rewritten if each.changed] == ["b"]
+    assert [each.path.stem for each in choice.rewritten if each.is_changed] == ["b"]
     assert [each.path for each in choice.adapters] == [tmp_path / "torch_amp_adapter.py"]
     assert choice.reason_lines()[0].startswith(
         f"{paths[0]} takes the adapter: line 58: amp.initialize gets opt_level=args.level"
@@ -45,7 +45,7 @@ def test_files_without_a_training_are_rewritten(tmp_path: Path) -> None:
     (layer,) = put(tmp_path, layer=LAYER)
     choice = choose_rewrite_or_adapter([layer])
     assert not choice.reasons
-    assert [each.changed for each in choice.rewritten] == [True]
+    assert [each.is_changed for each in choice.rewritten] == [True]
 
 
 @pytest.mark.parametrize(

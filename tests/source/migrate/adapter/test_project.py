@@ -267,12 +267,12 @@ def test_a_question_for_apex_stays_where_a_file_stays_on_apex(tmp_path: Path) ->
         "from settings import has_apex\nfrom apex import amp\namp.initialize(model)\n"
     )
     ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
-    assert [each.changed for each in plan.files] == [True, True]
+    assert [each.is_changed for each in plan.files] == [True, True]
     (tmp_path / "train.py").write_text(
         "from settings import has_apex\nfrom apex import amp\namp.init(enabled=True)\n"
     )
     ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
-    assert [each.changed for each in plan.files] == [False, False]
+    assert [each.is_changed for each in plan.files] == [False, False]
     assert "train.py is left by hand and imports Apex" in plan.files[0].lines()[0]
 
 
@@ -286,7 +286,7 @@ def test_a_core_stays_on_apex_with_the_part_that_another_file_has(tmp_path: Path
     )
     (tmp_path / "wrap.py").write_text("from apex.parallel import SyncBatchNorm\nSyncBatchNorm(2)\n")
     ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
-    assert [(each.path.name, each.changed) for each in plan.files] == [
+    assert [(each.path.name, each.is_changed) for each in plan.files] == [
         ("setup_amp.py", False),
         ("train.py", False),
         ("wrap.py", True),

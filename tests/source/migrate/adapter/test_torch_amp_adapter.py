@@ -490,7 +490,7 @@ def test_is_no_finding_of_lint_or_migrate(tmp_path: Path) -> None:
     (tmp_path / f"{ADAPTER}.py").write_text(adapter_text())
     assert not lint_paths(tmp_path).findings
     result = migrate_script(tmp_path / f"{ADAPTER}.py")
-    assert not result.changed
+    assert not result.is_changed
     assert not result.rows()
 
 

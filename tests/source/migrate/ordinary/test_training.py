@@ -132,7 +132,7 @@ def reason(folder: Path, text: str, network: str = NETWORK, **files: str) -> str
     choice = choose_rewrite_or_adapter([folder / "train.py"])
     result = choice.files[0]
     assert result.fault is None
-    assert result.changed
+    assert result.is_changed
     return choice.reasons.get(folder / "train.py", "")
 
 
