@@ -20,6 +20,7 @@ from ampcompare.api.migration import lint_paths, migrate_script
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
 from ampcompare.source.migrate.replacements import DDP_ARGUMENTS
+from tests.source.migrate.adapter.random_trainings import draw_training
 
 SCRIPT = Path(__file__).with_name("scripts") / "train.py"
 KINDS = (
@@ -41,6 +42,7 @@ FAST = [
     ("O1", "skips"),
     ("O1", "normalized"),
 ]
+EXTENDED = (pytest.mark.extended, pytest.mark.slow)
 # What the engine prints and the adapter does not: the options, and a word about fp16 gradients.
 SAYS = re.compile(r"Selected |Defaults |Processing |After |Warning:|Skipping loss|Unscaling |\w+ +: ")
 
@@ -89,6 +91,13 @@ def test_trains_as_the_engine_at_every_level(
     forked_python: Any, tmp_path: Path, level: str, kind: str
 ) -> None:
     _compare(forked_python, tmp_path, SCRIPT.read_text(), level, kind)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(k, marks=EXTENDED) for k in range(6, 160))])
+def test_trainings_drawn_at_random_train_as_the_engine(forked_python: Any, tmp_path: Path, seed: int) -> None:
+    """States saved and loaded in mid-training, groups added, weights frozen, passes without a scale, overflows."""
+    _compare(forked_python, tmp_path, draw_training(seed))
 
 
 @pytest.mark.integration
