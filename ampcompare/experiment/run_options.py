@@ -26,7 +26,7 @@ from ampcompare.settings.layers import Layer
 from ampcompare.settings.reads import RECIPE_OBJECT, TRAIN
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import SCRIPT_ARMS, script_config
-from ampcompare.settings.stack import parse_stacks
+from ampcompare.settings.stack import StackConfig, parse_stacks
 
 Jobs: TypeAlias = int | Literal["auto"] | None
 
@@ -109,7 +109,14 @@ class LaunchOptions:
 
 
 class _BuiltOptions:
-    """Options that nobody changes once they are built: what a command adds makes others of them."""
+    """Options that nobody changes once they are built, frozen dataclasses: what a command adds makes others of them.
+
+    Parameters are what a caller writes; the fields, what they come to, are checked and read from then on.
+    """
+
+    def _set_fields(self, **values: Any) -> None:
+        """Set the fields from `__init__`, all but those whose default no parameter replaces."""
+        vars(self).update(values)
 
     def with_attributes(self, **attributes: Any) -> Self:
         """Return these options with some attributes that no parameter of Python's function has.
@@ -118,10 +125,11 @@ class _BuiltOptions:
             attributes: by their names.
         """
         other = copy.copy(self)
-        vars(other).update(attributes)
+        other._set_fields(**attributes)
         return other
 
 
+@dataclass(frozen=True, init=False, eq=False)
 class RunOptions(_BuiltOptions):
     """All options of `run`: the parameters are those of `ampcompare.run`.
 
@@ -152,7 +160,12 @@ class RunOptions(_BuiltOptions):
         ConfigError: an option that cannot be used.
     """
 
-    command = ""
+    config: RunConfig
+    output_dir: Path | None
+    force: bool
+    observer: Observer | None
+    launch: LaunchOptions
+    command: str = ""
 
     def __init__(
         self,
@@ -179,11 +192,13 @@ class RunOptions(_BuiltOptions):
             raise ConfigError(
                 "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
             )
-        self.config = config or collect_settings(request, TRAIN, one_run=True).config
-        self.output_dir = _path_or_none(output_dir)
-        self.force = force
-        self.observer = observer
-        self.launch = _launch_options(launch, slurm_options)
+        self._set_fields(
+            config=config or collect_settings(request, TRAIN, one_run=True).config,
+            output_dir=_path_or_none(output_dir),
+            force=force,
+            observer=observer,
+            launch=_launch_options(launch, slurm_options),
+        )
 
     @property
     def folder(self) -> Path:
@@ -191,6 +206,7 @@ class RunOptions(_BuiltOptions):
         return self.output_dir or Path("runs") / f"run-{self.config.digest()}"
 
 
+@dataclass(frozen=True, init=False, eq=False)
 class CompareOptions(_BuiltOptions):
     """All options of `compare`: the parameters are those of `ampcompare.compare`.
 
@@ -243,7 +259,10 @@ class CompareOptions(_BuiltOptions):
         settings: further fields of `RunConfig`, or paths of settings, as for `run`.
 
     Attributes:
-        settings: of all cells, and the rows that a recipe or file describes.
+        settings: of all cells, and the rows that a recipe or file describes; script, metrics and mask are among them.
+        seeds: as a text; None for those of the recipe or file.
+        budget_seconds: of `budget`; None for no limit of the user's own.
+        sweep: paths of settings, each with its values.
         strict: a failed arm is a failure of the comparison; for the exit code of the command.
         command: stored in the plan and the report.
 
@@ -251,8 +270,35 @@ class CompareOptions(_BuiltOptions):
         ConfigError: an option that cannot be used.
     """
 
-    strict = False
-    command = ""
+    settings: SettingsRequest
+    arms: tuple[str, ...]
+    reference: str | None
+    tag: str
+    seeds: str | None
+    budget_seconds: float | None
+    sweep: tuple[tuple[str, list[Any]], ...]
+    stacks: dict[str, StackConfig]
+    first_weights: str | None
+    margin: float | str | None
+    time_margin: float
+    loss_margin: float
+    looks: int | None
+    objective: Preference
+    jobs: Jobs
+    gpus: str | None
+    timing_rounds: int
+    twin: bool
+    preflight: bool
+    fail_on: tuple[str, ...]
+    baseline: Path | None
+    output_dir: Path | None
+    force: bool
+    observer: Observer | None
+    tensorboard: Path | None
+    junit: Path | None
+    launch: LaunchOptions
+    strict: bool = False
+    command: str = ""
 
     def __init__(
         self,
@@ -306,32 +352,39 @@ class CompareOptions(_BuiltOptions):
             )
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
-        self.settings = settings_request(
-            recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
+        self._set_fields(
+            settings=settings_request(
+                recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
+            ),
+            arms=_tuple_of_texts(arms) or (SCRIPT_ARMS if script is not None else ()),
+            reference=reference,
+            tag=tag,
+            seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),
+            budget_seconds=None if budget is None else parse_seconds("budget", budget),
+            sweep=tuple(
+                (setting_path_of_name(name, "sweep"), list(values)) for name, values in (sweep or {}).items()
+            ),
+            stacks=parse_stacks((stacks,) if isinstance(stacks, str) else stacks),
+            first_weights=first_weights,
+            margin=margin,
+            time_margin=time_margin,
+            loss_margin=loss_margin,
+            looks=looks,
+            objective=prefer or objective,
+            jobs=jobs,
+            gpus=gpus,
+            timing_rounds=timing_rounds,
+            twin=twin,
+            preflight=preflight,
+            fail_on=_tuple_of_texts(fail_on),
+            baseline=_path_or_none(baseline),
+            output_dir=_path_or_none(output_dir),
+            force=force,
+            observer=observer,
+            tensorboard=_path_or_none(tensorboard),
+            junit=_path_or_none(junit),
+            launch=_launch_options(launch, slurm_options),
         )
-        self.arms = _tuple_of_texts(arms) or (SCRIPT_ARMS if script is not None else ())
-        self.reference, self.tag = reference, tag
-        self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
-        self.budget_seconds = None if budget is None else parse_seconds("budget", budget)
-        self.sweep = tuple(
-            (setting_path_of_name(name, "sweep"), list(values)) for name, values in (sweep or {}).items()
-        )
-        self.stacks = parse_stacks((stacks,) if isinstance(stacks, str) else stacks)
-        self.first_weights = first_weights
-        self.margin = margin
-        self.time_margin = time_margin
-        self.loss_margin = loss_margin
-        self.looks, self.objective = looks, prefer or objective
-        self.jobs = jobs
-        self.gpus = gpus
-        self.timing_rounds = timing_rounds
-        self.twin, self.preflight = twin, preflight
-        self.fail_on, self.baseline = _tuple_of_texts(fail_on), _path_or_none(baseline)
-        self.output_dir = _path_or_none(output_dir)
-        self.force = force
-        self.observer = observer
-        self.tensorboard, self.junit = _path_or_none(tensorboard), _path_or_none(junit)
-        self.launch = _launch_options(launch, slurm_options)
 
 
 def parse_seconds(name: str, value: float | str) -> float:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,15 @@ def test_options_stay_as_they_are_built() -> None:
     changed = built.with_attributes(strict=True, command="ampcompare compare")
     assert (built.strict, built.command, changed.strict) == (False, "", True)
     assert (changed.arms, changed.command) == (built.arms, "ampcompare compare")
+    with pytest.raises(FrozenInstanceError):
+        built.arms = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("kind", [CompareOptions, RunOptions])
+def test_options_have_the_fields_that_they_declare(kind: type[CompareOptions | RunOptions]) -> None:
+    """Each field is set, whatever is given, or has a default of its class; nothing else is."""
+    declared = {field.name for field in fields(kind)}
+    assert set(vars(kind())) == declared - {"strict", "command"}
 
 
 @pytest.mark.parametrize(
