@@ -26,6 +26,7 @@ PARTS = {
     "update": "update",
 }
 BATCH, LOSS, GRADIENTS = "(batch)", "(loss)", "(gradients)"
+LEFT = "(left)"  # gradients that a step leaves to the next one
 FP64 = 2.0**-53
 # fp64 answers of one function differ by no more, or by so many units that inputs move
 SAME, OF_FP64 = 1e-9, 2.0**10
@@ -36,6 +37,7 @@ HALF = 2.0**-20
 OF_BASE = 4.0
 OF_ROUNDING = 4.0  # units of a weight that hold its update
 OF_LOSS = 2.0**-12
+MOST_MOVED = 0.125  # by half a unit in the last place of its inputs: what moves more has no digits
 # What is compared without fp64, and up to where.
 WITHOUT_FP64 = {BATCH: OF_LOSS, LOSS: OF_LOSS, GRADIENTS: 2.0**-10}
 OF_MODULES = 8.0  # errors of a module that those of a whole step are at most, where modules are less exact
@@ -74,6 +76,11 @@ class ReplayFinding:
         if self.module == BATCH:
             apart = "" if math.isinf(self.apart) else f", {self.apart:.1e} apart"
             return f"the script gives its models other inputs{apart}: data, masks, their order"
+        if self.tensor == LEFT:
+            return (
+                "gradients that one side leaves to the next backward pass, which adds to them, are not there on the "
+                "other: zero_grad"
+            )
         if self.module == GRADIENTS:
             return f"equal gradients arrive at the optimizer {self.apart:.1e} apart: clipping, accumulation, unscaling"
         if self.module == LOSS:
@@ -311,6 +318,8 @@ def _errors_in_units(
 ) -> dict[str, tuple[float, float]]:
     units: dict[str, tuple[float, float]] = {}
     for part, _, entry, first in _pair_known_tensors(row, known):
+        if _number_or_infinity((first or entry)["moved"]) > MOST_MOVED:
+            continue  # terms that cancel out leave no digits
         unit = _rounding_unit(entry, first) + float((first or entry).get("rounding", 0.0))
         before, now = (_number_or_infinity(one["error"]) / unit if one else 0.0 for one in (first, entry))
         most = units.get(part, (0.0, 0.0))
@@ -331,14 +340,15 @@ def _lowest_findings(
     modules = [one for one in findings if one.module not in WITHOUT_FP64]
     batches = [one for one in findings if one.module == BATCH]
     for one in findings:
+        if one.tensor == LEFT:  # of which nothing in the step is a cause
+            named.append(one)
+            continue
         below = [other for other in modules if _contains_module(one.module, other.module, tops)]
         if one.module == GRADIENTS:
             below = [other for other in findings if other is not one]
         if one.module == LOSS:  # the loss may be a module that the script calls
             below = [other for other in modules if other.module in losses]
-        explains = [
-            other for other in below if other.answer == one.answer or other.answer == "another function"
-        ]
+        explains = _findings_that_explain(one, below)
         if one.module in (LOSS, GRADIENTS):
             explains += modules if one.apart <= OF_MODULES * _largest_error(modules) else batches
         if not explains:
@@ -346,6 +356,10 @@ def _lowest_findings(
         elif one.module not in above:
             above.append(one.module)
     return named, [name for name in above if name not in {one.module for one in named}]
+
+
+def _findings_that_explain(one: ReplayFinding, below: Sequence[ReplayFinding]) -> list[ReplayFinding]:
+    return [other for other in below if other.answer in (one.answer, "another function")]
 
 
 def _largest_error(findings: Sequence[ReplayFinding]) -> float:

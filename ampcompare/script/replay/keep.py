@@ -79,4 +79,4 @@ def repeat_step_here(words: Sequence[str]) -> None:
 
         return prepare_replayed_arm(dataclasses.replace(settings, arm=arm))
 
-    main(command, prepare)
+    main(command, prepare, goes_on=True)  # what the script writes stays in a sandbox

@@ -35,6 +35,7 @@ except ImportError:  # before torch 1.13
 FORMAT, SCHEMA = "ampcompare-step", 1
 MAX_BYTES = 200 * 10**6
 BATCH, LOSS, GRADIENTS = "(batch)", "(loss)", "(gradients)"
+LEFT = "(left)"  # gradients that a step leaves to the next one
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 NARROW = ("half", "bfloat16", "float")
 # Attributes of tensors, and what computes nothing.
@@ -706,6 +707,8 @@ class StepFollower:
 
     def _call_module(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+        if self.is_over and not is_compiling():
+            self.see_call_after_step()
         if (
             self.is_inside
             or self.is_over
@@ -754,6 +757,8 @@ class StepFollower:
     def _backward(self, inner: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_started and not self.is_over:
             self.see_loss(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
+        if self.is_over and not self.passes:
+            self.see_next_backward()
         self.passes += 1
         try:
             return inner(tensors, *args, **kwargs)
@@ -791,6 +796,10 @@ class StepFollower:
     def see_loss(self, loss: Tensor) -> None: ...
 
     def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None: ...
+
+    def see_call_after_step(self) -> None: ...
+
+    def see_next_backward(self) -> None: ...
 
 
 class StepKeeper(StepFollower):
@@ -892,11 +901,13 @@ class Replay(StepFollower):
         answers: of `base`, which judges first and makes them; None there.
         compiled: the backend of torch.compile for the models that the script calls; None for none.
         arm: what computes in the place of the script's own precision; None for that.
+        goes_on: whether the script goes on to the next backward pass, where gradients of the step may be left. It may
+            write files until then.
     """
 
     def __init__(
         self, capsule: Dict[str, Any], answers: Optional[Dict[str, Any]], compiled: Optional[str] = None,
-        arm: Optional[Arm] = None,
+        arm: Optional[Arm] = None, *, goes_on: bool = False,
     ) -> None:  # fmt: skip
         # With the batches of a loader the first step of the script is as good as any other.
         super().__init__(0 if capsule["batches"] else capsule["step"])
@@ -904,6 +915,8 @@ class Replay(StepFollower):
         self.known = answers
         self.compiled = compiled
         self.arm = arm
+        self.goes_on = goes_on
+        self.params: List[Tensor] = []  # of the optimizer whose step was judged
         self.scale, self.is_skipped = 1.0, False  # of the loss, by the arm; whether it has skipped the step
         self.calls: Dict[Tuple[str, int], ModuleCall] = {}
         self.modules: Dict[str, nn.Module] = {}
@@ -1121,6 +1134,7 @@ class Replay(StepFollower):
             own = dict(top.named_buffers())
             for name, one in self.capsule["models"][number]["buffers"].items():
                 own[name].data.copy_(one)
+        own_gradients = [param.grad for param in params]
         for param in params:
             param.grad = None
         self._judge_modules()
@@ -1132,6 +1146,27 @@ class Replay(StepFollower):
                 gradients=gradients, optimizer=type(optimizer).__name__,
             )  # fmt: skip
         self.is_judged = True
+        if not self.goes_on:
+            raise StepJudged
+        self.params = params
+        for param, gradient in zip(params, own_gradients):
+            param.grad = gradient
+
+    def see_call_after_step(self) -> None:
+        if self.is_judged and not torch.is_grad_enabled():  # an evaluation, which may take long
+            raise StepJudged
+
+    def see_next_backward(self) -> None:
+        """Judge whether gradients of the step are left, to which those of the next one are added."""
+        if not self.is_judged:
+            return
+        left = any(one.grad is not None and bool((one.grad != 0).any()) for one in self.params)
+        if self.known is None:
+            self.answers["left"] = left
+        elif "left" in self.known:
+            apart = math.inf if left != self.known["left"] else 0.0
+            entry = {"error": apart, "moved": 0.0, "unit": 2.0**-24}
+            self.rows.append({"module": GRADIENTS, "kind": "", "call": 1, "parts": {"wgrad": {LEFT: entry}}})
         raise StepJudged
 
     def _unscale_for_fused_step(self, optimizer: Any) -> None:
@@ -1453,7 +1488,7 @@ def read_capsule(path: str) -> Dict[str, Any]:
 
 def repeat_step(
     mode: str, capsule: str, answers: str, rows: str, changes: Dict[str, str], script: Callable[[], None],
-    prepare: Callable[[], Optional[Arm]] = lambda: None,
+    prepare: Callable[[], Optional[Arm]] = lambda: None, goes_on: bool = False,
 ) -> None:  # fmt: skip
     """Repeat the step of a capsule and write rows, or why there are none; `prepare` makes the process ready first."""
     found: Dict[str, Any] = {"torch": str(torch.__version__), "python": "%d.%d.%d" % sys.version_info[:3]}
@@ -1465,7 +1500,7 @@ def repeat_step(
         known = torch.load(answers, map_location="cpu", **_load_options()) if mode == "change" else None
         kept = read_capsule(capsule)
         seed_all_generators(kept.get("seed"))
-        watch = Replay(kept, known, changes.get("compile"), arm)
+        watch = Replay(kept, known, changes.get("compile"), arm, goes_on=goes_on)
         watch.install()
         script()
         found["fault"] = "the script ended before step %d" % watch.target
@@ -1494,8 +1529,10 @@ def _load_options() -> Dict[str, Any]:
     return {"weights_only": False} if "weights_only" in (torch.load.__doc__ or "") else {}
 
 
-def main(words: List[str], prepare: Callable[[], Optional[Arm]] = lambda: None) -> int:
-    """Do what the words say, in a process that `prepare` makes ready."""
+def main(
+    words: List[str], prepare: Callable[[], Optional[Arm]] = lambda: None, *, goes_on: bool = False
+) -> int:
+    """Do what the words say, in a process that `prepare` makes ready, and in which a script may go on behind a step."""
     mode, capsule, *rest = words
     count = 1 if mode == "keep" else 2
     own, rest = rest[:count], rest[count:]
@@ -1505,7 +1542,9 @@ def main(words: List[str], prepare: Callable[[], Optional[Arm]] = lambda: None) 
         changes[name] = value
     is_module, rest = rest[:1] == ["-m"], rest[rest[:1] == ["-m"] :]
     if mode != "keep":
-        repeat_step(mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module), prepare)
+        repeat_step(
+            mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module), prepare, goes_on
+        )
         return 0
     keeper = StepKeeper(
         capsule, int(own[0]), {"script": rest[0], "arguments": rest[1:], "is_module": is_module}

@@ -242,6 +242,11 @@ MISTAKES = [
             "F.layer_norm(x.bfloat16().to(x.dtype), norm.normalized_shape, norm.weight, norm.bias, norm.eps)\n",
             "blocks.0.norm1", LESS, "fwd"),
     Mistake("a gate in other words", C, "nn.SiLU()", "nn.Hardswish()", "act", OTHER, "fwd"),
+    Mistake("gradients that are never zeroed", T, "optimizer.zero_grad()", "pass", "(gradients)", OTHER, "wgrad"),
+    Mistake("positions that are off by one", T, "torch.full((length, length), float(\"-inf\")).triu(1)",
+            "torch.full((length, length), float(\"-inf\")).triu(1).roll(1, 0)", "blocks.0", OTHER, "fwd"),
+    Mistake("a bias that is left out", T, OF_NET, "net = Net()\nup = net.blocks[0].up\n"
+            "up.forward = lambda x: F.linear(x, up.weight)\n", "blocks.0.up", OTHER, "fwd"),
 ]  # fmt: skip
 # What a script says in another way, by the script.
 REWRITES = {
@@ -294,9 +299,9 @@ class Sides:
         self.keeper = watched(script, StepKeeper(str(path), step))
         assert not self.keeper.fault
         self.capsule = read_capsule(str(path))
-        self.base = watched(script, Replay(self.capsule, None))
+        self.base = watched(script, Replay(self.capsule, None, goes_on=True))
 
     def judge(self, script: str) -> ReplayJudgment:
         """Judge another script, or the same one under other settings."""
-        change = watched(script, Replay(self.capsule, self.base.answers))
+        change = watched(script, Replay(self.capsule, self.base.answers, goes_on=True))
         return judge_replay("change", vars(self.base), vars(change))

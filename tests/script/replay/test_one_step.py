@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ampcompare.script.replay import one_step
-from ampcompare.script.replay.one_step import StepKeeper
+from ampcompare.script.replay.one_step import Replay, StepJudged, StepKeeper
 from tests.script.replay.steps import (
     CONVOLUTIONS,
     MISTAKES,
@@ -63,6 +63,28 @@ def test_a_mistake_is_named(mistake: Mistake, sides: dict[str, Sides]) -> None:
         for name in found.module_names
     }
     assert len(kin) == 1, found.module_names
+
+
+def test_a_script_goes_on_to_the_next_backward_pass_at_most(sides: dict[str, Sides]) -> None:
+    """Where gradients are left is seen there; an evaluation ends it, and so does the script, without an answer."""
+    seen: list[str] = []
+    mine, end = sides[TRANSFORMER], "\n    optimizer.step()"
+    assert end in TRANSFORMER
+    for what, added in (
+        ("training", ""),
+        ("evaluation", "\n    with torch.no_grad(): net(batch)"),
+        ("end", "\n    raise SystemExit"),
+    ):
+        script = TRANSFORMER.replace(end, f"{end}{added}\n    seen.append({what!r})")
+        change = Replay(mine.capsule, mine.base.answers, goes_on=True)
+        change.install()
+        with pytest.raises((StepJudged, SystemExit)):
+            exec(compile(script, "train.py", "exec"), {"__name__": "__main__", "seen": seen})
+        change.stop_following()
+        assert change.is_judged
+        left = [row for row in change.rows if (row["module"], row["call"]) == ("(gradients)", 1)]
+        assert len(left) == (what == "training")
+    assert seen == ["training"]
 
 
 @pytest.mark.parametrize(

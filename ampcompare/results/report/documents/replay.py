@@ -14,7 +14,8 @@ BAR = 27  # characters
 MOST_DECADES, LEAST_DECADES = 8.0, -1.0  # of the errors in the picture
 LEGEND = (
     "Errors in units in the last place, the largest of a module, each against itself in fp64: of the step as it is (=) "
-    "and of each change (# where it is more; three characters are a decade)."
+    "and of each change (# where it is more; three characters are a decade). Left out is what has no digits since its "
+    "terms cancel out, such as the gradient of a bias before batch norm."
 )
 
 
