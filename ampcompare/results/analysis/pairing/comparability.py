@@ -45,6 +45,11 @@ MAX_NAMED = 3
 MAX_SKIPPED = 0.25
 FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
+DRAWN_OTHERWISE = "Torch {} and {} may draw otherwise from one seed: {}"
+OF_STACKS = {
+    "began from other weights": "--first-weights NAME lets all arms begin with the weights of one stack",
+    "saw other first batches": "let Python or NumPy draw the order of the samples, which both draw alike",
+}
 
 
 def iter_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -431,20 +436,28 @@ def start_difference_reason(arm: RunRecord, reference: RunRecord) -> str:
     return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
 
 
+def _other_torch_of_stack(record: RunRecord, other: RunRecord) -> tuple[str, str] | None:
+    """Return the versions of torch of two runs in unlike stacks; None where there are not two."""
+    torches = str(record.environment.get("torch", "")), str(other.environment.get("torch", ""))
+    return torches if record.config.stack != other.config.stack and torches[0] != torches[1] else None
+
+
 def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield what was seen of the pairing of a script's runs, and in what their arms depart from what it asks for."""
     ran = [record for record in records if record.script is not None]
     pairs = _pairs_with_reference(ran, reference)
-    apart: dict[tuple[str, bool, str], list[str]] = {}
+    apart: dict[tuple[str, str, str], list[str]] = {}
     for record, other in pairs:
         if reason := start_difference_reason(record, other):
             is_resumed = any(run.script and run.script.resumed for run in (record, other))
-            apart.setdefault((reason, is_resumed, unlike_seed_line(record, other)), []).append(
-                f"{record.arm}, seed {record.config.recipe.seed}"
-            )
-    for (reason, is_resumed, seeds), cells in apart.items():
-        than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
-        remedy = f"{seeds}. {remedy}" if seeds and not is_resumed else remedy
+            than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
+            if not is_resumed and (seeds := unlike_seed_line(record, other)):
+                remedy = f"{seeds}. {remedy}"
+            elif not is_resumed and (torches := _other_torch_of_stack(record, other)) is not None:
+                remedy = DRAWN_OTHERWISE.format(*torches, OF_STACKS[reason])
+            cell = f"{record.arm}, seed {record.config.recipe.seed}"
+            apart.setdefault((reason, than, remedy), []).append(cell)
+    for (reason, than, remedy), cells in apart.items():
         yield (
             f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
         )

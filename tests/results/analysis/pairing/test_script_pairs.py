@@ -18,6 +18,7 @@ from ampcompare.results.report.documents.comparison import verdict_legend
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import ScriptConfig, ScriptMetric
+from ampcompare.settings.stack import parse_stacks
 from ampcompare.testing import make_comparison
 
 
@@ -42,6 +43,28 @@ def test_the_report_says_whether_runs_are_paired() -> None:
     assert [text.partition(":")[0] for text in script_pairing_sentences(alike, "fp32")] == ["Paired"]
     (first,) = script_pairing_sentences([record("fp32"), record("half", weights="v")], "fp32")
     assert first.startswith("Not paired: half, seed 0 began from other weights than fp32")
+
+
+@pytest.mark.parametrize(
+    ("changed", "advice"),
+    [
+        ({"weights": "v"}, "--first-weights NAME lets all arms begin with the weights of one stack."),
+        ({"batches": ("c",)}, "let Python or NumPy draw the order of the samples, which both draw alike."),
+    ],
+)
+def test_another_torch_may_draw_otherwise(changed: dict[str, Any], advice: str) -> None:
+    """The seed is the same then; within one torch it is what is missing."""
+    stack = parse_stacks({"old": "/old/python"})["old"]
+    here, there = record("fp32"), record("script", **changed)
+    there = there.model_copy(update={"config": there.config.model_copy(update={"stack": stack})})
+    runs = [
+        one.model_copy(update={"environment": {"torch": torch}})
+        for one, torch in ((here, "2.13.0"), (there, "1.8.1"))
+    ]
+    (sentence,) = script_pairing_sentences(runs, "fp32")
+    assert sentence.endswith(f"Torch 1.8.1 and 2.13.0 may draw otherwise from one seed: {advice}")
+    (sentence,) = script_pairing_sentences([here, there], "fp32")
+    assert sentence.endswith("or pass the seed on with --seed-arg.")
 
 
 def test_a_resumed_cell_is_no_pair() -> None:
