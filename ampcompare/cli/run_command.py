@@ -147,6 +147,7 @@ def _stack_named_by_arm(parameters: Mapping[str, Any]) -> StackConfig | None:
 
 def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:
     """Print the row of a run or the record as JSON, and the error of one that failed."""
+    from ampcompare.experiment.run_directory import record_with_label
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.analysis.summary import summarize
     from ampcompare.results.records.document import dump_json
@@ -156,11 +157,14 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
         say_on_stdout(dump_json(record))
     if record.status == "failed":
         error = printable_line(record.error or "", 2000, keep_end=600)
-        note_on_stderr(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log_path})")
+        note_on_stderr(
+            f"ampcompare: {record.config.arm_with_stack} failed: {error} (log: {outcome.log_path})"
+        )
     elif record.status == "interrupted":
         raise Ended(f"{record.arm} was {record.error}; --resume auto continues from its newest checkpoint")
     elif not as_json:
-        row = summarize([record], arms=[record.arm], reference=record.arm)
+        label = record.config.arm_with_stack
+        row = summarize([record_with_label(record, label)], arms=[label], reference=label)
         say_on_stdout(terminal_text(row, details=details), nl=False)
         if record.ledger is not None:
             for sentence in ineffective_option_sentences(Arm.parse(record.arm), record.ledger):

@@ -152,7 +152,7 @@ def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[B
     check_cells(search.configs)
     faults: dict[str, str] = {}
     if search.preflight and len(search.configs) > 1:  # else the first try says the same
-        rows = {_label_of_arm(config): config for config in search.configs}
+        rows = {config.arm_with_stack: config for config in search.configs}
         found = run_trials_of_rows(rows, launcher, [0])
         failures = {error: arms for error, arms in found.failures.items() if not _is_memory_error(error)}
         faults = {arm: error for error, arms in failures.items() for arm in arms if rows[arm].stack}
@@ -163,11 +163,7 @@ def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[B
         raise _no_limit_error()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
         searches = [_ArmSearch(search, config, launcher, Path(folder)) for config in search.configs]
-        return [each.find_limit(faults.get(_label_of_arm(each.config))) for each in searches]
-
-
-def _label_of_arm(config: RunConfig) -> str:
-    return config.arm if config.stack is None else f"{config.arm}@{config.stack.name}"
+        return [each.find_limit(faults.get(each.config.arm_with_stack)) for each in searches]
 
 
 class _ArmSearch:
@@ -198,7 +194,7 @@ class _ArmSearch:
                     raise
                 fault = str(error)
         if fault is not None:
-            self._search.note(f"{_label_of_arm(self.config)}: {fault}")
+            self._search.note(f"{self.config.arm_with_stack}: {fault}")
         failed = [each for each in self._tries.values() if each.reason]
         return BatchLimit(
             arm=self.config.arm,
@@ -227,7 +223,7 @@ class _ArmSearch:
         if limit is not None:
             self._limits.add(limit)
         self._tries[batch] = judged = _batch_try_from_record(record, batch, limit)
-        self._search.note(f"{_label_of_arm(self.config)}, batch {batch}: {judged.reason or 'fits'}")
+        self._search.note(f"{self.config.arm_with_stack}, batch {batch}: {judged.reason or 'fits'}")
         return not judged.reason
 
 

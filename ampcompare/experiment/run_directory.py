@@ -90,7 +90,12 @@ def row_label_of_cell_name(label: str) -> str:
 
 
 def record_with_label(record: RunRecord, label: str) -> RunRecord:
-    """Return a record under the label of its row, which names the arm and what is varied."""
+    """Return a record under the label of its row.
+
+    Args:
+        record: under the text of its arm, or another label.
+        label: the arm, its stack, and what is varied.
+    """
     return record if record.arm == label else record.model_copy(update={"arm": label})
 
 

@@ -147,7 +147,7 @@ def _train_cell(options: RunOptions, launcher: Launcher, observer: Observer) -> 
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")
     reused = earlier.record if earlier is not None else None
-    observer.plan(PlanOutline([config], [config.arm], [reused], run.path))
+    observer.plan(PlanOutline([config], [config.arm_with_stack], [reused], run.path))
     observer.begin(config, 1, 1)
     record = reused or _launch_cell(config, run.cell_folder(config), launcher, observer)
     observer.end(record, reused=reused is not None)

@@ -410,6 +410,11 @@ class RunConfig(FrozenSettings):
         return self
 
     @property
+    def arm_with_stack(self) -> str:
+        """The arm, and the stack in which it trains, as in script@old."""
+        return self.arm if self.stack is None else f"{self.arm}@{self.stack.name}"
+
+    @property
     def parsed_arm(self) -> Arm:
         """The arm as its backend and options."""
         return Arm.parse(self.arm)

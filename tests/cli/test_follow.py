@@ -89,3 +89,13 @@ def test_no_stack_that_can_try_a_batch_is_exit_code_3(call: Callable[..., Any], 
     (row,) = [line for line in done.out.splitlines() if line.startswith("fp32@gone")]
     assert "unknown" in row
     assert "the stack gone cannot be started" in row
+
+
+def test_a_run_is_a_row_of_its_stack(call: Callable[..., Any], tmp_path: Path) -> None:
+    """Also where it cannot be started."""
+    (tmp_path / "train.py").write_text("")
+    stack = f"gone={tmp_path}/python"
+    done = call("run", "--stack", stack, "--arm", "script@gone", "-o", str(tmp_path / "out"), "--",
+                str(tmp_path / "train.py"))  # fmt: skip
+    assert done.code == 3
+    assert "script@gone failed: the stack gone cannot be started" in done.err

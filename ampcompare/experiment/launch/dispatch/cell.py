@@ -11,10 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import AmpCompareError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.start import module_command
+from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
@@ -25,6 +27,16 @@ from ampcompare.results.records.run import RunRecord, read_record
 def command_of_cell(folder: Path) -> list[str]:
     """Return the command line that trains the cell of a folder."""
     return module_command(__spec__.name, str(folder))
+
+
+def require_version() -> str:
+    """Return the version of this ampcompare, by which the Python of a stack can train cells.
+
+    Raises:
+        ExtraMissing: torch is too old for it, or something that training needs is not installed.
+    """
+    require_torch()
+    return __version__
 
 
 def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:

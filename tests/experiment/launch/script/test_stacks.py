@@ -17,7 +17,9 @@ from ampcompare.experiment.launch.dispatch.local import LocalLauncher
 from ampcompare.experiment.launch.script import stacks
 from ampcompare.experiment.launch.script.stacks import (
     StackLauncher,
+    copy_recorder,
     current_stack_facts,
+    inspect_stack,
     make_record_of_recorded_cell,
 )
 from ampcompare.results.records.run import read_record
@@ -195,6 +197,20 @@ def test_a_stack_that_cannot_train_is_a_record(
     record = launcher.launch(config, tmp_path / "cell")
     assert record.status == "failed"
     assert reason in str(record.error)
+
+
+@pytest.mark.parametrize("lacks", ["", "pydantic", "xxhash"])
+def test_an_ampcompare_that_cannot_train_there_does_not_count(lacks: str, tmp_path: Path) -> None:
+    """As where its files are on a path that another Python inherits, without what it needs."""
+    stacks._known.clear()
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules[{lacks!r}] = None" if lacks else "")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    stack = parse_stacks({"old": f"env PYTHONPATH={path} {sys.executable}"})["old"]
+    copy_recorder(tmp_path)
+    found = inspect_stack(stack, tmp_path)
+    assert found.fault == ""
+    assert found.facts["torch"]
+    assert found.has_ampcompare == (not lacks)
 
 
 @pytest.mark.slow
