@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ampcompare.source.amp_names import public_full_name
 from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.project import (
     AdapterFile,
@@ -16,13 +17,17 @@ from ampcompare.source.migrate.adapter.project import (
 )
 from ampcompare.source.migrate.ordinary.training import find_reason_not_ordinary
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
-from ampcompare.source.migrate.read.finding import Finding, without_advice
+from ampcompare.source.migrate.read.finding import BY_HAND, Finding, without_advice
+from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import initializes_apex, needs_scaler, neighbors_of_file
+from ampcompare.source.migrate.rewrite import Migration
+from ampcompare.source.module import Module
 from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which takes the adapter"
 LEFT_BY_HAND = "a rewrite would leave this by hand"
+STAYS_WITH = "{0} stays on Apex, whose casts this is for, so this file stays too"
 FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
 
 
@@ -80,7 +85,7 @@ def choose_rewrite_or_adapter(
         for path in paths
     ]
     if not only_ordinary:
-        return MigrationChoice(results)
+        return MigrationChoice(_leave_cast_requests_on_apex(results, within))
     known = {absolute_path(each.path): each for each in results}
     exceptions: dict[Path, str] = {}
 
@@ -168,6 +173,45 @@ def _why_follows_others(
         if why(path):
             return FOLLOWS.format(os.path.relpath(path, absolute_path(result.path).parent))
     return ""
+
+
+def _leave_cast_requests_on_apex(
+    results: list[FileMigration], within: tuple[str | Path, ...]
+) -> list[FileMigration]:
+    """Return results in which functions stay decorated for Apex where a program that runs them stays on it."""
+    staying = {absolute_path(each.path) for each in results if _keeps_core(each)}
+    return [_leave_cast_request(each, staying, within) for each in results] if staying else results
+
+
+def _keeps_core(result: FileMigration) -> bool:
+    """Return whether the result for a file still lets Apex cast."""
+    if result.migration is None or not result.by_hand:
+        return False
+    uses = ModuleImports(Module(result.migration.text)).uses
+    return any(public_full_name(full) in ("apex.amp.init", "apex.amp.initialize") for _, full in uses)
+
+
+def _leave_cast_request(
+    result: FileMigration, staying: set[Path], within: tuple[str | Path, ...]
+) -> FileMigration:
+    if not result.is_changed or result.document is None:
+        return result
+    around = neighbors_of_file(result.path, within)
+    module = around.module_of_text(result.document.text)
+    requests = [
+        node
+        for node, full in ModuleImports(module).uses
+        if full.startswith("apex.amp.") and full.endswith("_function")
+    ]
+    if not requests:
+        return result
+    project = around.project_of(module)
+    paths = [project.path_of(each) for each in around.modules_of_program(module)]
+    left = next((path for path in paths if path in staying), None)
+    if left is None:
+        return result
+    reason = Finding.of_node(requests[0], BY_HAND, STAYS_WITH.format(around.relative_path_of(left)))
+    return replace(result, migration=Migration(result.document.text, [reason]))
 
 
 def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> list[Path]:

@@ -73,6 +73,14 @@ class Places:
         exact, near = self._roots_by_imports(path)
         return absolute_path(root) in {*exact, *near}
 
+    def has_importer_in(self, root: Path, path: Path) -> bool:
+        """Return whether a file in a folder itself, none below it, imports a file from there."""
+        own, folder = absolute_path(path), absolute_path(root)
+        return any(
+            importer.parent == folder and _file_of(folder, name.split(".")) == own
+            for importer, name in self._imports
+        )
+
     def package_for_adapter(self, root: Path, paths: Iterable[Path]) -> str:
         """Return the package right below a folder in which the adapter of files lies; "" for the folder itself.
 

@@ -97,8 +97,10 @@ def plan_adapters(
             text = parse_document(path, content).text if b"apex" in content else ""
             migration = adapt_text(text)
             if migration.text != text or migration.findings:
-                groups.setdefault(places.root_of(path, text), []).append(path)
-                if (statement := early_import(path, text)) is not None:
+                root = places.root_of(path, text)
+                groups.setdefault(root, []).append(path)
+                statement = early_import(path, text)
+                if statement is not None and not places.has_importer_in(root, path):
                     early[path] = statement
         except (FileFault, SourceInvalid, RecursionError) as fault:
             faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
@@ -220,12 +222,27 @@ def _leave_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
 
 
 def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
-    """Return what becomes of a file if the core of another one stays on Apex: its own stays too."""
-    uses = _core_uses_in_original(file) if file.is_changed else []
-    if not uses or file.document is None:
+    """Return what becomes of a file if the core of another one stays on Apex: its own stays too.
+
+    So does an import of `apex.amp` that the file does not use.
+    """
+    if not file.is_changed or file.document is None:
         return file
-    reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
-    return replace(file, migration=Migration(file.document.text, [reason]))
+    if uses := _core_uses_in_original(file):
+        reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
+        return replace(file, migration=Migration(file.document.text, [reason]))
+    names = ModuleImports(Module(file.document.text))
+    is_unused = not names.uses and all(_imports_amp_alone(statement) for statement, _ in names.imports)
+    return replace(file, migration=Migration(file.document.text, [])) if is_unused else file
+
+
+def _imports_amp_alone(statement: ast.Import | ast.ImportFrom) -> bool:
+    """Return whether an import has nothing of Apex but `amp`, or Apex as a whole."""
+    package = statement.module if isinstance(statement, ast.ImportFrom) else None
+    return all(
+        f"{package}.{each.name}" == "apex.amp" or each.name in ("apex", "apex.amp")
+        for each in statement.names
+    )
 
 
 def _join_importers(groups: dict[Path, list[Path]], places: Places) -> None:

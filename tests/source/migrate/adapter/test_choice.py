@@ -118,3 +118,18 @@ def test_a_file_without_apex_says_where_the_adapter_is_found(tmp_path: Path) -> 
     trainer.write_text(OWN, encoding="utf-8")
     choice = choose_rewrite_or_adapter([script, trainer])
     assert [each.path for each in choice.adapters] == [tmp_path / "torch_amp_adapter.py"]
+
+
+def test_functions_stay_decorated_for_apex_where_a_program_that_runs_them_stays(tmp_path: Path) -> None:
+    """Torch's casts act below autocast alone, and a script that stays on Apex has none."""
+    layers = "from apex import amp\n@amp.float_function\ndef nms(boxes):\n    return boxes\n"
+    evaluate = "from apex import amp\nimport layers\namp.init()\nlayers.nms(1)\n"
+    paths = put(tmp_path, layers=layers, train=BASE.replace("import network", "import network, layers"),
+                network=NETWORK, evaluate=evaluate)  # fmt: skip
+    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files}
+    assert not results["layers"].is_changed
+    (finding,) = results["layers"].migration.left_by_hand  # type: ignore[union-attr]
+    assert finding.message.startswith("evaluate.py stays on Apex, whose casts")
+    paths[3].write_text("import layers\nlayers.nms(1)\n")
+    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files}
+    assert results["layers"].is_changed

@@ -405,3 +405,26 @@ def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(t
     assert notes() == []
     (tmp_path / "use.py").write_text("def begin(weights):\n    return weights.initialize()\n")
     assert len(notes()) == 1
+
+
+def test_an_import_without_use_stays_with_a_core_that_stays(tmp_path: Path) -> None:
+    files = {"train.py": "from apex import amp\nimport steps\namp.init()\n" + MAIN, "steps.py": USE}
+    _plans(tmp_path, files)
+    plans, _ = plan_adapters(sorted(tmp_path.glob("*.py")))
+    assert not any(each.is_changed for plan in plans for each in plan.files)
+
+
+def test_a_module_finds_the_adapter_in_the_folder_of_its_script_before_it_changes_the_path(
+    tmp_path: Path,
+) -> None:
+    tool = f"import sys\n{USE}sys.path.insert(1, './')\nfrom train.tools.log import x\n"
+    files = {
+        "work/train/run.py": f"from tools.fitter import fit\n{MAIN}",
+        "work/train/tools/fitter.py": tool,
+        "work/train/tools/log.py": "x = 1\n",
+    }
+    assert [*_plans(tmp_path, files)] == [f"work/train/{ADAPTER}.py"]
+    plans, _ = plan_adapters(sorted(tmp_path.rglob("*.py")))
+    assert not [
+        each for plan in plans for file in plan.files if file.migration for each in file.migration.findings
+    ]
