@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from ampcompare.source.versions import Versions
 TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which takes the adapter"
 LEFT_BY_HAND = "a rewrite would leave this by hand"
-STAYS_WITH = "{0} stays on Apex, whose casts this is for, so this file stays too"
+STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
 FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
 
 
@@ -178,9 +179,24 @@ def _why_follows_others(
 def _leave_cast_requests_on_apex(
     results: list[FileMigration], within: tuple[str | Path, ...]
 ) -> list[FileMigration]:
-    """Return results in which functions stay decorated for Apex where a program that runs them stays on it."""
+    """Return results in which functions stay decorated for Apex where a program that runs them stays on it.
+
+    Other trainings that run such functions stay too.
+    """
     staying = {absolute_path(each.path) for each in results if _keeps_core(each)}
-    return [_leave_cast_request(each, staying, within) for each in results] if staying else results
+    if not staying:
+        return results
+    results = [
+        _leave_with(each, staying, within) if _find_cast_request(each) is not None else each
+        for each in results
+    ]
+    kept = {absolute_path(each.path) for each in results if not each.is_changed and _find_cast_request(each)}
+    return [
+        _leave_with(each, kept, within)
+        if each.migration is not None and each.migration.core is not None
+        else each
+        for each in results
+    ]
 
 
 def _keeps_core(result: FileMigration) -> bool:
@@ -191,26 +207,29 @@ def _keeps_core(result: FileMigration) -> bool:
     return any(public_full_name(full) in ("apex.amp.init", "apex.amp.initialize") for _, full in uses)
 
 
-def _leave_cast_request(
-    result: FileMigration, staying: set[Path], within: tuple[str | Path, ...]
-) -> FileMigration:
-    if not result.is_changed or result.document is None:
+def _find_cast_request(result: FileMigration) -> ast.AST | None:
+    """Return the first place at which a file asks Apex to cast what a function gets; None without one."""
+    if result.document is None or "_function" not in result.document.text:
+        return None
+    uses = ModuleImports(Module(result.document.text)).uses
+    return next(
+        (node for node, full in uses if full.startswith("apex.amp.") and full.endswith("_function")), None
+    )
+
+
+def _leave_with(result: FileMigration, staying: set[Path], within: tuple[str | Path, ...]) -> FileMigration:
+    """Return what becomes of a file that stays as it is if one of some others, which stay, runs with it."""
+    if not staying or not result.is_changed or result.document is None:
         return result
     around = neighbors_of_file(result.path, within)
     module = around.module_of_text(result.document.text)
-    requests = [
-        node
-        for node, full in ModuleImports(module).uses
-        if full.startswith("apex.amp.") and full.endswith("_function")
-    ]
-    if not requests:
-        return result
     project = around.project_of(module)
     paths = [project.path_of(each) for each in around.modules_of_program(module)]
     left = next((path for path in paths if path in staying), None)
     if left is None:
         return result
-    reason = Finding.of_node(requests[0], BY_HAND, STAYS_WITH.format(around.relative_path_of(left)))
+    place = _find_cast_request(result) or next(node for node, _ in ModuleImports(module).uses)
+    reason = Finding.of_node(place, BY_HAND, STAYS_WITH.format(around.relative_path_of(left)))
     return replace(result, migration=Migration(result.document.text, [reason]))
 
 
