@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ampcompare.base.environment.gpus import platform_versions_of_torch
 from ampcompare.base.formatting import printable_line
 from ampcompare.cli.output import discard_output_of_closed_terminal, note_on_stderr
-from ampcompare.cli.progress_lines import describe_outline, notice_lines
+from ampcompare.cli.progress_lines import notice_lines, outline_text
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, PlanOutline
@@ -71,7 +71,7 @@ class ProgressDisplay(Observer):
             if not self.quiet:
                 # Without torch: a process that forks cells must not touch CUDA.
                 has_cuda = has_nvidia_gpu() and (platform_versions_of_torch() or {"cuda": "?"}).get("cuda")
-                self._print_line(describe_outline(outline, "cuda" if has_cuda else "cpu"))
+                self._print_line(outline_text(outline, "cuda" if has_cuda else "cpu"))
             self._start_drawing()
 
     def begin(self, config: RunConfig, number: int, total: int) -> None:

@@ -11,7 +11,7 @@ MAX_NAMED = 3  # arms in the first line
 MAX_NOTICES = 16  # plain lines at a time
 
 
-def describe_outline(outline: PlanOutline, device: str) -> str:
+def outline_text(outline: PlanOutline, device: str) -> str:
     """Return the first line: what will run, on which device, into which folder, and what is there already."""
     arms = outline.arms
     seeds = outline.seeds

@@ -71,10 +71,10 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: ResumeTrace, record: s
                 else "; nor does any before it"
             )
         return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
-    return _describe_resumption(trace, whole)
+    return _resumption_with_words(trace, whole)
 
 
-def _describe_resumption(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
+def _resumption_with_words(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     first = trace.steps[0]
     steps: dict[str, list[int]] = {}

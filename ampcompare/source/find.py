@@ -114,7 +114,7 @@ def absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def folders_of_repository(
+def folders_up_to_repository(
     path: Path, *, marks: Sequence[str] = (".git",), end: Path | None = None
 ) -> list[Path]:
     """Return the folder of a file and those above it, up to that of its repository; none where it is in no repository.

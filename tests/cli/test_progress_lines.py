@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ampcompare.cli.progress_lines import describe_outline, notice_lines
+from ampcompare.cli.progress_lines import notice_lines, outline_text
 from ampcompare.cli.progress_region import draw_bars
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import PlanOutline
@@ -117,4 +117,4 @@ def outline(
 )
 def test_the_first_line_says_what_runs_where(planned: PlanOutline, said: str) -> None:
     """Cells, arms and seeds, what is cached, devices, threads and processes, and the folder."""
-    assert describe_outline(planned, "cpu") == said
+    assert outline_text(planned, "cpu") == said

@@ -19,7 +19,7 @@ from typing import Any
 
 from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.shim.alias import ENGINE, AliasLoader
-from ampcompare.base.shim.importer import calling_frame, find_importer
+from ampcompare.base.shim.importer import calling_frame, importer_asking_for_apex
 
 # What NVIDIA removed in May 2025, of which the engine has all that scripts import.
 REMOVED = ("amp", "fp16_utils", "parallel")
@@ -53,7 +53,7 @@ class ShimFinder(MetaPathFinder):
         if fullname != "apex" and not fullname.startswith("apex.") and fullname not in EXTENSIONS:
             self.unload_engine_modules()
             return None
-        importer = find_importer(calling_frame(), self.answered)
+        importer = importer_asking_for_apex(calling_frame(), self.answered)
         found = self._find_installed_apex()
         if fullname in EXTENSIONS:
             usable = found.kind in ("absent", "namespace", "no_amp")

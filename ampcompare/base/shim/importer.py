@@ -24,7 +24,7 @@ PROBES = ("importlib.util", "importlib.metadata", "pkgutil")
 STANDARD = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
 
 
-def find_importer(frame: FrameType | None, answered: Collection[str] = ()) -> Importer:
+def importer_asking_for_apex(frame: FrameType | None, answered: Collection[str] = ()) -> Importer:
     """Return who asks for a module.
 
     Args:

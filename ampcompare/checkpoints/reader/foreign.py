@@ -380,10 +380,10 @@ def _open_archive(path: Path) -> FileContents:
 
         return unpickle(io.BytesIO(pickled), read_storage)
 
-    def outline_storage(name: str) -> Tensor:
+    def make_storage_without_values(name: str) -> Tensor:
         return torch.empty(members[name].file_size, dtype=torch.uint8, device="meta")
 
-    require_bounded_unpickling(lambda: load_with(outline_storage), path.stat().st_size)
+    require_bounded_unpickling(lambda: load_with(make_storage_without_values), path.stat().st_size)
     root, calls = load_with(lambda name: tensor_of_bytes(_read_archive_member(path, archive, name)))
     return FileContents(path, "torch archive", root, calls, comment=archive.comment)
 

@@ -41,10 +41,10 @@ class _AdapterFinder(MetaPathFinder):
         if spec is None or spec.loader is None or not spec.has_location:
             return spec
         if has_adapter_mark(str(spec.origin)):
-            self._announce_behind(spec.loader)
+            self._announce_adapter_once_executed(spec.loader)
         return spec
 
-    def _announce_behind(self, loader: Any) -> None:
+    def _announce_adapter_once_executed(self, loader: Any) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -54,7 +54,7 @@ class StandingSumWatch:
         if target.dtype not in HALF_DTYPES or target.numel() > MAX_ELEMENTS or target.requires_grad:
             return inner(target, given, *args, **kwargs)
         one = self._watched_sum_of(target)
-        if one.is_over or not one.goes_on(target):
+        if one.is_over or not one.is_unwritten_since_addition(target):
             result = inner(target, given, *args, **kwargs)
             one.version = _version_of(target)
             return result
@@ -118,7 +118,7 @@ class _WatchedSum:
         self.reference = StorageWeakRef(target.untyped_storage())
         self.version: int | None = None
 
-    def goes_on(self, target: Tensor) -> bool:
+    def is_unwritten_since_addition(self, target: Tensor) -> bool:
         """Return whether nothing has written to the tensor since the last addition."""
         return self.version in (None, _version_of(target))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import APEX
 from ampcompare.source.document import parse_document, read_source_bytes
-from ampcompare.source.find import absolute_path, folders_of_repository
+from ampcompare.source.find import absolute_path, folders_up_to_repository
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
@@ -90,7 +90,7 @@ def requirements_of_apex(paths: Iterable[Path]) -> list[tuple[Path, int, str]]:
 
 def _folders_of_project(path: Path) -> list[Path]:
     """Return the folder of a file and those above it, up to that of its repository or package, if it is in one."""
-    folders = folders_of_repository(path) or folders_of_repository(path, marks=PACKAGES)
+    folders = folders_up_to_repository(path) or folders_up_to_repository(path, marks=PACKAGES)
     return folders or [absolute_path(path).parent]
 
 

@@ -33,7 +33,7 @@ SUMMED = (
 ACCUMULATES = ("index_put", "_index_put_impl", "_unsafe_index_put")  # if their fourth argument says so
 
 
-def _operations_of(starts: Sequence[str], ends: str = "") -> Iterator[Any]:
+def _aten_operations_named(starts: Sequence[str], ends: str = "") -> Iterator[Any]:
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
@@ -48,9 +48,11 @@ EMULATED = frozenset(
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
 # Operations that write into a list of tensors: below a mode their kernels leave the versions of these as they are.
-WRITES_LISTS = frozenset(_operations_of(["_foreach_"], "_"))
+WRITES_LISTS = frozenset(_aten_operations_named(["_foreach_"], "_"))
 ROUNDED_ONCE = frozenset(
-    each for each in _operations_of(SUMMED) if each is not None and each._overloadname in ("default", "vec")
+    each
+    for each in _aten_operations_named(SUMMED)
+    if each is not None and each._overloadname in ("default", "vec")
 )
 # An operation hashes in Python, and is one object for the life of a process.
 COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS | ROUNDED_ONCE))

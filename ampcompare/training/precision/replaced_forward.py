@@ -28,17 +28,17 @@ class ReplacedForward:
     def replicate(self) -> nn.Module:
         """Return what `nn.Module._replicate_for_data_parallel` returns, with its own forward."""
         replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
-        self.rebind(replica).install()
+        self.copy_for_replica(replica).install()
         return replica
 
-    def rebind(self, replica: nn.Module) -> ReplacedForward:
+    def copy_for_replica(self, replica: nn.Module) -> ReplacedForward:
         """Return the same for a replica."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.module = replica
         original = self.original
         if isinstance(original, ReplacedForward):
-            twin.original = original.rebind(replica)
+            twin.original = original.copy_for_replica(replica)
         elif isinstance(original, MethodType) and original.__self__ is self.module:
             twin.original = MethodType(original.__func__, replica)
         return twin

@@ -102,17 +102,17 @@ class CastForward:
     def replicate(self) -> nn.Module:
         """Return what `nn.Module._replicate_for_data_parallel` returns, with its own forward."""
         replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
-        self.rebind(replica)
+        self.copy_for_replica(replica)
         return replica
 
-    def rebind(self, replica: nn.Module) -> CastForward:
+    def copy_for_replica(self, replica: nn.Module) -> CastForward:
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.module = replica
         # an earlier amp layer, or another one that follows its module
-        rebind = getattr(self.inner, "rebind", None)
-        if rebind is not None:
-            twin.inner = rebind(replica)
+        copy_for_replica = getattr(self.inner, "copy_for_replica", None)
+        if copy_for_replica is not None:
+            twin.inner = copy_for_replica(replica)
         replica.__dict__["forward"] = twin
         replica.__dict__["_replicate_for_data_parallel"] = twin.replicate
         return twin

@@ -52,7 +52,7 @@ from ampcompare.experiment.launch.script.rows import (
 from ampcompare.results.records.document import dump_json
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
-from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail
+from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail_fields
 from ampcompare.results.records.step import StepRecord
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.settings.config import RunConfig
@@ -562,7 +562,7 @@ def _summarize_run(
         iqr = three_quarters - quarter
     return RunSummary(
         num_steps=len(steps),
-        **loss_tail(losses),
+        **loss_tail_fields(losses),
         losses_sha256=hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest(),
         skipped_steps=sum(not all(step.applied) for step in steps),
         warmup_steps=config.warmup_steps,

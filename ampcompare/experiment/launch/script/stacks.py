@@ -425,7 +425,7 @@ def command_that_traces_script(
 ) -> tuple[list[str], StackFacts]:
     """Return the command that runs a script for some steps in a stack and leaves what it trained in a folder.
 
-    Where the stack has this ampcompare, and no genuine Apex, `request` asks `script.process.rewrite_run` for that.
+    Where the stack has this ampcompare, and no genuine Apex, `request` asks `script.examination.rewrite_run` for that.
     Else the recorder writes `record.jsonl`, `first.pt` and `last.pt`.
 
     Raises:

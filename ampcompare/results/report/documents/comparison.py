@@ -384,7 +384,7 @@ def precision_table(comparison: Comparison) -> Table | None:
 def _evaluation_row(
     row: PrecisionRow, metric: Metric, form: EffectFormat, *, answered: bool, moved: bool
 ) -> list[str | Cell]:
-    line: list[str | Cell] = [printable_line(row.arm, 60), _evaluation_name(row)]
+    line: list[str | Cell] = [printable_line(row.arm, 60), _name_of_evaluated_precision(row)]
     if row.metric_mean is None or row.difference is None:
         failed = Cell(printable_line(f"failed: {row.error}", 80), "bad", badge=True)
         return [*line, failed, "-", "-", *["-"] * (answered + moved)]
@@ -397,7 +397,7 @@ def _evaluation_row(
     return line
 
 
-def _evaluation_name(row: PrecisionRow) -> str:
+def _name_of_evaluated_precision(row: PrecisionRow) -> str:
     """Return a precision as the table names it, with how it was computed where that was emulated."""
     emulated = " (emulated)" if emulated_type(row.half) else ""
     return f"{printable_line(row.precision, 40)}{emulated}{', EMA' if row.averaged else ''}"

@@ -84,7 +84,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("cure", [] if diagnosis.cure is None else _cure_blocks(diagnosis.cure, diagnosis)),
         Section("faults", [_fault_items(fault) for fault in diagnosis.faults]),
         Section("worst", [Table.from_rows(HEADS, rows, f"The {len(rows)} worst places")] if rows else []),
-        Section("formats", _format_blocks(diagnosis)),
+        Section("formats", _blocks_on_formats(diagnosis)),
         Section("losses", [*_headroom_texts(diagnosis), *_lost_update_texts(diagnosis)]),
         Section("trials", [Text([tried])] if diagnosis.trials else []),
         Section("notes", [Items([f"note: {note}" for note in diagnosis.notes])] if diagnosis.notes else []),
@@ -113,7 +113,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
     )
 
 
-def _format_blocks(diagnosis: Diagnosis) -> list[Block]:
+def _blocks_on_formats(diagnosis: Diagnosis) -> list[Block]:
     """Return what each product of each layer changes, in the order of the layers, as sizes rank no layer."""
     errors = {(one.layer, one.role): one.error for one in diagnosis.formats}
     roles = list(dict.fromkeys(one.role for one in diagnosis.formats))

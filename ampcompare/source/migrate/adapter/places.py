@@ -13,7 +13,7 @@ from pathlib import Path
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import APEX
 from ampcompare.source.document import parse_document, read_source_bytes
-from ampcompare.source.find import absolute_path, find_sources, folders_of_repository
+from ampcompare.source.find import absolute_path, find_sources, folders_up_to_repository
 
 STANDARD = sys.stdlib_module_names | {"test"}
 MAX_WAY = 2  # folders, from one above a file down to one that `sys.path` leads to
@@ -115,8 +115,8 @@ class Places:
         nearer = list(own.parents)[: list(own.parents).index(common)]
         return any(
             self._root_above(own.parent, name, base) is None
-            and not any(_has_next_to(folder, name.split(".")) for folder in nearer)
-            for name in _imported_names(_read(path))
+            and not any(_has_module_in_folder_below(folder, name.split(".")) for folder in nearer)
+            for name in _imported_names(_text_or_empty(path))
             if _file_of(root, name.split("."))
         )
 
@@ -166,12 +166,12 @@ class Places:
             (absolute_path(file), name)
             for file in files
             if file.suffix == ".py"
-            for name in _imported_names(_read(file))
+            for name in _imported_names(_text_or_empty(file))
         ]
 
     def _base_of(self, path: Path) -> Path:
         """Return the folder that holds all of the project: of a repository, or the working directory."""
-        if folders := folders_of_repository(path, end=Path.cwd()):
+        if folders := folders_up_to_repository(path, end=Path.cwd()):
             return folders[-1]
         return Path(os.path.commonpath([each.parent for each in (absolute_path(path), *self._given)]))
 
@@ -217,7 +217,7 @@ def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
     return not statement.level and (statement.module or "").split(".")[0] in APEX
 
 
-def _read(path: Path) -> str:
+def _text_or_empty(path: Path) -> str:
     try:
         return read_source_bytes(path).decode("utf-8", errors="replace")
     except FileFault:
@@ -245,7 +245,7 @@ def _num_folders_up(text: str) -> int:
     return max((len(name) - len(name.lstrip(".")) for name in modules), default=0)
 
 
-def _has_next_to(folder: Path, parts: Sequence[str]) -> bool:
+def _has_module_in_folder_below(folder: Path, parts: Sequence[str]) -> bool:
     """Return whether a folder right below another one has a module."""
     return any(_file_of(each, parts) for each in folder.glob("*"))
 
@@ -283,7 +283,7 @@ def _is_package_named(folder: Path, name: str) -> bool:
 
 def _folders(path: Path) -> list[Path]:
     """Return the folder of a file and those above it, up to that of a repository or the working directory."""
-    count = len(folders_of_repository(path, end=Path.cwd()))
+    count = len(folders_up_to_repository(path, end=Path.cwd()))
     return [path.parent, *path.parent.parents][: count or len(absolute_path(path).parents)]
 
 

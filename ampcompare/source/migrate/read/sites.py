@@ -145,7 +145,7 @@ def collect_sites(module: Module, names: ModuleImports, index: Index) -> Sites:
         if what == "initialize":
             bound = bind_arguments_by_name(call, INITIALIZE, module)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
-            level = _replace_name_of_level(module, kept)
+            level = _replace_name_of_opt_level(module, kept)
             sites.initializes.append(
                 InitializeCall(call, module.statement_around(call), module.function_around(call), kept, level)
             )
@@ -165,7 +165,7 @@ def collect_sites(module: Module, names: ModuleImports, index: Index) -> Sites:
     return sites
 
 
-def _replace_name_of_level(module: Module, given: dict[str, ast.expr]) -> str:
+def _replace_name_of_opt_level(module: Module, given: dict[str, ast.expr]) -> str:
     """Put the only value that a file gives a name in the place of that name as the level; return the name, or ""."""
     level = given.get("opt_level")
     values = module.values_of(level.id, module.scope_of[level]) if isinstance(level, ast.Name) else None
