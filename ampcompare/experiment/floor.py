@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.fingerprint import environment_fingerprint
-from ampcompare.base.errors import LaunchError
+from ampcompare.base.errors import LaunchError, UnusableInput
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.script.forks import ScriptForks
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
-from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope
+from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope, read_step_rows
+from ampcompare.script.recording.summary import is_exec_record
 from ampcompare.settings.script import ScriptConfig
 
 AGAIN = "again"
@@ -113,6 +114,25 @@ def train_twin(words: Sequence[str]) -> None:
         change_setting(*SETTINGS[twin])
     sys.argv[:] = command
     runpy.run_path(command[0], run_name="__main__")
+
+
+def read_steps_to_judge(path: Path) -> Rows:
+    """Return losses and gradient norms, one for each update, of a record of `exec` or a stack, or of JSON lines.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UnusableInput: it cannot be read, or holds no loss.
+    """
+    if not is_exec_record(path):
+        return read_step_rows(path)
+    found = _losses_and_norms_of_steps(read_rows(path))
+    if not found:
+        raise UnusableInput(
+            f"{path} is a record without a step: exec --arm script --record FILE records those of any script"
+        )
+    return found
 
 
 def _losses_and_norms_of_steps(rows: ScriptRows) -> Rows:

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ampcompare.results.analysis.floor import Envelope
 from tests.cli.conftest import Call
 
 SCRIPT = """import sys
@@ -44,6 +46,28 @@ def _steps(call: Call, folder: Path, name: str, fault: str) -> Path:
     done = call("run", "--arm", "script", "--device", "cpu", "-q", "-o", str(out), "--", str(script))
     assert done.code == 0, done.err
     return next(out.glob("cells/*/steps.jsonl"))
+
+
+def test_a_record_of_exec_is_read_by_its_steps(call: Call, tmp_path: Path) -> None:
+    """Not by its lines, of which only some have a loss; one without a step is refused."""
+    rows = [{"loss": 1.0 / (step + 1), "grad_norm": None} for step in range(6)]
+    no_floor = {"loss": 0.0, "grad_norm": None}
+    envelope = Envelope(rows, [no_floor] * 6, {"again": 0.0}, "train.py", {})
+    (floor := tmp_path / "floor.json").write_text(envelope.to_json())
+    lines: list[dict[str, Any]] = [
+        {"format": "ampcompare-exec", "schema": 1},
+        {"kind": "setup", "half": None},
+    ]
+    for step, row in enumerate(rows):
+        lines.append({"kind": "plain_backward", "loss": row["loss"]})
+        lines.append({"kind": "step", "optimizer": 0, "step": step, "applied": True, "seconds": 0.1})
+    (record := tmp_path / "steps.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = call("judge", str(record), "--against", str(floor))
+    assert (done.code, json.loads(done.out)["answer"], json.loads(done.out)["steps"]) == (0, "identical", 6)
+    record.write_text(json.dumps(lines[0]))
+    done = call("judge", str(record), "--against", str(floor))
+    assert done.code == 64
+    assert "is a record without a step: exec --arm script --record FILE" in done.err
 
 
 @pytest.mark.slow
