@@ -35,7 +35,7 @@ from ampcompare.checkpoints.convert.scalers import (
     grad_scaler_states_from_apex,
     grad_scaler_states_from_values,
     is_number,
-    lost_flag_lines,
+    lines_on_unfinished_work,
     unchecked_scale_of_state,
     values_of_loss_scaler,
 )
@@ -278,7 +278,7 @@ def _unwrap_optimizers(parts: CheckpointContents, result: ConvertedCheckpoint) -
     for place, state in parts.wrappers.items():
         if unchecked_scale_of_state(state) is not None or "loss_scaler" in state:
             scales[".".join(place)] = values_of_loss_scaler(state)
-        result.lost += lost_flag_lines(state)
+        result.lost += lines_on_unfinished_work(state)
         result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
         holder = entry_at_place(result.state, place[:-1])
         key = resolve_key_name(holder, place[-1])

@@ -45,7 +45,7 @@ class GradientMirror:
                 _GRAD.__set__(master, None)
         self._put_property_in_place()
 
-    def hide_gradients(self, weights: Iterable[Tensor]) -> None:
+    def show_own_gradients(self, weights: Iterable[Tensor]) -> None:
         """Let weights and masters show their own gradients again."""
         for param in weights:
             self._shown.pop(id(param), None)

@@ -355,7 +355,7 @@ class HalfWeights(TorchAmp):
                 )
             )
         for optimizer in self._living_optimizers:
-            self._gradients.hide_gradients(master for _, master in self.masters(optimizer))
+            self._gradients.show_own_gradients(master for _, master in self.masters(optimizer))
         self._scaling.before_backward(self._living_optimizers)
         for optimizer in self._living_optimizers:
             self._gradients.show_scaled_gradients(self.masters(optimizer))
@@ -380,7 +380,7 @@ class HalfWeights(TorchAmp):
             )
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
-        self._gradients.hide_gradients(self._weights_and_masters_of(optimizer))
+        self._gradients.show_own_gradients(self._weights_and_masters_of(optimizer))
         overflow = self._scaling.unscale(optimizer, scaler)
         pairs = self.masters(optimizer)
         self._gradients.show_master_gradients(pairs)
@@ -468,7 +468,7 @@ class HalfWeights(TorchAmp):
     @contextlib.contextmanager
     def _masters_with_own_gradients(self, optimizer: Any) -> Iterator[None]:
         """Let masters have gradients of their own in a block, then none; the model shows those until it is cleared."""
-        self._gradients.hide_gradients(master for _, master in self.masters(optimizer))
+        self._gradients.show_own_gradients(master for _, master in self.masters(optimizer))
         try:
             yield
         finally:
@@ -512,7 +512,7 @@ class HalfWeights(TorchAmp):
         weights = self._weights_and_masters_of(optimizer)
         # read while those of masters are shown
         lacking = {id(param) for param in weights if param.grad is None}
-        self._gradients.hide_gradients(weights)
+        self._gradients.show_own_gradients(weights)
         for param in weights:
             param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
         self._gradients.show_scaled_gradients(self.masters(optimizer))
@@ -536,7 +536,7 @@ class HalfWeights(TorchAmp):
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
             raise scaled_step_error(self._arm) if self._scaler.scales else missing_scale_error(self._arm)
         self._follow_writes_to_weights(optimizer)
-        self._gradients.hide_gradients(
+        self._gradients.show_own_gradients(
             master for _, master in self.masters(optimizer)
         )  # a second step has none, as in Apex
 

@@ -9,7 +9,7 @@ from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import idle_verdict, why_margin_too_wide
 from ampcompare.results.analysis.pairing.pairs import (
     are_pairs_identical,
-    has_pair_with_other_weights,
+    has_pair_of_unequal_final_weights,
     have_pairs_equal_losses,
     pairs_by_seed,
 )
@@ -146,7 +146,7 @@ def _equal_loss_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: 
     alike = [
         arm for arm, its in pairs.items() if have_pairs_equal_losses(its) and not are_pairs_identical(its)
     ]
-    apart = [arm for arm in alike if has_pair_with_other_weights(pairs[arm])]
+    apart = [arm for arm in alike if has_pair_of_unequal_final_weights(pairs[arm])]
     unknown = [arm for arm in alike if arm not in apart]
     for arms, weights in (
         (apart, "their final weights differ"),

@@ -119,7 +119,7 @@ def have_pairs_equal_losses(pairs: Sequence[Pair]) -> bool:
     return bool(pairs) and all(_have_same_losses(*pair) for pair in pairs)
 
 
-def has_pair_with_other_weights(pairs: Sequence[Pair]) -> bool:
+def has_pair_of_unequal_final_weights(pairs: Sequence[Pair]) -> bool:
     """Return whether a pair is known to have ended with different weights."""
     return any(
         None not in (ours := {_final_weights_hash(arm), _final_weights_hash(other)}) and len(ours) > 1

@@ -19,9 +19,7 @@ def outlook_text(found: Outlook, width: int) -> str:
         found: the outlook.
         width: of a line, in characters.
     """
-    return (
-        f"{listing_table(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis_text(found), width)}"
-    )
+    return f"{listing_table(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_run_text(found), width)}"
 
 
 def outlook_document(found: Outlook) -> Document:
@@ -33,9 +31,9 @@ def outlook_document(found: Outlook) -> Document:
             [Figure("lines", lambda: _lost_share_figure(found.prefix), is_bare=True)],
             "Share of the update lost",
         ),
-        Section("basis", [Text([_basis_text(found)])]),
+        Section("basis", [Text([_run_text(found)])]),
     ]
-    return Document("outlook", sections, found, f"Outlook of {found.subject}", _basis_text(found))
+    return Document("outlook", sections, found, f"Outlook of {found.subject}", _run_text(found))
 
 
 def _outlook_rows(found: Outlook) -> list[list[str]]:
@@ -74,7 +72,7 @@ def _lost_share_figure(prefix: Prefix) -> dict[str, Any]:
     }
 
 
-def _basis_text(found: Outlook) -> str:
+def _run_text(found: Outlook) -> str:
     """Return what was run, and what it does not cover."""
     prefix = found.prefix
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]

@@ -242,7 +242,7 @@ def _refuse_torch_amp(module: Module, names: ModuleImports, sites: Sites) -> Non
     trains_here = bool(sites.backwards or sites.masters or not sites.steps)
     for node in module.nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and _is_use_of_torch_amp(names, node):
-            apart = _is_harmless_use(module, names, node) or _is_in_function_without_apex(module, sites, node)
+            apart = _is_inert_use(module, names, node) or _is_in_function_without_apex(module, sites, node)
             if not (apart and trains_here):
                 raise UnsureRewrite(
                     node, "the file uses torch.amp as well as Apex; remove the branch of Apex by hand"
@@ -253,7 +253,7 @@ def _is_use_of_torch_amp(names: ModuleImports, node: ast.Name | ast.Attribute) -
     return not isinstance(node.ctx, ast.Store) and names.full_name_of(node) in AUTOCASTS | SCALERS
 
 
-def _is_harmless_use(module: Module, names: ModuleImports, node: ast.Name | ast.Attribute) -> bool:
+def _is_inert_use(module: Module, names: ModuleImports, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use is an annotation, or an autocast that cannot switch another one off."""
     below: ast.AST = node
     for outer in module.ancestors(node):
