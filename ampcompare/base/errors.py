@@ -1,6 +1,6 @@
 """Every error that a user can meet, its exit code, and what a misspelled name in a message was probably meant to be."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -26,9 +26,9 @@ class ArmAdvice:
         arms = f"compare {', '.join(most)}{' or ' * bool(most)}{last}" if last else ""
         return ", or ".join(filter(None, [arms, self.remedy]))
 
-    def without_other_arms(self, arms: Collection[str]) -> "ArmAdvice":
-        """Return it without the arms that are not among these."""
-        return replace(self, arms=tuple(arm for arm in self.arms if arm in arms))
+    def with_arms(self, arms: Sequence[str]) -> "ArmAdvice":
+        """Return it with these arms in the place of its own."""
+        return replace(self, arms=tuple(arms))
 
 
 class AmpCompareError(Exception):

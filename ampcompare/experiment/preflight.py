@@ -39,6 +39,7 @@ from ampcompare.settings.script import ScriptConfig, seed_option_in_source
 
 STEPS = 3
 MAX_GUARDED_PASSES = 1000
+MAX_FOLLOWED = 4  # arms that each keep one more module in fp32 than the one before
 MAX_SECONDS = 5.0  # of further steps, once one is made
 MAX_SECONDS_BEFORE = 60.0  # the first step, once a script or cell has begun
 MAX_SECONDS_TO_BEGIN = 600.0
@@ -156,17 +157,31 @@ def _try_advised_arms(
     Returns:
         The seconds that are left.
     """
-    able = []
-    for arm in failed.advice.arms:
-        other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
-        build = _key_of_cell_build(other)
-        if build not in trials and left >= failed.busy_seconds:
-            trials[build] = _run_trial(other, seed, launcher, place / str(len(trials)))
-            left -= trials[build].busy_seconds
-        if build in trials and trials[build].is_trained:
-            able.append(arm)
-    failed.advice = failed.advice.without_other_arms(able)
+    able: list[str] = []
+    for advised in failed.advice.arms:
+        arm: str | None = advised
+        for _ in range(MAX_FOLLOWED):
+            other = cell.model_copy(update={"arm": str(Arm.parse(arm or ""))})
+            build = _key_of_cell_build(other)
+            if build not in trials and left >= failed.busy_seconds:
+                trials[build] = _run_trial(other, seed, launcher, place / str(len(trials)))
+                left -= trials[build].busy_seconds
+            if build in trials and trials[build].is_trained:
+                able += [arm] if arm and arm not in able else []
+                break
+            arm = _arm_that_keeps_more(other.arm, trials[build].advice) if build in trials else None
+            if arm is None:
+                break
+    failed.advice = failed.advice.with_arms(able)
     return left
+
+
+def _arm_that_keeps_more(arm: str, advice: ArmAdvice) -> str | None:
+    """Return the first advised arm that keeps in fp32 what an arm keeps, and another module; None without."""
+    kept = Arm.parse(arm).keep_fp32
+    return next(
+        (one for one in advice.arms if kept and Arm.parse(one).keep_fp32.startswith(f"{kept}|")), None
+    )
 
 
 def require_trainable_arm(found: Preflight) -> None:

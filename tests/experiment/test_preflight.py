@@ -78,6 +78,28 @@ def test_advice_names_arms_that_were_seen_to_train(
     assert found.arms.keys() == rows.keys()
 
 
+class ByKept(ByArm):
+    """Trains an arm that keeps both heads; with one of them it advises to keep the other too."""
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        kept = config.parsed_arm.keep_fp32
+        self.advice = ArmAdvice(
+            (f"apex:O2,keep_fp32={f'{kept}|' if kept else ''}{'ba'[not kept]}",), "cast it"
+        )
+        return super().launch(config, folder, on_progress)
+
+
+def test_advice_to_keep_modules_is_followed_until_the_script_trains(tmp_path: Path) -> None:
+    rows = {
+        arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py"), device="cpu")
+        for arm in ("fp32", "apex:O2")
+    }
+    launcher = ByKept({"fp32", "apex:O2,keep_fp32=a|b"}, ArmAdvice())
+    found = run_trials_of_rows(rows, launcher, (0, 1), tmp_path)
+    assert launcher.asked == [*rows, "apex:O2,keep_fp32=a", "apex:O2,keep_fp32=a|b"]
+    assert found.arms["apex:O2"].error == f"{SEEN}; compare apex:O2,keep_fp32=a|b, or cast it"
+
+
 def test_an_error_without_advice_stays_as_it_is(tmp_path: Path) -> None:
     rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "half")}
     found = run_trials_of_rows(rows, ByArm({"fp32"}, ArmAdvice()), (0, 1), tmp_path)
@@ -105,7 +127,7 @@ def test_a_stack_that_cannot_be_started_is_left_to_its_cells(tmp_path: Path) -> 
 def test_advice_in_words() -> None:
     error = UnsupportedCombination.with_advice("no", "fp32", "script", "apex:O1", remedy="cast it")
     assert str(error) == "no; compare fp32, script or apex:O1, or cast it"
-    assert str(error.advice.without_other_arms(["script"])) == "compare script, or cast it"
+    assert str(error.advice.with_arms(["script"])) == "compare script, or cast it"
     assert str(UnsupportedCombination.with_advice("no", remedy="cast it")) == "no; cast it"
     assert (str(ArmAdvice()), str(UnsupportedCombination.with_advice("no", "fp32"))) == (
         "",

@@ -23,6 +23,7 @@ from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
+from ampcompare.script.torch_amp.widening_modules import WideningModules
 from ampcompare.training.precision.base import half_dtype_of
 
 TYPES = re.compile(
@@ -42,9 +43,10 @@ NO_KERNEL = re.compile(
 )
 # Of products, whose operands all arms that cast functions cast; Apex's lists lack that of attention.
 PRODUCT = re.compile(
-    r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors"
+    r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors|^RNN input dtype"
 )
 ATTENTION = re.compile("query, key")
+RECURRENT = re.compile(r"^RNN input dtype .* does not match weight dtype")  # a ValueError
 DENSE = re.compile(r"does not support dense gradients")
 BEYOND_RANGE = re.compile(r"converted to type (?:c10|at)::(Half|BFloat16) without overflow")
 BOTH_HALVES = re.compile(r"\bHalf\b.*\bBFloat16\b|\bBFloat16\b.*\bHalf\b")
@@ -55,6 +57,7 @@ TYPE_NAME = re.compile(
     r"b?float\d*|half|double|long|u?int\d*|complex\d*|bool|fp32)(?![A-Za-z0-9])"
 )
 ANY = re.compile("")
+LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer of many that are alike
 OUT_OF_BOUNDS = re.compile(r"out of (?:bounds|range)")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
@@ -118,6 +121,7 @@ class _ScriptFailure:
         casts: the arm computes in 16 bits, and has acted on the script.
         lifted: 16-bit types of the script's own weights, which the arm has made fp32.
         rounded: which whole numbers of inputs a cast of the arm has changed; "" for none.
+        widening: modules that gave fp32 where they got 16 bits; None for an arm that casts no model.
     """
 
     error: BaseException
@@ -126,6 +130,7 @@ class _ScriptFailure:
     casts: bool
     lifted: Sequence[str]
     rounded: str = ""
+    widening: WideningModules | None = None
 
     @property
     def first_message_line(self) -> str:
@@ -137,7 +142,7 @@ class _ScriptFailure:
         """Whether torch refuses types, at a place where those of the arm may be the reason."""
         may_be = self.casts or bool(self.lifted) or self.stands is _WhatStandsIn.NO_CASTS
         # as of code of torch whose table of types lacks those of 16 bits
-        if not isinstance(self.error, RuntimeError):
+        if not isinstance(self.error, RuntimeError) and not RECURRENT.search(self.first_message_line):
             return (
                 self.casts
                 and isinstance(self.error, Exception)
@@ -203,7 +208,8 @@ def _find_refusal_of_failure(
     lifted: Sequence[str],
     rounded: str,
 ) -> UnsupportedCombination | None:
-    failure = _ScriptFailure(error, arm, _what_stands_in(arm, names), casts, lifted, rounded)
+    widening = names.widening if isinstance(names, HalfWeights) else None
+    failure = _ScriptFailure(error, arm, _what_stands_in(arm, names), casts, lifted, rounded, widening)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_refusal_of_types else OTHER_ERRORS
     row = next((row for row in rows if row.has_failure(failure)), None)
     return None if row is None else row.refusal_of_failure(failure)
@@ -243,8 +249,8 @@ def _may_be_from_lifted_weights(failure: _ScriptFailure) -> bool:
 
 def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what does not fit 16-bit weights."""
-    kept = _module_to_keep_fp32(failure.error.__traceback__)
-    arms = (str(_arm_keeping_module(failure.arm, kept)),) if kept else ()
+    kept = _modules_to_keep_fp32(failure)
+    arms = tuple(str(_arm_keeping_module(failure.arm, one)) for one in kept)
     if ATTENTION.search(failure.first_message_line):
         return (*arms, "native:bf16", "native:fp16")
     return (
@@ -451,14 +457,25 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     return (str(_arm_keeping_module(failure.arm, name)), "fp32") if name else ("fp32",)
 
 
-def _module_to_keep_fp32(trace: types.TracebackType | None) -> str:
-    """Return the name of the module that has raised, if it was given fp32; "" if not.
+def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
+    """Return patterns of modules each of which may let a script train: what makes fp32 of 16 bits, and what got fp32.
 
-    Such a module runs whole in fp32 as it is: a head behind a `.float()` of the model.
+    The first give the type of their inputs if the arm keeps them. Of the second, which run whole in fp32 as they are,
+    as a head behind a `.float()` of the model, the outermost counts that was given nothing else.
     """
-    name, given = _module_that_raised(trace)
-    inputs = {one.dtype for one in tensors_in_value(given) if one.is_floating_point()}
-    return name if inputs == {torch.float32} else ""
+    modules, given = _modules_that_raised(failure.error.__traceback__)
+    if not modules:
+        return []
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    found = [] if failure.widening is None else failure.widening.modules_inside(modules[0])
+    patterns = ["|".join(dict.fromkeys(LAYER_NUMBER.sub("*", name) for name in found))] if found else []
+    outermost = ""
+    for module, values in zip(reversed(modules), reversed(given), strict=True):
+        inputs = {one.dtype for one in tensors_in_value(values) if one.is_floating_point()}
+        if inputs != {torch.float32} or not _has_16_bit_weights_alone(module):
+            break
+        outermost = names.get(id(module), "") or outermost
+    return [*patterns, *([outermost] if outermost else [])]
 
 
 def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[Any]]:
@@ -467,20 +484,30 @@ def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[An
     The name is "" where that has no 16-bit weights, or weights of other types too.
     """
     modules, given = _modules_that_raised(trace)
-    weights = {param.dtype for param in modules[-1].parameters()} if modules else set()
-    return _name_in_model(modules) if weights and weights <= set(HALF_DTYPES) else "", given
+    is_known = bool(modules) and _has_16_bit_weights_alone(modules[-1])
+    return _name_in_model(modules) if is_known else "", given[-1] if given else []
 
 
-def _modules_that_raised(trace: types.TracebackType | None) -> tuple[list[nn.Module], list[Any]]:
-    """Return the modules whose `forward` has raised, the model first, and what that of the last one holds."""
+def _has_16_bit_weights_alone(module: nn.Module) -> bool:
+    weights = {param.dtype for param in module.parameters()}
+    return bool(weights) and weights <= set(HALF_DTYPES)
+
+
+def _modules_that_raised(trace: types.TracebackType | None) -> tuple[list[nn.Module], list[list[Any]]]:
+    """Return the modules whose `forward` has raised, the model first, and what that of each holds."""
     modules: list[nn.Module] = []
-    given: list[Any] = []
+    given: list[list[Any]] = []
     while trace is not None:
         values = trace.tb_frame.f_locals
         module = values.get("self")
         if isinstance(module, nn.Module) and trace.tb_frame.f_code.co_name == "forward":
             modules.append(model_inside_wrappers(module))
-            given = [value for name, value in values.items() if name != "self"]
+            code = trace.tb_frame.f_code
+            arguments = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+            arguments += (
+                ("args", "kwargs") if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) else ()
+            )
+            given.append([values.get(name) for name in arguments])
         trace = trace.tb_next
     return modules, given
 

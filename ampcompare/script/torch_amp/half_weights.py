@@ -60,6 +60,7 @@ from ampcompare.script.torch_amp.lifted_weights import allow_mixed_averages, liv
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
+from ampcompare.script.torch_amp.widening_modules import WideningModules
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import Half
 
@@ -173,6 +174,7 @@ class HalfWeights(TorchAmp):
     ) -> None:
         super().__init__(arm, *args)
         self._casts = False
+        self.widening = WideningModules()
         self._found = _ModelFinder(
             str(arm),
             self._prepare_found_models,
@@ -204,6 +206,7 @@ class HalfWeights(TorchAmp):
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average_in_its_type)
         allow_mixed_averages(events)
         self._found.install(events)
+        self.widening.follow(events)
         for name in ("state_dict", "named_parameters"):
             events.wrap(nn.Module, name, self._use_written_weights)
         events.call_at_end(self._gradients.end)
