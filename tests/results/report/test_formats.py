@@ -23,7 +23,7 @@ from ampcompare.results.records.run import EngineInfo, ProcessFacts, RunRecord, 
 from ampcompare.results.report.base import FORMATS, MAX_LINE, write_reports
 from ampcompare.results.report.columns import columns_with_values, table_of_columns, verdict_columns
 from ampcompare.results.report.documents.comparison import published_legend, published_table
-from ampcompare.results.report.documents.overview import make_overview
+from ampcompare.results.report.documents.overview import make_overview, row_notes
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.settings.script import ScriptConfig
 from ampcompare.testing import make_comparison as comparison_of
@@ -50,6 +50,14 @@ def test_a_loss_scale_is_said_of_arms_that_have_one(scale: float | None) -> None
     runs = [make_record("native:fp16", final_loss_scale=65536.0), make_record("fp32", final_loss_scale=scale)]
     text = " ".join(Terminal().render(comparison_of(runs)).split())
     assert f"0 steps skipped, final loss scale 65536{'' if scale else ' where the loss is scaled'}. " in text
+
+
+def test_steps_that_were_all_skipped_are_said_once() -> None:
+    """As the reason, of each run; the sum over the seeds says the same again."""
+    arms: dict[str, dict[str, Any]] = {"fp32": {}, "half": {"skipped_steps": 100}}
+    runs = [make_record(arm, seed, **values) for seed in range(3) for arm, values in arms.items()]
+    notes = dict(zip(arms, row_notes(comparison_of(runs)), strict=True))
+    assert notes["half"] == ["all 100 steps skipped"]
 
 
 def _row(**values: Any) -> ArmSummary:

@@ -208,7 +208,10 @@ def shared_fact_lines(comparison: Comparison) -> list[str]:
 
 
 def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
-    its = [value(row) for value in _differing_settings(comparison)]
+    settings = _differing_settings(comparison)
+    if _learned_nothing_by_skipping(row):  # which the reason says, of each run
+        settings = [value for value in settings if value is not _skipped_steps_text_if_any]
+    its = [value(row) for value in settings]
     time = time_words(row.time, comparison.time_margin)
     # The cell of an open verdict has its reason.
     reason = "" if row.quality.kind in OPEN else printable_line(verdict_detail(row.quality), LONGEST)
@@ -221,6 +224,11 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
             remarks = [] if record.script is None else record.script.remarks
             ran += [printable_line(text, 2 * LONGEST) for text in (*record.guards, *remarks)]
     return [_status_text(row), reason, time, *its, memory, *ran]
+
+
+def _learned_nothing_by_skipping(row: ArmSummary) -> bool:
+    is_all = row.skipped_steps is not None and 0 < row.skipped_steps == row.num_steps
+    return is_all and "steps skipped" in row.quality.detail
 
 
 def _status_text(row: ArmSummary) -> str:
