@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
@@ -88,6 +88,7 @@ def search_for_cure(
     modules: Sequence[str],
     *,
     most: int = _MAX_TRIALS,
+    last: Collection[str] = (),
 ) -> _SearchResult:
     """Test candidates until the faults are gone, in at most `most` runs.
 
@@ -99,6 +100,7 @@ def search_for_cure(
         scale: a loss scale under which no gradient overflows and most are kept; None if unknown.
         run: trains for some steps under an arm, with lines in fp32.
         modules: names, in the order of their first call.
+        last: lines that are tested where nothing else removes the faults.
     """
     tested: dict[CureCandidate, TestedCandidate | None] = {}
     trials: list[CandidateTrial] = []
@@ -124,37 +126,45 @@ def search_for_cure(
         known = tested.get(change)
         return _SearchResult(change, trials, () if known is None else known.functions)
 
-    kept: CureCandidate = CureCandidate()
-    present: Sequence[Fault] = faults
-    for _ in range(MAX_ROUNDS):
-        step: tuple[CureCandidate, Sequence[Fault]] | None = None
-        for candidate in _candidates_for_first_fault(arm, present, scale, modules):
-            change = kept | candidate
-            if change == kept or (candidate.options and _has_options_of(arm, candidate)):
-                continue
-            left = faults_after(change)
-            if left is None:
-                continue
-            if not left:
-                return found_with(_prune_candidate(change, faults_after))
-            if step is None and _is_progress(present, left):
-                step = change, left
-        if step is None:
-            together = _joint_candidates(arm, present, scale, modules, kept)
-            for change in together:
-                if (left := faults_after(change)) is not None and not left:
+    def search_without(left_out: Collection[str]) -> _SearchResult | None:
+        kept: CureCandidate = CureCandidate()
+        present: Sequence[Fault] = faults
+        for _ in range(MAX_ROUNDS):
+            step: tuple[CureCandidate, Sequence[Fault]] | None = None
+            candidates = [
+                one
+                for one in _candidates_for_first_fault(arm, present, scale, modules)
+                if not set(one.lines) & set(left_out)
+            ]
+            for candidate in candidates:
+                change = kept | candidate
+                if change == kept or (candidate.options and _has_options_of(arm, candidate)):
+                    continue
+                left = faults_after(change)
+                if left is None:
+                    continue
+                if not left:
                     return found_with(_prune_candidate(change, faults_after))
-            return _SearchResult(None, trials)
-        kept, present = step
-    return _SearchResult(None, trials)
+                if step is None and _is_progress(present, left):
+                    step = change, left
+            if step is None:
+                for change in _joint_candidates(candidates, kept):
+                    if (left := faults_after(change)) is not None and not left:
+                        return found_with(_prune_candidate(change, faults_after))
+                return None
+            kept, present = step
+        return None
+
+    found = search_without(last)
+    if found is None and last:
+        found = search_without(())
+    return found or _SearchResult(None, trials)
 
 
-def _joint_candidates(
-    arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str], kept: CureCandidate
-) -> Iterator[CureCandidate]:
+def _joint_candidates(candidates: Iterable[CureCandidate], kept: CureCandidate) -> Iterator[CureCandidate]:
     """Yield the first two, three and four candidates in fp32 at once, for a fault that none of them alone changes."""
     change, count = kept, 0
-    for candidate in _candidates_for_first_fault(arm, faults, scale, modules):
+    for candidate in candidates:
         if candidate.options or change | candidate == change:
             continue
         change, count = change | candidate, count + 1
@@ -253,13 +263,17 @@ def _has_masters_as_option(arm: Arm) -> bool:
 
 
 def cure_from_candidate(
-    arm: Arm, change: CureCandidate, functions: Sequence[str], device: str, faults: Sequence[Fault] = ()
+    arm: Arm, change: CureCandidate, functions: Sequence[str], device: str, inputs_cast: Collection[str] = ()
 ) -> Cure:
-    """Return the cure that a change is, whose lines call `functions` such as torch.exp."""
+    """Return the cure that a change is, whose lines call `functions` such as torch.exp.
+
+    Args:
+        inputs_cast: lines at which the arm casts the inputs of a model.
+    """
     changed = change.applied_to(arm)
     lines = [
         *_arm_code_lines(arm, changed, change),
-        *(code for line in change.lines for code in _fp32_line_code(arm, line, device, faults)),
+        *(code for line in change.lines for code in _fp32_line_code(arm, line, device, inputs_cast)),
     ]
     if change.lines and arm.options.get("opt_level") == "O1":
         lines += ["# or, before amp.initialize, everywhere:", *_registration_code_lines(functions)]
@@ -309,9 +323,9 @@ def _source_of_line(place: str) -> str:
     return linecache.getline(name, int(number)).strip()  # like `where`, from here or a folder of sys.path
 
 
-def _fp32_line_code(arm: Arm, place: str, device: str, faults: Sequence[Fault]) -> list[str]:
+def _fp32_line_code(arm: Arm, place: str, device: str, inputs_cast: Collection[str]) -> list[str]:
     source = _source_of_line(place)
-    if any(is_cast_of_inputs(arm, fault.place) and fault.place.where == place for fault in faults):
+    if place in inputs_cast:
         return [
             f"# {place}: the arm casts the inputs of the model, none of your lines; compute what needs them in fp32",
             "# in front of the model, or pass them in fp32 and cast behind what needs them:",
@@ -377,12 +391,20 @@ def diagnosis_with_cure(
     """
     if not found.faults:
         return found
+    # Such a line is the script's call of the model, whose words change nothing there.
+    inputs_cast = {one.place.where for one in found.places if is_cast_of_inputs(arm, one.place)}
     result = search_for_cure(
-        arm, found.faults, _find_scale_to_try(found.headroom), run, found.modules, most=most
+        arm,
+        found.faults,
+        _find_scale_to_try(found.headroom),
+        run,
+        found.modules,
+        most=most,
+        last=inputs_cast,
     )
     cure = None
     if result.change is not None:
-        cure = cure_from_candidate(arm, result.change, result.functions, device_type, found.faults)
+        cure = cure_from_candidate(arm, result.change, result.functions, device_type, inputs_cast)
     found = found.model_copy(update={"trials": result.trials, "cure": cure})
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 

@@ -12,10 +12,11 @@ from torch import nn
 import ampcompare
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.diagnosis import remedies
 from ampcompare.diagnosis.loops import LoopConditions
-from ampcompare.diagnosis.remedies import CureCandidate, cure_from_candidate
+from ampcompare.diagnosis.remedies import CureCandidate, cure_from_candidate, search_for_cure
 from ampcompare.diagnosis.watched_loop import observe_loop
-from ampcompare.results.records.diagnosis import Diagnosis
+from ampcompare.results.records.diagnosis import Diagnosis, Fault, OperationPlace
 from tests.diagnosis.faults import NETWORKS, is_found
 from tests.diagnosis.loops import loop_of, sgd
 
@@ -533,3 +534,26 @@ def test_sums_whose_terms_cancel_are_no_fault() -> None:
         torch.manual_seed(0)
         found = ampcompare.diagnose(loop_of(make, loss), arm="half:bf16,masters=fp32", device="cpu", steps=4)
         assert found.faults == []
+
+
+@pytest.mark.parametrize(
+    ("last", "alone", "lines"),
+    [((), True, ("a.py:9",)), (("a.py:9",), True, ("a.py:1", "a.py:2")), (("a.py:9",), False, ("a.py:9",))],
+)
+def test_a_line_that_calls_the_model_is_tested_where_nothing_else_helps(
+    last: tuple[str, ...], alone: bool, lines: tuple[str, ...]
+) -> None:
+    """There the arm casts the inputs, which no words of the line change; what rounds behind it is the better place."""
+
+    def fault_at(line: str) -> Fault:
+        place = OperationPlace(module="", operation="sum", where=line, phase="forward")
+        return Fault(kind="overflow", place=place, step=0, text="it overflows", near=[("", "a.py:9")])
+
+    def run(_arm: Arm, kept: Any) -> remedies.TestedCandidate:
+        if "a.py:9" in kept or (alone and set(kept) >= {"a.py:1", "a.py:2"}):
+            return remedies.TestedCandidate([])
+        return remedies.TestedCandidate([fault_at("a.py:2" if "a.py:1" in kept else "a.py:1")])
+
+    found = search_for_cure(Arm.parse("half"), [fault_at("a.py:1")], None, run, [], last=last)
+    assert found.change is not None
+    assert found.change.lines == lines

@@ -75,7 +75,8 @@ class AverageWatch:
     def _look_at_average(self, name: str, target: Tensor, given: Any) -> None:
         """Follow what is written to one tensor by others of its shape: weights, or their difference to it."""
         is_weights = isinstance(given, Tensor) and given.shape == target.shape and given.is_floating_point()
-        if not is_weights or target.requires_grad:
+        # what has gradients is trained, as by a step by hand
+        if not is_weights or (target.requires_grad and (not target.is_leaf or target.grad is not None)):
             return
         if name == "copy_" and not isinstance(target, nn.Parameter):
             return

@@ -57,6 +57,8 @@ def _notes(
     dtype: torch.dtype,
     steps: range = range(24),
     rate: float = 0.05,
+    *,
+    is_frozen: bool = True,
 ) -> list[str]:
     """Return the notes on a training with an average that begins as a copy of its weights in one of some steps."""
     torch.manual_seed(0)
@@ -72,12 +74,20 @@ def _notes(
         optimizer.step()
         optimizer.zero_grad()
         if step in steps:
-            averaged = averaged or copy.deepcopy(model).requires_grad_(False)
+            averaged = averaged or copy.deepcopy(model).requires_grad_(not is_frozen)
             with torch.no_grad():
                 average(averaged, model, decay)
     return [
         row["text"] for row in recorded if row["kind"] == "remark" and row["text"].startswith("an average")
     ]
+
+
+@pytest.mark.parametrize("average", [_by_sum, _by_copy])
+def test_an_average_whose_weights_ask_for_gradients_is_named(behind: Any, average: Average) -> None:
+    """As a copy of the model that is written under `no_grad`, and was never frozen."""
+    found = _notes(behind, "script", average, 0.999, torch.bfloat16, is_frozen=False)
+    assert len(found) == 1
+    assert "an average in bf16 stands still" in found[0]
 
 
 @pytest.mark.parametrize(
