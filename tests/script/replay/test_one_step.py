@@ -155,6 +155,34 @@ def test_another_generator_is_noise(sides: dict[str, Sides], monkeypatch: pytest
     )
 
 
+def test_without_modes_what_has_dropout_is_not_judged(
+    sides: dict[str, Sides], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before torch 1.13 its mask cannot be the one of the type that is trained in; everything else is judged."""
+    monkeypatch.setattr(one_step, "TorchFunctionMode", object)
+    found = sides[TRANSFORMER].judge(TRANSFORMER)
+    assert (found.answer, list(found.findings)) == ("noise", [])
+    assert set(found.unjudged.values()) == {"it has dropout, which replay repeats from torch 1.13 on"}
+    assert set(found.unjudged) == {"Net", "blocks.0", "blocks.1", "blocks.0.drop", "blocks.1.drop"}
+    (mistake,) = [one for one in MISTAKES if one.what == "GELU by tanh"]
+    assert (
+        sides[TRANSFORMER].judge(mistake.script.replace(mistake.old, mistake.new)).module_names[0]
+        == "blocks.0.act"
+    )
+
+
+@pytest.mark.parametrize(("version", "kind"), [((1, 11), int), ((1, 12), torch.Tensor)])
+def test_an_optimizer_gets_its_count_of_steps_as_its_torch_keeps_it(
+    version: tuple[int, int], kind: type, sides: dict[str, Sides], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a tensor its bias correction is one of fp32, and another function."""
+    mine = sides[TRANSFORMER]
+    monkeypatch.setattr(one_step, "VERSION", version)
+    change = watched(TRANSFORMER, Replay(mine.capsule, mine.base.answers))
+    counts = {type(state["step"]) for state in change.optimizers[0].state.values()}
+    assert counts == {kind}
+
+
 def test_a_script_without_a_seed_gives_another_batch_each_time(tmp_path: Path) -> None:
     """Which is no finding, but a note."""
     other = Sides(CONVOLUTIONS.replace("torch.manual_seed(0)", "torch.seed()"), tmp_path / "capsule.pt", 1)
