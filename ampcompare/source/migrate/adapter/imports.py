@@ -99,12 +99,16 @@ class _ImportChange:
     kept: list[ast.alias]
 
 
-def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> Migration:
+def adapt_text(
+    text: str, adapter: str = ADAPTER, *, depth: int | None = None, exports: bool = False
+) -> Migration:
     """Return a module that imports the adapter in the place of Apex.
 
     Args:
         text: of the module.
-        adapter: full name of the module.
+        adapter: full name of the adapter's module.
+        depth: how many folders below that of the adapter, in its package, the module lies; None outside of a package.
+            A module whose own imports are relative so far up imports the adapter so, and finds it however it is run.
         exports: whether other modules may have any name from this one, so that none is dropped as unused.
 
     Raises:
@@ -131,7 +135,8 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     findings += [Finding.of_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
-    always = _change_imports(names, edits, adapter, [*missing, *guarded], used if not exports else None)
+    name = "." * (depth + 1) + ADAPTER if depth is not None and _relative_level(module) > depth else adapter
+    always = _change_imports(names, edits, name, [*missing, *guarded], used if not exports else None)
     for text_node, full in _apex_lookups(module):
         if adapter_name_of(full) is not None:
             edits.replace(text_node, repr(adapter).replace("'", '"'))
@@ -388,12 +393,25 @@ def _adapt_import(
             if not is_unused:
                 kept.append(alias)
             if local in roots & offered:
-                new.append(f"import {adapter}" + (f" as {ADAPTER}" if adapter != ADAPTER else ""))
+                new.append(_import_of_adapter(adapter, ADAPTER))
         elif name:
             new.append(f"from {adapter} import {name}" + (f" as {local}" if local != name else ""))
         else:
-            new.append(f"import {adapter}" + (f" as {local}" if local != adapter else ""))
+            new.append(_import_of_adapter(adapter, local))
     return _ImportChange(new, kept)
+
+
+def _import_of_adapter(adapter: str, local: str) -> str:
+    """Return the import of the adapter, by its full or relative name, under a name of the module."""
+    if adapter.startswith("."):
+        name = f"from {adapter.removesuffix(ADAPTER)} import {ADAPTER}"
+        return name if local == ADAPTER else f"{name} as {local}"
+    return f"import {adapter}" if local == adapter else f"import {adapter} as {local}"
+
+
+def _relative_level(module: Module) -> int:
+    """Return how many folders the relative imports go up, with the module's own, that it makes in every run."""
+    return max((each.level for each in module.tree.body if isinstance(each, ast.ImportFrom)), default=0)
 
 
 def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used: set[str] | None) -> list[str]:
@@ -404,7 +422,7 @@ def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used: set[st
         own = adapter_name_of(f"{package}.{name}")
         if own is None or (used is not None and name not in used):
             continue
-        lines.append(f"from {adapter} import {own}" if own else f"import {adapter} as {name}")
+        lines.append(f"from {adapter} import {own}" if own else _import_of_adapter(adapter, name))
     return lines
 
 

@@ -148,7 +148,9 @@ def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Pa
     files = []
     for path in sorted(paths):
         document = parse_document(path, read_source_bytes(path))
-        migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
+        is_inside = package and path.is_relative_to(place.parent)
+        depth = len(path.parent.relative_to(place.parent).parts) if is_inside else None
+        migration = adapt_text(document.text, name, depth=depth, exports=path.name == "__init__.py")
         if path in early and path.parent not in (root, place.parent):
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = replace(migration, findings=sorted({*migration.findings, late}))

@@ -232,6 +232,36 @@ def test_a_module_of_a_package_has_its_full_name() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "depth", "expected"),
+    [
+        ("from .net import x\n", 0, "from . import torch_amp_adapter as amp"),
+        ("from ..net import x\n", 1, "from .. import torch_amp_adapter as amp"),
+        ("from .net import x\n", 1, "import pack.torch_amp_adapter as amp"),
+        ("from pack.net import x\n", 0, "import pack.torch_amp_adapter as amp"),
+        ("try:\n    from .net import x\nexcept ImportError:\n    from net import x\n", 0,
+         "import pack.torch_amp_adapter as amp"),
+        ("from .net import x\n", None, "import pack.torch_amp_adapter as amp"),
+    ],
+)  # fmt: skip
+def test_a_module_whose_imports_are_relative_imports_the_adapter_so(
+    own: str, depth: int | None, expected: str
+) -> None:
+    """One package may be imported under two names: by scripts in it and above it."""
+    layers = "from apex.normalization import FusedLayerNorm\nFusedLayerNorm(2)\n"
+    result = adapt_text(
+        f"{own}from apex import amp\namp.initialize()\n{layers}", "pack.torch_amp_adapter", depth=depth
+    )
+    assert expected in result.text.splitlines()
+    package = (
+        expected.split(" as ")[0]
+        .removeprefix("import ")
+        .replace("from . import ", ".")
+        .replace("from .. import ", "..")
+    )
+    assert f"from {package} import FusedLayerNorm" in result.text.splitlines()
+
+
 def test_a_relative_module_named_apex_is_not_apex() -> None:
     text = "from .apex import amp\nfrom .. import apex\n"
     assert adapt_text(text).text == text
