@@ -96,6 +96,8 @@ UNUSED = (
 # Classes of torch that take the place of classes of Apex which are no subclass of them.
 OTHER_CLASSES = ("LayerNorm", "DistributedDataParallel")
 ASKED_FOR = "{0} asks for torch's {1} by `isinstance`, and Apex's {1} is none; torch's in its place is one"
+LAYER_NORM = "torch.nn.LayerNorm"
+FP32_RESULT = "under autocast torch's LayerNorm returns fp32, where Apex's returned the type of autocast"
 UNUSED_OPTION = "find_unused_parameters=True"
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -226,6 +228,8 @@ class UseRewriter:
             if ddp_may_lack_gradients(call):
                 self._add_note(call or node, UNUSED.format(UNUSED_OPTION))
         self._refuse_dropped_options(call, twin)
+        if twin == LAYER_NORM and call is not None:
+            self._add_note(call, FP32_RESULT)
         own = [
             (statement, alias.name)
             for statement, alias in self._names.imports

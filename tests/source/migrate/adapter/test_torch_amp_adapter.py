@@ -316,6 +316,32 @@ def test_a_group_that_is_added_before_the_first_backward_pass_makes_masters(
     _compare(forked_python, tmp_path, text)
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_fused_layer_norm_returns_the_type_of_its_input(
+    forked_python: Any, tmp_path: Path, level: str
+) -> None:
+    """That of autocast in a block of torch's; its gradients have the types that they have in Apex."""
+    text = HEAD.replace(
+        "from apex import amp", "from apex import amp\nfrom apex.normalization import FusedLayerNorm"
+    ) + (
+        "net = nn.Sequential(nn.Linear(8, 8), FusedLayerNorm(8), nn.Linear(8, 2)).cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        f"net, optimizer = amp.initialize(net, optimizer, opt_level='{level}', verbosity=0)\n"
+        "with torch.autocast('cuda', torch.float16, enabled=False):\n"
+        "    print(net[:2](x.to(net[0].weight.dtype)).dtype)\n"
+        "if net[1].weight.dtype is torch.float32:\n    print(net[1](x).dtype, net[1](x).sum().item())\n"
+        "with torch.autocast('cuda', torch.float16):\n    print(net[:2](x).dtype)\n"
+        "for _ in range(3):\n"
+        "    loss = nn.functional.cross_entropy(net(x), y)\n"
+        "    optimizer.zero_grad()\n"
+        "    with amp.scale_loss(loss, optimizer) as scaled_loss:\n        scaled_loss.backward()\n"
+        "    optimizer.step()\n"
+        "    print(loss.item(), net[1].weight.grad.dtype, net[1].weight.sum().item())\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
 LOADED = "net.load_state_dict({key: torch.full_like(one, k) for key, one in net.state_dict().items()})"
 FILLED = "for each in net.parameters(): each.data.fill_(k)"
 PUT_IN = "for each in net.parameters(): each.data = torch.full_like(each, k)"
