@@ -6,8 +6,9 @@ Source: Apex 25.05, the bindings of its module `apex_C`.
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch._utils import _flatten_dense_tensors as flatten_dense
-from torch._utils import _unflatten_dense_tensors as unflatten_dense
+
+from ampcompare.base.tensors.lists import flatten as flatten_dense
+from ampcompare.base.tensors.lists import unflatten as unflatten_dense
 
 
 def flatten(bucket: Sequence[Tensor]) -> Tensor:

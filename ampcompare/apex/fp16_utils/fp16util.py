@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors as flatten
-from torch._utils import _unflatten_dense_tensors as unflatten
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from ampcompare.apex import deprecated_warning
-from ampcompare.base.tensors.lists import copy_tensors_by_dtype
+from ampcompare.base.tensors.lists import copy_tensors_by_dtype, flatten, unflatten
 
 clip_grad_norm = clip_grad_norm_
 

@@ -15,11 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors as flatten
-from torch._utils import _unflatten_dense_tensors as unflatten
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.base.tensors.lists import group_tensors_by_type, is_dense
+from ampcompare.base.tensors.lists import flatten, group_tensors_by_type, is_dense, unflatten
 
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 

@@ -9,9 +9,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
-from torch._utils import _flatten_dense_tensors as flatten
-from torch._utils import _unflatten_dense_tensors as unflatten
+from torch import Tensor, _utils
+
+# The order in which one vector holds the elements of several tensors is torch's.
+flatten = _utils._flatten_dense_tensors
+unflatten = _utils._unflatten_dense_tensors
 
 
 def group_tensors_by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
