@@ -13,10 +13,9 @@ from ampcompare.base.tensors.lists import unflatten as unflatten_dense
 
 def flatten(bucket: Sequence[Tensor]) -> Tensor:
     """Return one vector with the elements of all tensors of `bucket`, which are of one dtype and on one device."""
-    flat: Tensor = flatten_dense(bucket)
-    return flat
+    return flatten_dense(bucket)
 
 
 def unflatten(coalesced: Tensor, bucket: Sequence[Tensor]) -> list[Tensor]:
     """Return views into `coalesced` with the shapes of the tensors of `bucket`, in order."""
-    return list(unflatten_dense(coalesced, bucket))
+    return unflatten_dense(coalesced, bucket)

@@ -9,11 +9,24 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, _utils
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-# The order in which one vector holds the elements of several tensors is torch's.
-flatten = _utils._flatten_dense_tensors
-unflatten = _utils._unflatten_dense_tensors
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return one vector with the elements of all tensors, which are of one dtype and on one device."""
+    vector: Tensor = _flatten_dense_tensors(tensors)
+    return vector
+
+
+def unflatten(vector: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return views into a vector of `flatten` with the shapes of the tensors, in order.
+
+    Args:
+        vector: with the elements of all of them, one behind the other.
+        tensors: whose shapes the views have.
+    """
+    return list(_unflatten_dense_tensors(vector, tensors))
 
 
 def group_tensors_by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:

@@ -137,14 +137,19 @@ def adapt_text(
     findings += [Finding.of_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
     name = "." * (depth + 1) + ADAPTER if depth is not None and _relative_level(module) > depth else adapter
     always = _change_imports(names, edits, name, [*missing, *guarded], used if not exports else None)
-    for text_node, full in _apex_lookups(module):
-        if adapter_name_of(full) is not None:
-            edits.replace(text_node, repr(adapter).replace("'", '"'))
+    _rename_lookups(module, edits, adapter)
     findings += _question_findings(module, always)
     findings += _ddp_limit_notes(module, names) + _apex_option_findings(module, names)
     return Migration(
         edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
     )
+
+
+def _rename_lookups(module: Module, edits: Edits, adapter: str) -> None:
+    """Let strings by which a module looks for Apex name the adapter."""
+    for node, full in _apex_lookups(module):
+        if adapter_name_of(full) is not None:
+            edits.replace(node, repr(adapter).replace("'", '"'))
 
 
 def _findings_of_missing(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[Finding]:
