@@ -160,6 +160,8 @@ def _try_advised_arms(
     able: list[str] = []
     for advised in failed.advice.arms:
         arm: str | None = advised
+        if _patterns_kept_by(advised) and any(map(_patterns_kept_by, able)):
+            continue  # the first that trains keeps the least
         for _ in range(MAX_FOLLOWED):
             other = cell.model_copy(update={"arm": str(Arm.parse(arm or ""))})
             build = _key_of_cell_build(other)
@@ -178,10 +180,12 @@ def _try_advised_arms(
 
 def _arm_that_keeps_more(arm: str, advice: ArmAdvice) -> str | None:
     """Return the first advised arm that keeps in fp32 what an arm keeps, and another module; None without."""
-    kept = Arm.parse(arm).keep_fp32
-    return next(
-        (one for one in advice.arms if kept and Arm.parse(one).keep_fp32.startswith(f"{kept}|")), None
-    )
+    kept = _patterns_kept_by(arm)
+    return next((one for one in advice.arms if kept and kept < _patterns_kept_by(one)), None)
+
+
+def _patterns_kept_by(arm: str) -> set[str]:
+    return {*filter(None, Arm.parse(arm).keep_fp32.split("|"))}
 
 
 def require_trainable_arm(found: Preflight) -> None:

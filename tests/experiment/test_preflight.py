@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ArmAdvice, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.contract import BY_HAND, Launcher, record_of_failed_cell
@@ -84,7 +85,7 @@ class ByKept(ByArm):
     def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
         kept = config.parsed_arm.keep_fp32
         self.advice = ArmAdvice(
-            (f"apex:O2,keep_fp32={f'{kept}|' if kept else ''}{'ba'[not kept]}",), "cast it"
+            (f"apex:O2,keep_fp32={f'{kept}|' if kept else ''}{'ab'[not kept]}",), "cast it"
         )
         return super().launch(config, folder, on_progress)
 
@@ -94,10 +95,10 @@ def test_advice_to_keep_modules_is_followed_until_the_script_trains(tmp_path: Pa
         arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py"), device="cpu")
         for arm in ("fp32", "apex:O2")
     }
-    launcher = ByKept({"fp32", "apex:O2,keep_fp32=a|b"}, ArmAdvice())
+    launcher = ByKept({"fp32", str(Arm.parse("apex:O2,keep_fp32=b|a"))}, ArmAdvice())
     found = run_trials_of_rows(rows, launcher, (0, 1), tmp_path)
-    assert launcher.asked == [*rows, "apex:O2,keep_fp32=a", "apex:O2,keep_fp32=a|b"]
-    assert found.arms["apex:O2"].error == f"{SEEN}; compare apex:O2,keep_fp32=a|b, or cast it"
+    assert launcher.asked == [*rows, "apex:O2,keep_fp32=b", str(Arm.parse("apex:O2,keep_fp32=b|a"))]
+    assert found.arms["apex:O2"].error == f"{SEEN}; compare apex:O2,keep_fp32=b|a, or cast it"
 
 
 def test_an_error_without_advice_stays_as_it_is(tmp_path: Path) -> None:
