@@ -53,7 +53,9 @@ class FirstGradientsWatch:
     def _note_optimizer_without_gradients(self, optimizer: Any) -> None:
         kind, weights = type(optimizer).__name__, owned_params(optimizer)
         count = format_count(len(weights), "weight")
-        if all(param.grad is None for param in weights):
+        if not any(param.requires_grad for param in weights):
+            what = f"all {count} of {kind} are frozen in its first {STEPS} steps, which change nothing"
+        elif all(param.grad is None for param in weights):
             what = (
                 f"{kind} got no gradient for any of its {count} in its first {STEPS} steps: the loss does not depend "
                 "on them, as where the model was copied or made again behind the optimizer, or they were cleared"

@@ -71,6 +71,19 @@ def test_an_optimizer_of_other_weights_is_named(behind: Any) -> None:
     assert "as where the model was copied or made again behind the optimizer" in text
 
 
+def test_frozen_weights_are_the_reason_where_they_are(behind: Any) -> None:
+    """As of a body that is trained from a later epoch on, whose loss does depend on it."""
+    found = _remarks_behind(behind, "script")
+    body, head = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 2)
+    optimizers = [SGD(body.parameters(), 0.1), SGD(head.parameters(), 0.1)]
+    for _ in range(3):
+        head(body(torch.randn(4, 8))).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    (text,) = found
+    assert text.startswith("all 2 weights of SGD are frozen in its first 2 steps, which change nothing (")
+
+
 class _ZeroHead(nn.Module):
     """Its last layer begins with zeros, so that the first one has no gradient at first."""
 
