@@ -8,7 +8,7 @@ from pathlib import Path
 from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.adapter.mark import ADAPTER, INNER, ITSELF, OFFERED
-from ampcompare.source.migrate.read.apex_guards import FINDERS
+from ampcompare.source.migrate.read.apex_guards import FINDERS, is_only_asked_for
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.replacement_table import LAYER_OPTIONS, OPTIMIZERS
@@ -301,7 +301,24 @@ def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[a
                 yield node
     for handler in [each for one in always for each in one.handlers]:
         sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
-        yield from (each for each in sets if isinstance(each.value, ast.Constant))
+        yield from (each for each in sets if _decides_elsewhere(module, each))
+
+
+def _decides_elsewhere(module: Module, setting: ast.Assign | ast.AnnAssign) -> bool:
+    """Return whether what a failed import sets may choose a way, and is not only what an assertion asks for."""
+    target = setting.targets[0] if isinstance(setting, ast.Assign) else setting.target
+    if not isinstance(setting.value, ast.Constant) or not isinstance(target, ast.Name):
+        return False
+    reads = [
+        each
+        for each in module.nodes
+        if isinstance(each, ast.Name) and each.id == target.id and isinstance(each.ctx, ast.Load)
+    ]
+    if setting.value.value is None:  # in the place of a module
+        reads = [each for each in reads if is_only_asked_for(module, each)]
+    elif not reads:  # by another file, perhaps
+        return True
+    return any(not isinstance(module.statement_around(each), ast.Assert) for each in reads)
 
 
 def _change_chain(edits: Edits, node: ast.Attribute, name: str, *, is_root_kept: bool) -> None:
