@@ -324,6 +324,7 @@ def _is_of_torch_module_under_o1(failure: _ScriptFailure) -> bool:
     return bool(_torch_module_that_raised(failure.error.__traceback__))
 
 
+UNSCALED = Arm.parse("native:bf16")
 ONE_TYPE = "give it tensors of one type there, for example with .to(other.dtype)"
 OTHER_ERRORS = (
     _FailureKind(
@@ -362,7 +363,11 @@ TYPE_ERRORS = (
         "let the model return logits and use BCEWithLogitsLoss",
         shown="binary_cross_entropy after sigmoid",
     ),
-    _FailureKind(COMPLEX, "torch cannot unscale the gradients of complex weights", ("native:bf16",)),
+    _FailureKind(
+        COMPLEX,
+        "torch cannot unscale the gradients of complex weights",
+        lambda failure: _arms_without_scale(failure),
+    ),
     _FailureKind(
         FP32_WANTED,
         "an operation takes fp32 alone, and gets 16-bit tensors",
@@ -454,7 +459,19 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
         name = _name_in_model(_modules_that_raised(trace)[0])
     else:
         name = _module_that_raised(trace)[0] if failure.stands is _WhatStandsIn.WEIGHTS else ""
-    return (str(_arm_keeping_module(failure.arm, name)), "fp32") if name else ("fp32",)
+    if not name:
+        return ("fp32",)
+    model = _modules_that_raised(trace)[0][0]
+    scales = half_dtype_of(failure.arm) is torch.float16
+    # torch cannot unscale complex gradients, so another dtype without a scale is what trains such a model
+    arm = UNSCALED if scales and any(each.is_complex() for each in model.parameters()) else failure.arm
+    return str(_arm_keeping_module(arm, name)), "fp32"
+
+
+def _arms_without_scale(failure: _ScriptFailure) -> tuple[str, ...]:
+    """Return arms that scale no loss, the first with the modules in fp32 that the failed arm keeps so."""
+    kept = failure.arm.keep_fp32
+    return str(_arm_keeping_module(UNSCALED, kept) if kept else UNSCALED), "fp32"
 
 
 def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:

@@ -513,6 +513,13 @@ def frequencies(x: Tensor) -> Tensor:
     return torch.fft.rfft(x).abs()
 
 
+def make_spectral_model() -> nn.Module:
+    """Return a model with a complex weight, whose gradients torch cannot unscale."""
+    model = Outside(frequencies)
+    model.inside.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    return model
+
+
 IN_16_BITS = (
     r"torch cannot compute this in 16 bits on this device \(.*\); compare fp32, or cast "
     r"its inputs to fp32 there$"
@@ -520,6 +527,26 @@ IN_16_BITS = (
 KEPT = r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*; "
 ONE_TYPE = r"give it tensors of one type there, for example with .to\(other.dtype\)$"
 PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
+
+
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+@pytest.mark.parametrize(
+    ("arm", "advised"),
+    [
+        ("apex:O1,keep_fp32=inside", "native:bf16,keep_fp32=inside or fp32"),
+        ("native:fp16", "native:bf16 or fp32"),
+    ],
+)
+def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: str, advised: str) -> None:
+    """With the modules in fp32 that the arm keeps so, which are those without a kernel."""
+    stand_in = behind(arm)
+    model = Outside(torch.relu)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(3, 4))
+    error = RuntimeError(
+        "\"_amp_foreach_non_finite_check_and_unscale_cpu\" not implemented for 'ComplexFloat'"
+    )
+    assert str(stand_in.find_refusal_of_error(error)).endswith(f"; compare {advised}")
 
 
 @pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
@@ -563,6 +590,11 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
                 IN_16_BITS.replace("compare fp32", f"compare {kept}=inside or fp32"),
             )
             for arm, kept in (("apex:O1", "apex:O1,keep_fp32"), ("native:bf16", "native:bf16,keep_fp32"))
+        ),
+        (
+            "apex:O1",
+            make_spectral_model,
+            IN_16_BITS.replace("compare fp32", "compare native:bf16,keep_fp32=inside or fp32"),
         ),
         (
             "half:bf16",

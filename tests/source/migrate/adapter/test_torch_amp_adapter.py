@@ -342,6 +342,20 @@ def test_fused_layer_norm_returns_the_type_of_its_input(
     _compare(forked_python, tmp_path, text)
 
 
+@pytest.mark.integration
+def test_products_that_apex_leaves_alone_keep_their_types(forked_python: Any, tmp_path: Path) -> None:
+    """Autocast casts what they are made of."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "half = net(x)\n"
+        "for each in (x[:8], half[:2, :2]):\n"
+        "    found = (torch.einsum('ij,jk', each, each), torch.tensordot(each, each, 1), torch.inner(each, each),\n"
+        "             torch.chain_matmul(each, each, each), torch.matrix_power(each, 3), torch.mm(each, each))\n"
+        "    print([(one.dtype, one.float().sum().item()) for one in found])\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
 LOADED = "net.load_state_dict({key: torch.full_like(one, k) for key, one in net.state_dict().items()})"
 FILLED = "for each in net.parameters(): each.data.fill_(k)"
 PUT_IN = "for each in net.parameters(): each.data = torch.full_like(each, k)"
