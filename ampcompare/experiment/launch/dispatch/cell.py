@@ -29,7 +29,7 @@ def command_of_cell(folder: Path) -> list[str]:
     return module_command(__spec__.name, str(folder))
 
 
-def require_version() -> str:
+def find_version() -> str:
     """Return the version of this ampcompare, by which the Python of a stack can train cells.
 
     Raises:
