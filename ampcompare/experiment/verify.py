@@ -119,6 +119,8 @@ class _Verification:
             f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.step_counts_text()}"
         )
         if not rewritten.applied and not rewritten.losses:
+            if not original.losses:
+                raise LaunchError(NO_LOSS_SCALED)
             made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
             self._say(
                 f"fp16: {DIFFERENT}; the rewritten script scaled no loss in {made}: its switch for fp16 did not act"
@@ -290,6 +292,9 @@ def _project_files_with_apex(script: Path) -> list[str]:
         for each in found
         if not each.is_relative_to(own) and CALLS_APEX.search(each.read_bytes())
     ]
+
+
+NO_LOSS_SCALED = "there is nothing to compare: neither the script nor what migrate makes of it scales a loss, so no loss was seen"
 
 
 def _why_nothing_to_compare(run: ScriptRun) -> str:

@@ -61,6 +61,10 @@ STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.Exp
 NOTED = "a rewrite changes this, or leaves open what it does: {0}"
 SHARED_LINES = "statements about Apex share a line here"
 SEVERAL = "there are {0} calls of {1}, and a rewrite is proven right for one"
+NOT_SEEN = {
+    "amp.scale_loss": "no call of amp.scale_loss is seen, so the loss is not scaled",
+    "step": "no step of an optimizer is seen",
+}
 NOT_PLAIN = "{0} of amp.initialize is `{1}`, and no variable of its own"
 OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text, and no option of its own"
 FLOW = "amp.initialize runs {0}; in an ordinary training it does always, or behind one switch"
@@ -217,7 +221,7 @@ def _refuse_several_updates(core: ApexCore) -> None:
     for what, found in (("amp.scale_loss", blocks), ("step", sites.steps)):
         if len(found) != 1:
             place = found[-1].statement if found else sites.initializes[0].call
-            raise UnsureRewrite(place, SEVERAL.format(len(found), what))
+            raise UnsureRewrite(place, SEVERAL.format(len(found), what) if found else NOT_SEEN[what])
     if sites.natives or core.forward.inline or core.forward.apart:
         raise OrdinaryForm.LOSS_ABOVE.refusal_of(blocks[0].statement)
     kinds = ObjectKinds(module, core.index)
