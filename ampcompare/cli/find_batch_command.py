@@ -90,11 +90,11 @@ def command(**parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:
-        _show_limits(limits)
+        _show_largest_batches(limits)
     return LaunchError.exit_code if all(limit.error is not None for limit in limits) else 0
 
 
-def _show_limits(limits: Sequence[BatchLimit]) -> None:
+def _show_largest_batches(limits: Sequence[BatchLimit]) -> None:
     """Print a row for each arm, and the environments next to each other where there are several."""
     from ampcompare.results.report.documents.stacks import HERE, facts_of_environment, rows_of_environments
     from ampcompare.results.report.tables import grid_table, listing_table, terminal_width

@@ -47,7 +47,7 @@ class Explanation(ShownInNotebook):
     roles: Roles | None  # in which type each part of a step is held or computed
     memory: BytesPerParameter | None
 
-    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_text_and_html"
 
     def _document(self) -> Document:
         return explanation_document(self)

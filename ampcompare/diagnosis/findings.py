@@ -74,7 +74,7 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
     at = max(small, default=zeros[0])
     name = _place_name_beside(events[at], events[origin])
-    made = None if _module_and_line(events[at]) == _module_and_line(events[origin]) else at
+    made = None if _module_and_line_key(events[at]) == _module_and_line_key(events[origin]) else at
     if small:
         return FaultReason(f"{events[at].number:g} in {name} is zero in fp16", made)
     return FaultReason(
@@ -98,7 +98,7 @@ def _rounded_limit_reason(
         return None
     one = math.copysign(1, events[at].limit)
     name, half = _place_name_beside(events[at], events[origin]), dtype_name(events[at].dtype)
-    made = None if _module_and_line(events[at]) == _module_and_line(events[origin]) else at
+    made = None if _module_and_line_key(events[at]) == _module_and_line_key(events[origin]) else at
     return FaultReason(f"{events[at].limit:.9g} in {name} is {one:g} in {half}", made)
 
 
@@ -111,7 +111,7 @@ def share_lost_to_zero(event: OperationResult) -> float:
 def _place_name_beside(event: OperationResult, other: OperationResult) -> str:
     """Return the name of a place for a reader who knows another one."""
     place = operation_place_of(event.key)
-    if _module_and_line(event) == _module_and_line(other):
+    if _module_and_line_key(event) == _module_and_line_key(other):
         return place.operation
     return f"{place.name} ({place.where})" if place.where else place.name
 
@@ -124,7 +124,9 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
     for facts in observation.facts:
         if facts.applied:
             highest = max(highest, facts.scale)
-            faults = [one for one in _faults_of_one_step(facts) if not (fallen and one.kind in SMALL_SCALE)]
+            faults = [
+                one for one in _fault_of_applied_step(facts) if not (fallen and one.kind in SMALL_SCALE)
+            ]
         else:
             is_falling = facts.scale <= highest / FALL
             faults = list(_faults_of_skipped_step(facts, highest if is_falling else None))
@@ -140,7 +142,7 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
     return [fault for kind, fault in found.items() if kind not in left_out]
 
 
-def _faults_of_one_step(facts: StepFacts) -> Iterator[Fault]:
+def _fault_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
     events = facts.step.events
     loss = None if facts.step.place_of_loss is None else events[facts.step.place_of_loss]
     if loss is not None and _is_nonfinite_result(loss):
@@ -504,7 +506,7 @@ def _where_rounding_began(events: Sequence[OperationResult], rounded: int) -> in
             return first
         at = before[0]
         if (
-            _module_and_line(events[at]) != _module_and_line(events[rounded])
+            _module_and_line_key(events[at]) != _module_and_line_key(events[rounded])
             and own_error_of_event(events[at]) >= least
         ):
             first = at
@@ -642,7 +644,7 @@ def _make_fault(
 ) -> Fault:
     events = facts.step.events
     event = events[origin]
-    made = [] if reason is None or reason.at is None else [_module_and_line(events[reason.at])]
+    made = [] if reason is None or reason.at is None else [_module_and_line_key(events[reason.at])]
     return Fault(
         kind=kind,
         place=operation_place_of(event.key),
@@ -677,20 +679,20 @@ def _nearest_other_places(
     events: Sequence[OperationResult], origin: int, next_to: Callable[[int], list[int]]
 ) -> list[tuple[str, str]]:
     """Return the first places that are reached from a result through results of the same place."""
-    here = _module_and_line(events[origin])
+    here = _module_and_line_key(events[origin])
     found: list[tuple[str, str]] = []
     todo, seen = deque([origin]), {origin}
     while todo and len(found) < MAX_NEAR:
         at = todo.popleft()
-        if _module_and_line(events[at]) != here and events[at].key[3] in ("forward", "backward"):
-            found = list(dict.fromkeys([*found, _module_and_line(events[at])]))
+        if _module_and_line_key(events[at]) != here and events[at].key[3] in ("forward", "backward"):
+            found = list(dict.fromkeys([*found, _module_and_line_key(events[at])]))
         else:
             todo += [other for other in next_to(at) if other not in seen]
             seen.update(next_to(at))
     return found
 
 
-def _module_and_line(event: OperationResult) -> tuple[str, str]:
+def _module_and_line_key(event: OperationResult) -> tuple[str, str]:
     """Return the module and the line of a result."""
     return event.key[0], event.key[2]
 

@@ -329,7 +329,7 @@ def _first_difference_of_role(
         elif role == "options":
             what = str(_first_changed_option(*values) or "")
         else:
-            what = "" if values[0] == values[1] else _difference_text(role, *values)
+            what = "" if values[0] == values[1] else _resumed_difference_text(role, *values)
         if what:
             if (
                 role == "masters"
@@ -454,7 +454,7 @@ def _changed_options(whole: list[Any], resumed: list[Any]) -> Iterator[_OptionCh
                     yield _OptionChangedByResume(name, optimizer, group, one[name], other[name], *several)
 
 
-def _difference_text(role: str, whole: Any, resumed: Any) -> str:
+def _resumed_difference_text(role: str, whole: Any, resumed: Any) -> str:
     if role == "batches":
         return "another batch"
     if role == "generators":
@@ -799,7 +799,7 @@ def _why_loss_differs(index: int, whole: ResumeTrace, at: int, resumed: ResumeTr
 
 def _why_generators_differ(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
     first, second = whole.steps[index], resumed.steps[index - at]
-    names = _difference_text(
+    names = _resumed_difference_text(
         "generators", first.value_of_role("generators"), second.value_of_role("generators")
     )
     return (

@@ -241,7 +241,7 @@ class RunningPlan:
             found.summary_lines([self.plan.labels[index] for index in self.indices_to_run(self._every)])
         )
 
-    def record_of_refusal(self, index: int) -> RunRecord | None:
+    def write_refusal_record(self, index: int) -> RunRecord | None:
         """Return the record of a cell whose row was seen not to train; None for others."""
         trial = self._refused.get(self.plan.labels[index])
         if trial is None:
@@ -498,7 +498,7 @@ class CellRunner:
     ) -> FinishedCell:
         config, folder = self.running.cell_and_folder(index)
         started = _time_now_text()
-        if (refusal := self.running.record_of_refusal(index)) is not None:
+        if (refusal := self.running.write_refusal_record(index)) is not None:
             return FinishedCell(index, refusal, started)
         if device is not None and isinstance(self.running.launcher, LauncherPool):
             record = self.running.launcher.launch_at_place(device, config, folder, on_progress)

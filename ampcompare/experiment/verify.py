@@ -294,7 +294,9 @@ def _project_files_with_apex(script: Path) -> list[str]:
     ]
 
 
-NO_LOSS_SCALED = "there is nothing to compare: neither the script nor what migrate makes of it scales a loss, so no loss was seen"
+NO_LOSS_SCALED = (
+    "there is nothing to compare: neither the script nor its migrated form scales a loss or shows another"
+)
 
 
 def _why_nothing_to_compare(run: ScriptRun) -> str:

@@ -24,7 +24,7 @@ def shapes(options: SampleOptions) -> TensorData:
     Returns:
         Batches of float32 images (batch, channels, size, size) and int64 classes (batch, size, size).
     """
-    train, val = ((images, classes) for images, classes, _ in _draw_parts(options, SIZE))
+    train, val = ((images, classes) for images, classes, _ in _draw_training_and_validation(options, SIZE))
     return TensorData.of("shapes", train, val, seed=options.seed)
 
 
@@ -36,7 +36,7 @@ def boxed_shapes(options: SampleOptions) -> TensorData:
         (batch, 3, 4), as left, top, right, bottom in pixels; `labels`, int64 (batch, 3), 0 where there is no box.
     """
     parts = []
-    for images, classes, owners in _draw_parts(options, BOXED_SIZE):
+    for images, classes, owners in _draw_training_and_validation(options, BOXED_SIZE):
         boxes, labels = zip(
             *(_box_of_shape(owners == number, classes) for number in range(1, SHAPES + 1)), strict=True
         )
@@ -56,7 +56,9 @@ def _box_of_shape(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     return box.float(), (classes * seen).flatten(1).amax(1) * there
 
 
-def _draw_parts(options: SampleOptions, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _draw_training_and_validation(
+    options: SampleOptions, size: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield of each part images (count, channels, size, size), and of each pixel its class and its shape's number."""
     for part, count in (("training", options.train_size or TRAIN), ("validation", options.val_size or VAL)):
         images, classes, owners = _draw_images(part, count, options.image_size or size)

@@ -186,9 +186,9 @@ class EvaluationPrecision(Precision):
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return self._enter_evaluation_contexts()
+        return self._evaluation_block()
 
     @contextmanager
-    def _enter_evaluation_contexts(self) -> Iterator[None]:
+    def _evaluation_block(self) -> Iterator[None]:
         with self._outside.without_patches(), self._compute, self._autocast:
             yield

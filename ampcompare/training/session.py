@@ -124,7 +124,7 @@ class Session:
                 position.skipped += sum(not all(record.applied) for record in records)
                 position.step, position.batch = self.loop.step, position.batch + len(records)
                 yield records
-                if self._apply_policies(records) or self._save_and_check_stop(len(records), begin):
+                if self._apply_policies(records) or self._save_and_is_asked_to_stop(len(records), begin):
                     return
             trained = self._wall_time_after_device()
             if ranks.size > 1:
@@ -216,7 +216,7 @@ class Session:
             self.loop.reload_loss_scales()
         return self.divergence.ends_run
 
-    def _save_and_check_stop(self, count: int, begin: float) -> bool:
+    def _save_and_is_asked_to_stop(self, count: int, begin: float) -> bool:
         """Save after a block of `count` steps if it is due; return whether the run ends here because it was asked to.
 
         Ranks stop together, whichever of them was asked.

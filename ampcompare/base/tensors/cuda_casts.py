@@ -122,7 +122,7 @@ class _TensorWithoutMemory(Tensor):
         def without(value: Any) -> Any:
             if isinstance(value, _TensorWithoutMemory):
                 return value.meta
-            return _META if _is_device(value) else value
+            return _META if _is_device_object(value) else value
 
         result = func(*pytree.tree_map(without, args), **pytree.tree_map(without, kwargs))
         device = own.device.type
@@ -135,7 +135,7 @@ class _TensorWithoutMemory(Tensor):
 _META = torch.device("meta")
 
 
-def _is_device(value: Any) -> bool:
+def _is_device_object(value: Any) -> bool:
     return isinstance(value, torch.device)
 
 

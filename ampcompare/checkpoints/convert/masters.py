@@ -43,7 +43,7 @@ class _WeightAtPlace(NamedTuple):
     value: Tensor
 
 
-class _TensorsTogether(NamedTuple):
+class _TensorsOfOneContainer(NamedTuple):
     """Tensors that lie together, with their names or numbers."""
 
     place: Place
@@ -143,7 +143,7 @@ def _weights_at_places(models: Mapping[Place, Mapping[str, Any]], halves: set[Pl
     return weights
 
 
-def _are_where_copies_lie(bundle: _TensorsTogether, wrappers: Sequence[Place]) -> bool:
+def _are_where_copies_lie(bundle: _TensorsOfOneContainer, wrappers: Sequence[Place]) -> bool:
     """Return whether tensors lie where programs keep fp32 copies: by the names above them, or in a known optimizer."""
     if bundle.is_state:
         return False
@@ -192,7 +192,7 @@ def _first_tied_weight(weight: _WeightAtPlace, named: list[_WeightAtPlace]) -> _
     return None
 
 
-def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_TensorsTogether]:
+def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_TensorsOfOneContainer]:
     """Yield fp32 tensors that lie together: in one list or dict, or under one key of an optimizer's state."""
     if not isinstance(value, Mapping | list | tuple) or id(value) in seen or len(place) > MAX_DEPTH:
         return
@@ -215,17 +215,21 @@ def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_
 
 def _tensors_together_among_items(
     place: Place, items: list[tuple[str, Any]], *, is_state: bool = False
-) -> Iterator[_TensorsTogether]:
+) -> Iterator[_TensorsOfOneContainer]:
     tensors = [
         (name, item)
         for name, item in items
         if isinstance(item, Tensor) and item.dtype in FULL_DTYPES and item.numel()
     ]
     if tensors:
-        yield _TensorsTogether(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)
+        yield _TensorsOfOneContainer(
+            place, [name for name, _ in tensors], [item for _, item in tensors], is_state
+        )
 
 
-def _weights_copied_by_each_tensor(bundle: _TensorsTogether, free: list[_WeightAtPlace]) -> list[list[int]]:
+def _weights_copied_by_each_tensor(
+    bundle: _TensorsOfOneContainer, free: list[_WeightAtPlace]
+) -> list[list[int]]:
     """Return the positions of the weights that each tensor is a copy of: one, several if it is flat, or none."""
     by_shape: dict[torch.Size, list[int]] = {}
     for at, weight in enumerate(free):
@@ -312,7 +316,7 @@ def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) 
 
 
 def _convincing_matches(
-    bundle: _TensorsTogether, matches: list[list[int]], free: list[_WeightAtPlace]
+    bundle: _TensorsOfOneContainer, matches: list[list[int]], free: list[_WeightAtPlace]
 ) -> list[list[int]]:
     """Return the matches without what may be chance: moments that round to 0, and constants.
 

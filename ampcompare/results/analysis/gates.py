@@ -267,7 +267,9 @@ def _verdicts_for_gate(
         {arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design
     )
     return {
-        arm: quantity.as_conditional(verdict, pairings[arm].surviving_seed_counts, pairings[arm].mean_updates)
+        arm: quantity.as_conditional(
+            verdict, pairings[arm].surviving_and_common_seed_counts, pairings[arm].differing_mean_updates
+        )
         for arm, verdict in verdicts.items()
     }
 

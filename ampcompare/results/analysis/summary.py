@@ -190,8 +190,8 @@ def _line_of_arm(
     return UndecidedRow(
         row.model_copy(update={"memory": memory_verdict(pairing)}),
         {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
-        pairing.surviving_seed_counts,
-        pairing.mean_updates,
+        pairing.surviving_and_common_seed_counts,
+        pairing.differing_mean_updates,
         lambda verdict: compare_samples(
             pairs, quality_effect(pairs), verdict, margin.margin_of_score_differences()
         ),
@@ -234,8 +234,8 @@ class QuantityTest:
 
         Args:
             verdict: on what training reaches, or on another quantity.
-            survivors: as `Pairing.surviving_seed_counts`.
-            updates: as `Pairing.mean_updates`.
+            survivors: as `Pairing.surviving_and_common_seed_counts`.
+            updates: as `Pairing.differing_mean_updates`.
         """
         if not self.of_training:
             return verdict

@@ -296,7 +296,7 @@ class NextStep(FrozenRecord):
 class Comparison(ShownInNotebook, FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
 
-    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_text_and_html"
 
     schema_number: Annotated[int, AfterValidator(lambda read: REPORT_SCHEMA)] = Field(
         REPORT_SCHEMA, alias="schema"

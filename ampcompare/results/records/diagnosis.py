@@ -151,7 +151,7 @@ class Cure(FrozenRecord):
 class Diagnosis(ShownInNotebook, FrozenRecord):
     """All that a diagnosis found."""
 
-    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_text_and_html"
 
     version: int = 1
     arm: str

@@ -311,7 +311,7 @@ def lost_statistics_text(layers: Sequence[str]) -> str:
 class RunRecord(ShownInNotebook, FrozenRecord):
     """Everything known about one cell."""
 
-    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:record_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:record_text_and_html"
 
     schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     cell: str

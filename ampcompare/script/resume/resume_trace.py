@@ -464,7 +464,7 @@ def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[
     places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
     of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
     for name, value in itertools.chain(_variables_of_script(), _attributes_by_class_name(owners)):
-        tensors = [] if id(value) in parts else _tensors_held_by(value)
+        tensors = [] if id(value) in parts else _parameters_or_items(value)
         if not tensors or not all(issubclass(type(each), Tensor) for each in tensors):
             continue
         own = [each for each in tensors if each.is_floating_point() and id(each) not in owned]
@@ -475,7 +475,7 @@ def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[
     return found
 
 
-def _tensors_held_by(value: Any) -> list[Any]:
+def _parameters_or_items(value: Any) -> list[Any]:
     """Return the parameters of a module, or what is in a container; nothing of the object's own code runs.
 
     Lazy mappings of libraries import what they hold when they are asked, and lazy objects do when their class is.

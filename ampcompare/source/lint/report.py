@@ -76,7 +76,7 @@ class Report(ShownInNotebook):
     files: int = 0
     fixed: int = 0
 
-    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:lint_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:lint_text_and_html"
 
     def rows(self) -> list[tuple[str, str, str, str, str]]:
         """Return the place, code, level, message and remedy of each finding."""

@@ -80,7 +80,7 @@ class FileMigration(ShownInNotebook):
         found = [] if self.migration is None else self.migration.findings
         return sum(each.kind == BY_HAND for each in found)
 
-    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:migration_view"
+    _view: ClassVar[str] = "ampcompare.results.report.html.notebook:migration_text_and_html"
 
     def summary(self) -> str:
         """Return what becomes of the file, in one line."""
@@ -157,7 +157,7 @@ def migrate_file(
             migration = migrate_text(
                 document.text, neighbors_of_file(path, within), versions or known_versions()
             )
-            migration = _add_mistakes(document.text, migration, examine)
+            migration = _migration_with_mistakes(document.text, migration, examine)
         elif must_parse:
             parse_tree(document.text)
         migration = _renew_deprecated_names(document.text, migration, versions or known_versions())
@@ -189,7 +189,7 @@ def _renew_deprecated_names(before: str, migration: Migration | None, versions: 
     return replace(migration or Migration(before, []), text=new)
 
 
-def _add_mistakes(before: str, migration: Migration, examine: Examine) -> Migration:
+def _migration_with_mistakes(before: str, migration: Migration, examine: Examine) -> Migration:
     """Return a migration with the mistakes of its result."""
     if migration.text == before:
         return migration

@@ -23,9 +23,9 @@ class ReplacedForward:
     def install(self) -> None:
         """Replace `forward` on this instance."""
         self.module.forward = self
-        self.module._replicate_for_data_parallel = self.replicate  # type: ignore[method-assign]
+        self.module._replicate_for_data_parallel = self.replicate_module  # type: ignore[method-assign]
 
-    def replicate(self) -> nn.Module:
+    def replicate_module(self) -> nn.Module:
         """Return what `nn.Module._replicate_for_data_parallel` returns, with its own forward."""
         replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
         self.copy_for_replica(replica).install()

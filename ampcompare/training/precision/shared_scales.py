@@ -76,7 +76,7 @@ def _fp32_scale_factor(largest: Tensor, element: Element) -> Tensor:
     return (element.largest / largest.double().clamp(min=SMALLEST)).float()  # in fp64, as torchao does
 
 
-def _e8m0_exponent(largest: Tensor, element: Element, scale: str) -> Tensor:
+def _unclamped_e8m0_exponent(largest: Tensor, element: Element, scale: str) -> Tensor:
     """Return the exponent of a block's scale, biased and not yet limited to that of E8M0."""
     if scale == "rceil":  # the smallest power of two that leaves no number above the largest of the element
         bits = (largest / element.largest).view(torch.int32)
@@ -100,7 +100,7 @@ def _scales_of_tiles(
         return factor, 1 / factor, one
     if scale in ("te", "torchao"):
         return _nvfp4_scales(largest, scale, one)
-    exponent = _e8m0_exponent(largest, element, scale).clamp_(0, 2 * BIAS)
+    exponent = _unclamped_e8m0_exponent(largest, element, scale).clamp_(0, 2 * BIAS)
     # E8M0 has no 0, and its smallest number is a subnormal one of fp32.
     tile = torch.where(exponent == 0, 2.0**-BIAS, (exponent << 23).view(torch.float32))
     tile = tile.masked_fill_(~torch.isfinite(largest), float("nan"))
@@ -264,7 +264,7 @@ def mask_of_scales_at_end(rounded: RoundedMatrix, form: Format, element: Element
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""
     largest = rounded.largest
     if scale in E8M0_SCALES:
-        exponent = _e8m0_exponent(largest, element, scale)
+        exponent = _unclamped_e8m0_exponent(largest, element, scale)
         ends = (exponent <= 0) | (exponent >= 2 * BIAS)
     elif scale in ("te", "torchao"):  # the largest block of a tensor has the largest scale by design
         ends = rounded.tile <= (0.0 if scale == "te" else NVFP4_LEAST)

@@ -44,10 +44,14 @@ def test_only_objects_of_the_script_are_looked_at(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_held_is_read_without_code_of_its_owner() -> None:
     tensor = torch.ones(2)
-    assert resume_trace._tensors_held_by(LazyMapping(a=tensor))[0] is tensor
-    assert resume_trace._tensors_held_by(LazyObject()) == []
-    assert resume_trace._tensors_held_by([tensor])[0] is resume_trace._tensors_held_by((tensor,))[0] is tensor
-    assert all(isinstance(each, Tensor) for each in resume_trace._tensors_held_by(nn.Linear(2, 1)))
+    assert resume_trace._parameters_or_items(LazyMapping(a=tensor))[0] is tensor
+    assert resume_trace._parameters_or_items(LazyObject()) == []
+    assert (
+        resume_trace._parameters_or_items([tensor])[0]
+        is resume_trace._parameters_or_items((tensor,))[0]
+        is tensor
+    )
+    assert all(isinstance(each, Tensor) for each in resume_trace._parameters_or_items(nn.Linear(2, 1)))
     owner = types.SimpleNamespace(held=[LazyObject(), LazyObject()])
     assert not any(
         "held" in name for name in resume_trace._digests_of_averages([nn.Linear(2, 1)], set(), [owner])

@@ -34,12 +34,12 @@ class Pairing:
         return cls(arm, reference, pairs_by_seed(arm, reference), same_software)
 
     @property
-    def surviving_seed_counts(self) -> tuple[int, int] | None:
+    def surviving_and_common_seed_counts(self) -> tuple[int, int] | None:
         """On how many of the seeds that both ran a verdict rests, and how many these are; None if on all."""
         return surviving_and_common_seed_counts(self.arm, self.reference)
 
     @property
-    def mean_updates(self) -> tuple[float, float] | None:
+    def differing_mean_updates(self) -> tuple[float, float] | None:
         """How many updates runs of pairs made on average, without skipped steps; None where they hardly differ."""
         if not self.pairs:
             return None

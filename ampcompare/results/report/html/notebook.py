@@ -70,7 +70,7 @@ def document_view(document: Document) -> str | None:
     return filled
 
 
-def result_view(result: Any) -> tuple[str, str | None]:
+def result_text_and_html(result: Any) -> tuple[str, str | None]:
     """Return a result that has a document as text and as HTML."""
     document = document_of(result)
     text = Terminal().document_text(document).rstrip("\n")
@@ -78,12 +78,12 @@ def result_view(result: Any) -> tuple[str, str | None]:
     return text if html else f'{text}\n\nWith figures: pip install "ampcompare[html]"', html
 
 
-def record_view(record: RunRecord) -> tuple[str, str | None]:
+def record_text_and_html(record: RunRecord) -> tuple[str, str | None]:
     """Return a single run, as a comparison of one arm."""
-    return result_view(summarize([record], arms=[record.arm], reference=record.arm))
+    return result_text_and_html(summarize([record], arms=[record.arm], reference=record.arm))
 
 
-def lint_view(report: Any) -> tuple[str, str | None]:
+def lint_text_and_html(report: Any) -> tuple[str, str | None]:
     """Return what lint found, a `Report` of it."""
     rows = report.rows()
     unread = list(map(str, report.unread))
@@ -99,7 +99,7 @@ def lint_view(report: Any) -> tuple[str, str | None]:
     return "\n".join([*lines, *unread, title]), document_view(document)
 
 
-def migration_view(migrated: Any) -> tuple[str, str | None]:
+def migration_text_and_html(migrated: Any) -> tuple[str, str | None]:
     """Return what migrate makes of a file, a `FileMigration`, with the patch."""
     rows = migrated.rows()
     patch = migrated.diff()

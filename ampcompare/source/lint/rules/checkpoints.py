@@ -237,13 +237,13 @@ def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bo
                 and _holds_optimizer(module, returned[0], returned[0])
             )
     mapping = _find_dict_of_value(module, value, place)
-    values: list[ast.expr | None] = [] if mapping is None else [*_items_of_mapping(mapping)]
+    values: list[ast.expr | None] = [] if mapping is None else [*_values_of_mapping(mapping)]
     if isinstance(value, ast.Name):
         values += _values_added_to_dict(module, value.id, place)
     return None not in values and any(_is_state_of_optimizer(module, each) for each in values)
 
 
-def _items_of_mapping(mapping: ast.Dict | ast.Call) -> list[ast.expr]:
+def _values_of_mapping(mapping: ast.Dict | ast.Call) -> list[ast.expr]:
     return mapping.values if isinstance(mapping, ast.Dict) else argument_values(mapping)
 
 
@@ -257,18 +257,18 @@ def _values_added_to_dict(module: LintModule, name: str, place: ast.expr) -> Ite
         elif isinstance(node, ast.Call) and dotted_text_of(node.func) == f"{name}.update":
             yield from (one.value if one.arg else None for one in node.keywords)
             for one in node.args:
-                yield from _items_of_value(module, one, node)
+                yield from _values_of_dict(module, one, node)
         elif (
             isinstance(node, ast.AugAssign)
             and isinstance(node.op, ast.BitOr)
             and dotted_text_of(node.target) == name
         ):
-            yield from _items_of_value(module, node.value, node.value)
+            yield from _values_of_dict(module, node.value, node.value)
 
 
-def _items_of_value(module: LintModule, value: ast.expr, place: ast.expr) -> list[ast.expr | None]:
+def _values_of_dict(module: LintModule, value: ast.expr, place: ast.expr) -> list[ast.expr | None]:
     mapping = _find_dict_of_value(module, value, place)
-    return [None] if mapping is None else [*_items_of_mapping(mapping)]
+    return [None] if mapping is None else [*_values_of_mapping(mapping)]
 
 
 def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:

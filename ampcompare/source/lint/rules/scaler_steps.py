@@ -53,7 +53,7 @@ scaler.update()  # wrong
     ),
     needs=("caler", "backward", "step"),
 )
-def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
+def find_steps_past_scaler(module: LintModule) -> Iterator[Finding]:
     """Steps of an optimizer with and without the scaler, and without it alone."""
     for trace, _, event in module.events(EventKind.STEP):
         same = [

@@ -1133,12 +1133,12 @@ def _surely_runs_one(
         return False
     values = found[key]
     return all(
-        _surely_runs_one(events, _with_condition(known, key, value), loose=loose, depth=depth + 1)
+        _surely_runs_one(events, _facts_with_condition(known, key, value), loose=loose, depth=depth + 1)
         for value in values
     )
 
 
-def _with_condition(known: dict[str, object], key: str, value: object) -> dict[str, object]:
+def _facts_with_condition(known: dict[str, object], key: str, value: object) -> dict[str, object]:
     """Return facts with another one, and with what follows from it."""
     test = expression_of_condition(key)
     if isinstance(value, bool) and test is not None:
