@@ -100,10 +100,18 @@ def main() -> None:
                 error = watch.prefix_seen().state_errors["bf16"]
                 gap = train(task, name, steps, steps, rounds=True) / train(task, name, steps, steps) - 1
                 rows.append(
-                    {"task": task, "optimizer": name, "steps": steps, "error": error.largest, "gap": gap}
+                    {
+                        "task": task,
+                        "optimizer": name,
+                        "steps": steps,
+                        "error": error.largest_error,
+                        "gap": gap,
+                    }
                 )
                 OUT.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-                print(f"{task}, {name}, {steps} steps: error {error.largest:.3f}, gap {100 * gap:+.1f} %")
+                print(
+                    f"{task}, {name}, {steps} steps: error {error.largest_error:.3f}, gap {100 * gap:+.1f} %"
+                )
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def main(folders: tuple[str, ...], rows: bool) -> None:
         counts["second runs that change something"] += (
             migrate_text(result.migration.text).text != result.migration.text
         )
-        counts["functions that clip scaled gradients"] += result.changed and clips_scaled(
+        counts["functions that clip scaled gradients"] += result.is_changed and clips_scaled(
             result.migration.text
         )
         by_hand = [each for each in result.migration.findings if each.kind == BY_HAND]

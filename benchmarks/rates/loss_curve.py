@@ -25,7 +25,7 @@ from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import decide_verdicts
-from ampcompare.results.records.run import RunRecord, loss_tail
+from ampcompare.results.records.run import RunRecord, loss_tail_fields
 from ampcompare.settings.config import RunConfig
 from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, of_pair, own_seed, summarize_pair
 from benchmarks.rates.study import (
@@ -93,7 +93,9 @@ def _words(curves: Curves) -> list[str]:
         [
             TEMPLATE.model_copy(
                 update={
-                    "summary": TEMPLATE.summary.model_copy(update={"num_steps": STEPS, **loss_tail(losses)})
+                    "summary": TEMPLATE.summary.model_copy(
+                        update={"num_steps": STEPS, **loss_tail_fields(losses)}
+                    )
                 }
             )
             for losses in arm.tolist()
