@@ -27,7 +27,8 @@ from ampcompare.script.torch_amp.widening_modules import WideningModules
 from ampcompare.training.precision.base import half_dtype_of
 
 TYPES = re.compile(
-    rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex",
+    rf"{BANNED.pattern}|dtype|scalar type|must have the type|[^a-z](Half|BFloat16)\b"
+    r"|should be the same|unscale.*Complex",
     re.IGNORECASE,
 )
 # Of an operation that wants fp32, not of one whose operands differ.
@@ -46,7 +47,10 @@ PRODUCT = re.compile(
     r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors|^RNN input dtype"
 )
 ATTENTION = re.compile("query, key")
-RECURRENT = re.compile(r"^RNN input dtype .* does not match weight dtype")  # a ValueError
+# ValueErrors, the second of older torch such as 2.6
+RECURRENT = re.compile(
+    r"^RNN input dtype .* does not match weight dtype|^input must have the type torch\.\w+, got type torch\."
+)
 DENSE = re.compile(r"does not support dense gradients")
 BEYOND_RANGE = re.compile(r"converted to type (?:c10|at)::(Half|BFloat16) without overflow")
 BOTH_HALVES = re.compile(r"\bHalf\b.*\bBFloat16\b|\bBFloat16\b.*\bHalf\b")
