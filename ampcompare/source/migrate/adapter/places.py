@@ -85,7 +85,9 @@ class Places:
         """Return the package right below a folder in which the adapter of files lies; "" for the folder itself.
 
         It holds most of the files, and the others find it: they import it, as far as any import says. In a folder of
-        tests, or one with a name of the standard library, the adapter lies only if nothing else is there.
+        tests, or one with a name of the standard library, the adapter lies only if nothing else is there. Scripts in
+        other folders, which hold none of it, have it in a package that all of them import: an installed package is
+        found where the folder that it lies in is not.
         """
         paths = [path for path in paths if path.is_relative_to(root)]
         tops = Counter(path.relative_to(root).parts[0] for path in paths if path.parent != root)
@@ -94,6 +96,8 @@ class Places:
             packages = [name for name in packages if not SCRATCH.fullmatch(name)]
         if sum(map(tops.__getitem__, packages)) < len(paths):
             packages = [name for name in packages if self._is_imported_from_outside(root / name)]
+        if not packages and not any(path.parent == root for path in paths):
+            return _package_imported_by_all(root, paths)
         return max(packages, key=tops.__getitem__, default="")
 
     def _is_imported_from_outside(self, package: Path) -> bool:
@@ -274,6 +278,13 @@ def _scales_at_top(path: Path, content: bytes) -> bool:
 
 def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file() and absolute_path(folder).name.isidentifier()
+
+
+def _package_imported_by_all(root: Path, paths: Sequence[Path]) -> str:
+    """Return a package of a folder that all files import; "" for none."""
+    names = set.intersection(*(_top_imports(_text_or_empty(path)) for path in paths)) if paths else set()
+    found = (name for name in sorted(names) if _is_package(root / name) and not SCRATCH.fullmatch(name))
+    return next(found, "")
 
 
 def _is_package_named(folder: Path, name: str) -> bool:

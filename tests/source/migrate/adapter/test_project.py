@@ -67,6 +67,9 @@ def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str
         ({"pack/__init__.py": "from pack.pack import Trainer\n", "pack/pack.py": f"{USE}from pack.version import x\n",
           "pack/cli.py": f"import fire\nfrom pack import Trainer\n{USE}", "pack/version.py": "x = 1\n"},
          f"pack/{ADAPTER}.py", f"pack.{ADAPTER}"),
+        # A script next to the package that it imports, which may be installed.
+        ({"tools/train.py": f"from pack.net import x\n{USE}{MAIN}", "pack/__init__.py": "", "pack/net.py": "x = 1\n"},
+         f"pack/{ADAPTER}.py", f"pack.{ADAPTER}"),
         # A package with a module that is called apex, which `from apex import amp` elsewhere does not mean.
         ({"pack/__init__.py": "", "pack/plugins/__init__.py": "", "pack/plugins/apex.py": USE,
           "pack/core/__init__.py": "", "pack/core/loop.py": f"{USE}from pack.plugins.apex import x\n"},
