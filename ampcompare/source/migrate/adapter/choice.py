@@ -209,7 +209,7 @@ def _keeps_core(result: FileMigration) -> bool:
 
 def _find_cast_request(result: FileMigration) -> ast.AST | None:
     """Return the first place at which a file asks Apex to cast what a function gets; None without one."""
-    if result.document is None or "_function" not in result.document.text:
+    if result.document is None or result.migration is None or "_function" not in result.document.text:
         return None
     uses = ModuleImports(Module(result.document.text)).uses
     return next(

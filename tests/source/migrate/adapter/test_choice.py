@@ -130,6 +130,13 @@ def test_functions_stay_decorated_for_apex_where_a_program_that_runs_them_stays(
     assert not any(results[each].is_changed for each in ("layers", "train"))
     (finding,) = results["layers"].migration.left_by_hand  # type: ignore[union-attr]
     assert finding.message.startswith("evaluate.py stays on Apex, whose casts")
+    (broken,) = put(tmp_path, broken="from apex import amp\nprint 'old'\namp.float_function\n")
+    results = {
+        each.path.stem: each
+        for each in choose_rewrite_or_adapter([*paths, broken], only_ordinary=False).files
+    }
+    assert results["broken"].fault is not None
+    assert not results["layers"].is_changed
     paths[3].write_text("import layers\nlayers.nms(1)\n")
     results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files}
     assert all(results[each].is_changed for each in ("layers", "train"))
