@@ -285,12 +285,9 @@ class _ModuleRewrite:
         if not any(meaning.endswith(OTHER_CLASSES) for _, meaning in self.names.uses):
             return {}
         around = self._around
-        project = around.project_of(self.module)
-        modules = [("this file", self.module)]
-        for each in around.modules_of_program(self.module):
-            path = project.path_of(each)
-            modules.append(("another file" if path is None else around.relative_path_of(path), each))
-        return classes_asked_for(modules)
+        others = around.modules_of_program(self.module)
+        named = [(around.relative_path_of(path), each) for path, each in others]
+        return classes_asked_for([("this file", self.module), *named])
 
     def rewrite_imports(self) -> None:
         """Import what the module needs now; what other modules import from it stays."""

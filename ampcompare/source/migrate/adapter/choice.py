@@ -223,9 +223,7 @@ def _leave_with(result: FileMigration, staying: set[Path], within: tuple[str | P
         return result
     around = neighbors_of_file(result.path, within)
     module = around.module_of_text(result.document.text)
-    project = around.project_of(module)
-    paths = [project.path_of(each) for each in around.modules_of_program(module)]
-    left = next((path for path in paths if path in staying), None)
+    left = next((path for path, _ in around.modules_of_program(module) if path in staying), None)
     if left is None:
         return result
     place = _find_cast_request(result) or next(node for node, _ in ModuleImports(module).uses)
@@ -238,10 +236,10 @@ def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> 
     assert result.document is not None
     around = neighbors_of_file(result.path, within)
     module = around.module_of_text(result.document.text)
-    project = around.project_of(module)
-    found = [(project.path_of(each), each) for each in around.modules_of_program(module)]
     return [
-        path for path, each in found if path is not None and (initializes_apex(each) or needs_scaler(each))
+        path
+        for path, each in around.modules_of_program(module)
+        if initializes_apex(each) or needs_scaler(each)
     ]
 
 

@@ -291,7 +291,7 @@ def _cast_or_note_products(core: ApexCore, outputs: AutocastOutputs) -> None:
         if outputs.coverage.coverage_of_node(core.module, call) is Answer.YES:
             raise UnsureRewrite(call, PRODUCT_HERE.format(text))
         core.add_note(call, text)
-    for module in core.around.modules_of_program(core.module) if core.sites.initializes else ():
+    for _, module in core.around.modules_of_program(core.module) if core.sites.initializes else ():
         for call, text in _products_in_place(module):
             answer, name = outputs.coverage.coverage_of_node(module, call), last_name(call.func)
             if answer is Answer.NO:

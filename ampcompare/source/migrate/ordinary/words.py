@@ -104,7 +104,7 @@ def refuse_forbidden_words(core: ApexCore) -> None:
     Raises:
         UnsureRewrite: there is one.
     """
-    others = list(core.around.modules_of_program(core.module))
+    others = [each for _, each in core.around.modules_of_program(core.module)]
     first = core.sites.initializes[0].call
     if len(others) + 1 >= MAX_MODULES:
         raise UnsureRewrite(first, MANY)
@@ -122,7 +122,8 @@ def refuse_forbidden_words(core: ApexCore) -> None:
 
 def stores_into_tensors(core: ApexCore) -> bool:
     """Return whether a network of the program writes into items of tensors, which must be of equal types then."""
-    for module in (core.module, *core.around.modules_of_program(core.module)):
+    others = core.around.modules_of_program(core.module)
+    for module in (core.module, *(each for _, each in others)):
         for network in _network_classes(module):
             for node in walk(network):
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):

@@ -136,8 +136,8 @@ class Neighbors:
                 if (found := project.module_of_file(path)) is not None:
                     yield found
 
-    def modules_of_program(self, module: Module) -> Iterator[Module]:
-        """Yield the other modules that run where one does: what it imports, and what imports it, with all of theirs."""
+    def modules_of_program(self, module: Module) -> Iterator[tuple[Path, Module]]:
+        """Yield the other files that run where a module does: what it imports, what imports it, and all of theirs."""
         if self.path is not None:
             project = self.project_of(module)
             assert project.path is not None
@@ -146,7 +146,7 @@ class Neighbors:
                 found |= {path} | _files_reached_from(project, path)
             for path in sorted(found - {project.path}):
                 if (other := project.module_of_file(path)) is not None:
-                    yield other
+                    yield path, other
 
     def importers_of_names(self, module: Module, names: Collection[str]) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
