@@ -1,20 +1,11 @@
 """Secrets that stand in the files of a script: where they are looked for, and what is one."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ampcompare.base.secrets import masking as secrets
 from ampcompare.base.secrets.files import note_secrets_in_files
 from ampcompare.base.secrets.masking import mask_secrets
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> Iterator[None]:
-    yield
-    for known in (secrets._names, secrets._values, secrets._placeholders):
-        known.clear()
 
 
 @pytest.mark.parametrize(

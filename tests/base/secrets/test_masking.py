@@ -2,13 +2,11 @@
 
 import html
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import masking as secrets
 from ampcompare.base.secrets.masking import (
     StreamMask,
     hide_secrets_in_words,
@@ -19,13 +17,6 @@ from ampcompare.base.secrets.masking import (
 )
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> Iterator[None]:
-    yield
-    for known in (secrets._names, secrets._values, secrets._placeholders):
-        known.clear()
 
 
 @pytest.mark.parametrize(
