@@ -23,6 +23,7 @@ from ampcompare.source.migrate.read.replacement_table import (
     LAYER_OPTIONS,
     OPTIMIZERS,
     STAYS,
+    STAYS_WITH_TWIN,
     OptimizerReplacement,
 )
 from ampcompare.source.module import Module
@@ -185,7 +186,9 @@ class UseRewriter:
         """Note once per name that a part of Apex stays."""
         if meaning not in self._staying:
             self._staying.add(meaning)
-            self._add_note(node, f"{meaning} stays: torch has no equivalent, and current Apex still has it")
+            twin = STAYS_WITH_TWIN.get(meaning)
+            why = f"{twin} does the same" if twin else "torch has no equivalent"
+            self._add_note(node, f"{meaning} stays: {why}, and current Apex still has it")
         return False
 
     def _find_call_of(self, node: ast.AST) -> ast.Call | None:

@@ -20,6 +20,18 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 CORE = re.compile(r"amp\.(initialize|scale_loss|master_params)\b")
 
 
+TRAINING = """import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for x in data:
+    optimizer.zero_grad()
+    loss = model(x)
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+"""
+
 migrated = cache(migrate_text)  # of whole scripts, by several tests
 
 
@@ -222,3 +234,16 @@ def test_a_plain_backward_pass_for_an_optimizer_that_a_dict_holds_is_the_other_b
         "    scaler.scale(loss).backward()\n    scaler.step(steps['a'])\n    scaler.update()\n"
         in migration.text
     )
+
+
+@pytest.mark.parametrize(("otherwise", "is_known"), [("O0", True), ("O2", False)])
+def test_a_choice_of_two_known_levels_is_no_unknown_level(otherwise: str, is_known: bool) -> None:
+    text = TRAINING.replace('"O1"', f'"O1" if half else "{otherwise}"')
+    migration = migrate_text(text)
+    assert f'enabled=("O1" if half else "{otherwise}") != "O0"' in migration.text
+    assert any("which opt level this is" in each.message for each in migration.findings) is not is_known
+
+
+def test_what_flattens_tensors_has_a_twin_in_torch() -> None:
+    (finding,) = migrate_text("from apex_C import flatten\nflat = flatten(tensors)\n").findings
+    assert "apex_C.flatten stays: torch._utils._flatten_dense_tensors does the same" in finding.message

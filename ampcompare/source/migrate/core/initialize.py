@@ -10,7 +10,7 @@ from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.migrate.core.model_casts import wrapped_model_lines
 from ampcompare.source.migrate.core.scalers import ifs_around_call, is_constructor, runs_under_varying_tests
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.options import expression_as_bool
+from ampcompare.source.migrate.read.options import UNSEEN, expression_as_bool
 from ampcompare.source.migrate.read.sites import InitializeCall
 from ampcompare.source.module import Block, Function, Module
 from ampcompare.source.syntax import is_literal
@@ -269,12 +269,21 @@ def _read_opt_level(module: Module, given: dict[str, ast.expr], settings: _Scale
     else:
         text = module.source(level)
         settings.enabled.append(f'{text if _needs_no_parentheses(level) else f"({text})"} != "O0"')
+        if _find_levels(level) <= {"O0", "O1"}:
+            return
         settings.notes.append(
             "which opt level this is, is not known here: O0 trains in fp32 and O1 under autocast as before; "
             + NO_TWIN.format(level="O2 or O3").replace("O2 or O3 has", "O2 or O3 have")
             + "; models returned fp32 there, so that products of their outputs, outside of them, were fp32, and are "
             "fp16 now"
         )
+
+
+def _find_levels(level: ast.expr) -> set[object]:
+    """Return the values that an expression of constants and `if ... else` may have; `UNSEEN` stands for any other."""
+    if isinstance(level, ast.IfExp):
+        return _find_levels(level.body) | _find_levels(level.orelse)
+    return {level.value if isinstance(level, ast.Constant) else UNSEEN}
 
 
 def _read_loss_scale(

@@ -55,6 +55,10 @@ CAUGHT = (
     "scaled ones in the next step, or none at all; the adapter does not"
 )
 LEAVING = (ast.Continue, ast.Break, ast.Return)
+GUARDED_AFTER_OVERFLOW = (
+    "Apex leaves out the next step that is called after an overflow: where this `if` leaves one out itself, Apex skips "
+    "the first step with finite gradients behind it too; GradScaler takes that step"
+)
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -350,11 +354,10 @@ def _refuse_step_in_try(module: Module, step: OptimizerStep) -> None:
 def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None:
     """Update the scale behind a step, and where its gradients leave it out."""
     last = _statement_before_update(core, step)
-    if (
-        not isinstance(last, ast.If)
-        or last not in _gradient_guards_around(core, step)
-        or not _leaves_round_or_function(last)
-    ):
+    guards = _gradient_guards_around(core, step)
+    if guards:
+        core.add_note(step.call, GUARDED_AFTER_OVERFLOW)
+    if not isinstance(last, ast.If) or last not in guards or not _leaves_round_or_function(last):
         core.edits.insert_below(last, [line])
         return
     here, other = (
@@ -362,7 +365,7 @@ def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None
         if core.module.is_in_statements(step.call, last.body)
         else (last.orelse, last.body)
     )
-    if len(_gradient_guards_around(core, step)) > 1 or step.statement not in here:
+    if len(guards) > 1 or step.statement not in here:
         raise UnsureRewrite(step.call, GUARDED_PATHS)
     core.edits.insert_below(step.statement, [line])
     if other:

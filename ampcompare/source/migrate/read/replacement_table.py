@@ -85,3 +85,8 @@ STAYS = (
     "apex.normalization.", "apex.multi_tensor_apply.", "apex.__file__", "apex.__version__", "amp_C",
     "apex_C",
 )  # fmt: skip
+# Those of them that a private function of torch can stand for.
+STAYS_WITH_TWIN = {
+    "apex_C.flatten": "torch._utils._flatten_dense_tensors",
+    "apex_C.unflatten": "torch._utils._unflatten_dense_tensors",
+}
