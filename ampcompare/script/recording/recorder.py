@@ -138,15 +138,17 @@ class Recorder:
             error: with which the script ended.
             advice: fields of an `ArmAdvice` on it, and the error without it as `seen`.
         """
-        if self._descriptor is None:
+        if self._descriptor is None and self._path is not None:
             return
-        for function in self._before_close:
+        functions, self._before_close = self._before_close, []
+        for function in functions:
             function()
         end = {"kind": "end", "exit_code": status, "error": error}
         self._rows.append(end if advice is None else {**end, "advice": advice})
         self.write_held_rows()
-        os.close(self._descriptor)
-        self._descriptor = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _open_record_file(self) -> None:
         if self._path is None:

@@ -4,6 +4,7 @@ A sum of numbers near 1 ends at 256 in bf16, and at 2048 in fp16.
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
@@ -42,6 +43,7 @@ class StandingSumWatch:
     def follow(self, calls: SampledCalls) -> None:
         """Begin at the first step of an optimizer; from the second addition to one tensor on all of them are seen."""
         self._calls = calls
+        self._rows.recorder.call_before_close(self._look_at_last_additions)
         self._arounds = {
             name: functools.partial(self._look_at_addition, name) for name in ("add_", "__iadd__")
         }
@@ -63,18 +65,27 @@ class StandingSumWatch:
         if one.version is not None and name not in self._always:
             self._always.add(name)
             self._calls.watch_always(Tensor, name, self._arounds[name])
-        place = (
-            str(user_location()) if one.count_addition(before, target, given, kwargs.get("alpha", 1)) else ""
-        )
-        if place and place not in self._noted:
-            self._noted.add(place)
-            way = "loses" if one.lost_share > 0 else "gains"
-            self._rows.add_remark(
-                f"a sum in {dtype_name(target.dtype)} {way} by rounding "
-                f"{format_rough_percent(abs(one.lost_share))} % of what "
-                f"{one.num_counted} additions gave to it; sum up in fp32, as by .float() or .item() ({place})"
-            )
+        one.count_addition(before, target, given, kwargs.get("alpha", 1))
+        if one.num_counted % LOOKS == 0:
+            one.place = str(user_location())
+            self._note_where_sum_loses(one)
         return result
+
+    def _look_at_last_additions(self) -> None:
+        for one in itertools.chain(*self._sums.values()):
+            if one.num_counted > LOOKS and not one.is_over:
+                self._note_where_sum_loses(one)
+
+    def _note_where_sum_loses(self, one: "_WatchedSum") -> None:
+        if not one.is_seen_to_lose() or one.place in self._noted:
+            return
+        self._noted.add(one.place)
+        way = "loses" if one.lost_share > 0 else "gains"
+        self._rows.add_remark(
+            f"a sum in {dtype_name(one.dtype)} {way} by rounding "
+            f"{format_rough_percent(abs(one.lost_share))} % of what "
+            f"{one.num_counted} additions gave to it; sum up in fp32, as by .float() or .item() ({one.place})"
+        )
 
     def _watched_sum_of(self, target: Tensor) -> "_WatchedSum":
         """Return what is known of a tensor at the line that adds to it, or of one that it takes the place of."""
@@ -102,10 +113,12 @@ class _WatchedSum:
         num_counted: the additions between which nothing else was written.
         lost_share: of what they gave, when it was last read; below 0 where the sum has grown by more.
         is_over: it has a remark.
+        place: the line that adds, once the first additions were read; empty before.
     """
 
     def __init__(self, target: Tensor) -> None:
-        self.shape, self.device = target.shape, target.device
+        self.shape, self.device, self.dtype = target.shape, target.device, target.dtype
+        self.place = ""
         self.num_counted = 0
         self.lost_share = 0.0
         self.is_over = False
@@ -123,15 +136,16 @@ class _WatchedSum:
         return self.version in (None, _version_of(target))
 
     @torch.no_grad()
-    def count_addition(self, before: Tensor, after: Tensor, given: Any, factor: float) -> bool:
-        """Count an addition, and return whether the sum is first seen to lose."""
+    def count_addition(self, before: Tensor, after: Tensor, given: Any, factor: float) -> None:
+        """Add what an addition gave, and what of it has not arrived."""
         self.version = _version_of(after)
         added = (given.float() if isinstance(given, Tensor) else float(given)) * factor
         self._lost += added - (after.float() - before)
         self._given += abs(added)
         self.num_counted += 1
-        if self.num_counted % LOOKS:
-            return False
+
+    def is_seen_to_lose(self) -> bool:
+        """Return whether a share of what was added is lost, which waits for the device."""
         shares = self._lost / self._given  # not a number where nothing was given
         self.lost_share = max(shares.flatten().tolist(), key=lambda one: abs(one) if one == one else -1.0)
         self.is_over = abs(self.lost_share) >= LEAST

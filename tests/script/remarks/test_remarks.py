@@ -35,6 +35,7 @@ def _remarks(
         stepped.step()
         stepped.zero_grad()
         line(model, loss.detach(), step)
+    recorder.close(0, None)
     return [row["text"] for row in recorded if row["kind"] == "remark"]
 
 
@@ -87,6 +88,22 @@ def test_a_sum_that_is_made_again_goes_on(
     found = _remarks(behind, add, model=_linear(), steps=1344)
     assert len(found) == is_lost
     assert not is_lost or found[0].startswith("a sum in bf16 loses by rounding ")
+
+
+@pytest.mark.parametrize(("additions", "is_lost"), [(300, True), (260, False)])
+def test_what_the_last_additions_lose_is_seen(behind: Any, additions: int, is_lost: bool) -> None:
+    """A sum of 300 ones ends at 256, where none of the first 256 is lost; of 260 four are."""
+    total = torch.zeros((), dtype=torch.bfloat16)
+
+    def add(model: nn.Module, loss: Tensor, step: int) -> None:
+        nonlocal total
+        total += ONE
+
+    found = _remarks(behind, add, model=_linear(), steps=additions)
+    assert len(found) == is_lost
+    assert not is_lost or found[0].startswith(
+        "a sum in bf16 loses by rounding 15 % of what 300 additions gave to it"
+    )
 
 
 def test_a_sum_that_begins_late_is_seen(behind: Any) -> None:
