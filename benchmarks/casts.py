@@ -26,7 +26,7 @@ from ampcompare.training.assemble import make_parallel
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 
 BLOCK = {"tiny": 5, "resnet18": 1}
 ROUNDS = {"tiny": 100, "resnet18": 6}
@@ -69,7 +69,7 @@ def make_block(arm: str, model_name: str, lists: str) -> Callable[[], None]:
     torch.manual_seed(0)
     model, x, y = resnet18() if model_name == "resnet18" else WORKLOADS[model_name]()
     precision = make_precision(arm, autocast_lists=lists)
-    _, context = choose_cpu_half("auto", precision.half_dtype, torch.device("cpu"), lists)
+    _, context = choose_cpu_half_mode_and_context("auto", precision.half_dtype, torch.device("cpu"), lists)
     models, optimizers = precision.prepare([model], [sgd(model.parameters())])
     loop = Loop(
         models,

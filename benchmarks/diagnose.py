@@ -34,7 +34,7 @@ from ampcompare import Precision
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 from ampcompare.diagnosis.watched_loop import ObservedPrecision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from tests.diagnosis.faults import NETWORKS, is_found, is_named, proposed
 
 ARMS = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:masters=fp32,dynamic")
@@ -70,7 +70,9 @@ def steps_of(arm: str, way: str, model_name: str) -> tuple[Callable[[], None], E
     """Return a function that makes one step of a model, and what to close afterwards."""
     stack = ExitStack()
     precision: Precision = ampcompare.make_precision(arm, device="cpu")
-    stack.enter_context(choose_cpu_half("auto", precision.half_dtype, torch.device("cpu"))[1])
+    stack.enter_context(
+        choose_cpu_half_mode_and_context("auto", precision.half_dtype, torch.device("cpu"))[1]
+    )
     if way != "bare":
         wide = torch.float32 if way == "drift" else None
         watch = StepOperationsWatch(Observation(keep=2), steps=10**9, reference=wide)

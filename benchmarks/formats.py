@@ -21,7 +21,7 @@ from small_lm import SmallLM, Text
 from torch.nn import functional as F
 
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half, has_bf16_instructions
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context, has_bf16_instructions
 
 BASE = "native:bf16"
 SWITCHES = "sr,rht,tiles"
@@ -61,7 +61,7 @@ def block(name: str, width: int, text: Text) -> Callable[[], None]:
     def context() -> AbstractContextManager[Any]:
         if name in ("fp32", "own kernels"):
             return nullcontext()
-        return choose_cpu_half("auto", torch.bfloat16, torch.device("cpu"))[1]
+        return choose_cpu_half_mode_and_context("auto", torch.bfloat16, torch.device("cpu"))[1]
 
     def step() -> None:
         with context():

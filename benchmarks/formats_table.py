@@ -20,7 +20,7 @@ from small_lm import SmallLM, Text
 from torch.nn import functional as F
 
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.twin import perturb_weights
 
 BASE = "gemm:bf16,keep=none"
@@ -53,7 +53,7 @@ def train(arm: str, seed: int, steps: int, text: Text) -> float:
     losses = []
     # `gemm` multiplies in fp32 itself: nothing is left to emulate
     how = "auto" if arm == "native:bf16" else "native"
-    with choose_cpu_half(how, torch.bfloat16, torch.device("cpu"))[1]:
+    with choose_cpu_half_mode_and_context(how, torch.bfloat16, torch.device("cpu"))[1]:
         for _ in range(steps):
             x, y = text.draw(generator, BATCH)
             with precision.autocast():

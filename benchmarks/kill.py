@@ -148,7 +148,7 @@ def _steps(folder: Path) -> list[str]:
 
 
 def _newest(folder: Path) -> dict[str, Any]:
-    found = CheckpointFolder(folder / "checkpoints").read_newest()
+    found = CheckpointFolder(folder / "checkpoints").read_newest_path_state_and_notes()
     return {} if found is None else found[1]
 
 

@@ -102,13 +102,13 @@ def export(
         ConfigError: there is no such tracker, or the folder cannot be written.
         EnvironmentUnfit: the tracker is not installed, or refuses the runs.
     """
-    comparison, destination = export_run(Path(path), to, output_dir, project, note)
+    comparison, destination = export_run_directory(Path(path), to, output_dir, project, note)
     for excluded in comparison.excluded:
         note(f"not used: {excluded}")
     return destination
 
 
-def export_run(
+def export_run_directory(
     folder: Path, to: str, output_dir: str | Path | None, project: str, note: Callable[[str], None]
 ) -> tuple[Comparison, str]:
     """Export a run directory to a tracker.

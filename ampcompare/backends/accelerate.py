@@ -5,7 +5,7 @@ Source: accelerate 1.15.
 
 from ampcompare.backends.library import Library
 from ampcompare.backends.library_spec import library_spec
-from ampcompare.backends.spec import ContractArm
+from ampcompare.backends.spec import ContractTestArm
 
 LIBRARY = Library(("accelerate",), ("accelerate",), "pip install accelerate", extra="accelerate")
 SPEC = library_spec(
@@ -37,8 +37,8 @@ SPEC = library_spec(
         "optimizer.step()",
     ),
     contract=(
-        ContractArm("accelerate:no"),
-        ContractArm("accelerate:bf16"),
-        ContractArm("accelerate:fp16", skips_steps=True, shares_steps=False),
+        ContractTestArm("accelerate:no"),
+        ContractTestArm("accelerate:bf16"),
+        ContractTestArm("accelerate:fp16", skips_steps=True, shares_steps=False),
     ),
 )

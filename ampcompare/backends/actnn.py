@@ -2,7 +2,7 @@
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.options import INNER_ARM
-from ampcompare.backends.spec import BackendSpec, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, ContractTestArm, Options
 
 
 def _parse_bits(text: str) -> int:
@@ -55,8 +55,8 @@ SPEC = BackendSpec(
     implied={"group": 256, "over": "fp32"},
     inner=_inner_arm_text,
     contract=(
-        ContractArm("actnn:bits=8"),
-        ContractArm("actnn:bits=2,over=native:fp16", skips_steps=True),
-        ContractArm("actnn:bits=4,over=apex:O2+engine=compat", skips_steps=True),
+        ContractTestArm("actnn:bits=8"),
+        ContractTestArm("actnn:bits=2,over=native:fp16", skips_steps=True),
+        ContractTestArm("actnn:bits=4,over=apex:O2+engine=compat", skips_steps=True),
     ),
 )

@@ -9,13 +9,13 @@ from ampcompare.backends.apex_levels import (
     LEVELS,
     OTHERWISE_IN_AUTOCAST,
     ROCM_LEVELS,
-    Level,
+    OptLevel,
     level_with_overrides,
 )
 from ampcompare.backends.explanation import (
     ArmExplanation,
     apex_script_lines,
-    role_rows,
+    explanation_rows_of_roles,
 )
 from ampcompare.backends.options import (
     DTYPE_NAMES,
@@ -28,7 +28,7 @@ from ampcompare.backends.options import (
     roles_with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, InScript, Options
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractTestArm, InScript, Options
 
 O4_DIFFERS = (
     "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
@@ -62,12 +62,12 @@ def _explain_arm(options: Options) -> ArmExplanation:
     level = level_with_overrides(options)
     name = str(options.get("opt_level", "O1"))
     keep = str(options.get("keep_fp32", ""))
-    twin, twin_is = _torch_amp_equivalent(name, level)
+    twin, twin_is = _torch_amp_equivalent_and_closeness(name, level)
     if keep:
         twin += f"{',' if ':' in twin else ':'}keep_fp32={keep}"
     return ArmExplanation(
         summary=_level_summary(level),
-        does=role_rows(
+        does=explanation_rows_of_roles(
             _roles_for_options(options),
             casts=_level_casts(level),
             borders=_level_border_text(level),
@@ -79,7 +79,7 @@ def _explain_arm(options: Options) -> ArmExplanation:
     )
 
 
-def _level_summary(level: Level) -> str:
+def _level_summary(level: OptLevel) -> str:
     if level.patch_torch_functions:
         return "fp32 weights; every torch function casts its inputs to the type that suits it"
     if not level.is_half:
@@ -90,7 +90,7 @@ def _level_summary(level: Level) -> str:
     return f"{article} model{norm}{masters}"
 
 
-def _level_casts(level: Level) -> tuple[tuple[str, str], ...]:
+def _level_casts(level: OptLevel) -> tuple[tuple[str, str], ...]:
     if not level.patch_torch_functions:
         return ()
     half = level.half_name
@@ -114,7 +114,7 @@ def _level_casts(level: Level) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _level_border_text(level: Level) -> str:
+def _level_border_text(level: OptLevel) -> str:
     outputs = DTYPE_NAMES.get(level.cast_model_outputs or "", level.cast_model_outputs)
     if level.cast_model_type is None:
         if outputs:
@@ -125,12 +125,12 @@ def _level_border_text(level: Level) -> str:
     return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
 
 
-def _torch_amp_equivalent(name: str, level: Level) -> tuple[str, str]:
+def _torch_amp_equivalent_and_closeness(name: str, level: OptLevel) -> tuple[str, str]:
     if level.half_name == "bf16":
         return (
             ("native:bf16", "the same idea, function by function")
             if level.patch_torch_functions
-            else _half_equivalent(level)
+            else _half_equivalent_and_closeness(level)
         )
     if level.patch_torch_functions:
         scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
@@ -141,10 +141,10 @@ def _torch_amp_equivalent(name: str, level: Level) -> tuple[str, str]:
         return "fp32", "equal to the last bit, unless part of the model is fp64"
     if level.master_weights:
         return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
-    return _half_equivalent(level)
+    return _half_equivalent_and_closeness(level)
 
 
-def _half_equivalent(level: Level) -> tuple[str, str]:
+def _half_equivalent_and_closeness(level: OptLevel) -> tuple[str, str]:
     words = ["bf16"] if level.half_name == "bf16" else []
     words += ["bn_fp32"] if level.keep_batchnorm_fp32 else []
     words += ["masters=fp32"] if level.master_weights else []
@@ -154,7 +154,7 @@ def _half_equivalent(level: Level) -> tuple[str, str]:
     return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
 
 
-def _differences_from_equivalent(level: Level, twin: str) -> tuple[str, ...]:
+def _differences_from_equivalent(level: OptLevel, twin: str) -> tuple[str, ...]:
     if twin == "fp32":
         return (
             "amp.initialize replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",
@@ -258,18 +258,18 @@ SPEC = BackendSpec(
     checkpoint=CheckpointState(opt_level=lambda options: str(options.get("opt_level", "O1"))),
     in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind", keeps_apex=True),
     contract=(
-        ContractArm("apex:O0,engine=compat"),
-        ContractArm("apex:O1,engine=compat", skips_steps=True),
-        ContractArm("apex:O1,loss_scale=128,engine=compat"),
-        ContractArm("apex:O1,keep_fp32=0,engine=compat", skips_steps=True),
-        ContractArm("apex:O2,engine=compat", skips_steps=True),
-        ContractArm("apex:O2,loss_scale=128,engine=compat"),
-        ContractArm("apex:O2,keep_fp32=Linear,engine=compat", skips_steps=True),
-        ContractArm("apex:O3,engine=compat"),
-        ContractArm("apex:O3,keep_fp32=0|1,engine=compat"),
-        ContractArm("apex:O3,loss_scale=dynamic,engine=compat", skips_steps=True),
-        ContractArm("apex:O4,engine=compat"),
-        ContractArm("apex:O5,engine=compat"),
-        ContractArm("apex:O5,loss_scale=dynamic,keep_fp32=2,engine=compat", skips_steps=True),
+        ContractTestArm("apex:O0,engine=compat"),
+        ContractTestArm("apex:O1,engine=compat", skips_steps=True),
+        ContractTestArm("apex:O1,loss_scale=128,engine=compat"),
+        ContractTestArm("apex:O1,keep_fp32=0,engine=compat", skips_steps=True),
+        ContractTestArm("apex:O2,engine=compat", skips_steps=True),
+        ContractTestArm("apex:O2,loss_scale=128,engine=compat"),
+        ContractTestArm("apex:O2,keep_fp32=Linear,engine=compat", skips_steps=True),
+        ContractTestArm("apex:O3,engine=compat"),
+        ContractTestArm("apex:O3,keep_fp32=0|1,engine=compat"),
+        ContractTestArm("apex:O3,loss_scale=dynamic,engine=compat", skips_steps=True),
+        ContractTestArm("apex:O4,engine=compat"),
+        ContractTestArm("apex:O5,engine=compat"),
+        ContractTestArm("apex:O5,loss_scale=dynamic,keep_fp32=2,engine=compat", skips_steps=True),
     ),
 )

@@ -29,7 +29,7 @@ OTHERWISE_IN_AUTOCAST: tuple[tuple[str, str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Level:
+class OptLevel:
     """The options that `amp.initialize` sets; None where the level leaves an option open.
 
     Attributes:
@@ -59,21 +59,21 @@ class Level:
         return "bf16" if self.half_dtype == "bfloat16" else "fp16"
 
 
-LEVELS: dict[str, Level] = {
-    "O0": Level("float32", False, None, False, 1.0),
-    "O1": Level(None, True, None, None, "dynamic"),
-    "O2": Level("float16", False, True, True, "dynamic"),
-    "O3": Level("float16", False, False, False, 1.0),
-    "O4": Level(None, True, None, None, 1.0, half_dtype="bfloat16"),
-    "O5": Level("bfloat16", False, True, True, 1.0, half_dtype="bfloat16"),
+LEVELS: dict[str, OptLevel] = {
+    "O0": OptLevel("float32", False, None, False, 1.0),
+    "O1": OptLevel(None, True, None, None, "dynamic"),
+    "O2": OptLevel("float16", False, True, True, "dynamic"),
+    "O3": OptLevel("float16", False, False, False, 1.0),
+    "O4": OptLevel(None, True, None, None, 1.0, half_dtype="bfloat16"),
+    "O5": OptLevel("bfloat16", False, True, True, 1.0, half_dtype="bfloat16"),
 }
 
 
-def level_with_overrides(options: Mapping[str, Any]) -> Level:
+def level_with_overrides(options: Mapping[str, Any]) -> OptLevel:
     """Return the options of an `apex` arm: those of its level, and what the arm overrides."""
     settled = dict(LEVELS[options.get("opt_level", "O1")].__dict__)
     settled.update({name: value for name, value in options.items() if name in settled})
-    return Level(**settled)
+    return OptLevel(**settled)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def _parse_inner_arm(text: str) -> str:
     return str(inner).replace(",", "+")
 
 
-def _without_aliases(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+def _options_without_aliases(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with those that an alias stands for, such as `masters=fp32` of `half`, under their own names."""
     options = {}
     for name, value in given.items():
@@ -133,12 +133,12 @@ class Arm:
         Raises:
             ConfigError: unknown backend or option, a value that the option does not take, or several arms.
         """
-        arms, _ = split_arms(text)
+        arms, _ = arms_and_ambiguous_word(text)
         if len(arms) > 1:
             raise ConfigError(
                 f"{text!r} names {len(arms)} arms, {' and '.join(arms)}, but one arm is expected here"
             )
-        backend, rest = _split_backend(text)
+        backend, rest = _backend_and_options_text(text)
         words = [word.strip() for word in rest.split(",") if word.strip()] if rest else []
         spec = find_spec(backend)
         aliases, positional = (spec.aliases, spec.positional) if spec else ({}, None)
@@ -194,7 +194,7 @@ class Arm:
         parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
-        for name, value in _without_aliases(spec, given).items():
+        for name, value in _options_without_aliases(spec, given).items():
             if name not in spec.parsers:
                 raise ConfigError(_unknown_option_message(backend, spec, name, given))
             read = _parse_inner_arm if spec.parsers[name] is INNER_ARM else spec.parsers[name]
@@ -332,7 +332,7 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     """
     arms: list[Arm] = []
     for text in texts:
-        parts, ambiguous = split_arms(text)
+        parts, ambiguous = arms_and_ambiguous_word(text)
         if ambiguous:
             own = Arm.parse(ambiguous)
             raise ConfigError(
@@ -397,7 +397,7 @@ def backend_or_arm_named(head: str) -> str | None:
     return next((name for name in others if name.lower() == lowered), None)
 
 
-def _split_backend(text: str) -> tuple[str, str]:
+def _backend_and_options_text(text: str) -> tuple[str, str]:
     """Return the backend of one arm and its options, with a shorthand written out: `O2` gives apex and O2.
 
     An unknown backend is returned as it is written.
@@ -409,7 +409,7 @@ def _split_backend(text: str) -> tuple[str, str]:
     return backend, ",".join(filter(None, [option, rest]))
 
 
-def split_arms(text: str) -> tuple[list[str], str]:
+def arms_and_ambiguous_word(text: str) -> tuple[list[str], str]:
     """Split `fp32,bf16,apex:O2,loss_scale=128` into its arms: a word begins one unless it is an option of the last.
 
     After `half` a word such as `bf16` begins an arm. After `half:bn_fp32` it is an option, and ambiguous.
@@ -442,7 +442,7 @@ def _may_be_arm(word: str) -> bool:
 
 def _is_option_of_arm(word: str, arm: str) -> bool:
     """Return whether the backend of an arm takes a word as an option."""
-    spec = find_spec(_split_backend(arm)[0])
+    spec = find_spec(_backend_and_options_text(arm)[0])
     head, colon, _ = word.partition(":")
     if "=" in head or colon or spec is None:
         return "=" in head

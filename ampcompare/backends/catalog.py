@@ -56,7 +56,7 @@ def third_party_backends() -> dict[str, str]:
     }
 
 
-def require_unique(name: str) -> None:
+def require_unique_backend(name: str) -> None:
     """Check that a backend's name is registered once.
 
     Raises:
@@ -77,7 +77,7 @@ def described_backends() -> dict[str, BackendSpec]:
     others = {
         entry.name: entry.value for entry in entry_points(group=SPEC_GROUP) if entry.name not in BUILT_IN
     }
-    return {**BUILT_IN, **{name: _load_spec(name, value) for name, value in others.items()}}
+    return {**BUILT_IN, **{name: _load_backend_spec(name, value) for name, value in others.items()}}
 
 
 def find_spec(name: str) -> BackendSpec | None:
@@ -91,7 +91,7 @@ def find_spec(name: str) -> BackendSpec | None:
     if name not in registered:
         return None
     if any(entry.name == name for entry in entry_points(group=SPEC_GROUP)):
-        return _load_spec(name, registered[name])
+        return _load_backend_spec(name, registered[name])
     explanation = ArmExplanation(
         summary=f"the backend {name!r} of another package, of which nothing is known here",
         does=(),
@@ -108,7 +108,7 @@ def find_spec(name: str) -> BackendSpec | None:
     )
 
 
-def _load_spec(name: str, value: str) -> BackendSpec:
+def _load_backend_spec(name: str, value: str) -> BackendSpec:
     module, _, attribute = value.partition(":")
     try:
         spec = getattr(importlib.import_module(module), attribute)

@@ -38,7 +38,7 @@ class ArmExplanation:
     twin_script: tuple[str, ...] = ()
 
 
-def role_rows(
+def explanation_rows_of_roles(
     roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: str = ""
 ) -> tuple[tuple[str, str], ...]:
     """Return what an explanation says of each role, as (what, how) pairs."""
@@ -143,7 +143,7 @@ def apex_script_lines(options: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def grad_scaler(options: Mapping[str, Any]) -> str:
+def grad_scaler_line(options: Mapping[str, Any]) -> str:
     """Return the line of a script that makes the GradScaler of an arm."""
     words = "".join(f", {name}={value:g}" for name, value in options.items() if name in SCALER)
     return f'scaler = torch.amp.GradScaler("cuda"{words})'
@@ -155,7 +155,7 @@ def native_script_lines(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     if dtype != "float16":
         return (*forward, *PLAIN_STEP[1:])
     return (
-        grad_scaler(options),
+        grad_scaler_line(options),
         *forward,
         "scaler.scale(loss).backward()",
         "scaler.unscale_(optimizer)  # before clipping",

@@ -5,7 +5,7 @@ Source: lightning-fabric 2.6.
 
 from ampcompare.backends.library import Library
 from ampcompare.backends.library_spec import library_spec
-from ampcompare.backends.spec import ContractArm
+from ampcompare.backends.spec import ContractTestArm
 
 LIBRARY = Library(
     ("lightning_fabric", "lightning.fabric"),
@@ -49,10 +49,10 @@ SPEC = library_spec(
         "optimizer.step()",
     ),
     contract=(
-        ContractArm("fabric:32-true"),
-        ContractArm("fabric:bf16-mixed"),
-        ContractArm("fabric:16-mixed", skips_steps=True, shares_steps=False),
-        ContractArm("fabric:16-true"),
-        ContractArm("fabric:bf16-true"),
+        ContractTestArm("fabric:32-true"),
+        ContractTestArm("fabric:bf16-mixed"),
+        ContractTestArm("fabric:16-mixed", skips_steps=True, shares_steps=False),
+        ContractTestArm("fabric:16-true"),
+        ContractTestArm("fabric:bf16-true"),
     ),
 )

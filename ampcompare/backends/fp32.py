@@ -1,9 +1,9 @@
 """The backend `fp32`: plain single precision, the usual reference, and TF32 on GPUs that have it."""
 
-from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, role_rows
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, explanation_rows_of_roles
 from ampcompare.backends.options import parse_flag
 from ampcompare.backends.roles import Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
+from ampcompare.backends.spec import BackendSpec, ContractTestArm, InScript, Options
 
 TF32_SCRIPT = (
     'torch.backends.cuda.matmul.fp32_precision = "tf32"  # before torch 2.9: allow_tf32 = True',
@@ -33,7 +33,10 @@ def _explain_arm(options: Options) -> ArmExplanation:
         script = PLAIN_STEP
     return ArmExplanation(
         summary=summary,
-        does=(*role_rows(_roles_for_options(options), casts=[("casts", "none")]), ("TF32", tf32)),
+        does=(
+            *explanation_rows_of_roles(_roles_for_options(options), casts=[("casts", "none")]),
+            ("TF32", tf32),
+        ),
         twin="apex:O0",
         twin_is=twin_is,
         differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
@@ -52,5 +55,5 @@ SPEC = BackendSpec(
     unsharded=lambda options: "",
     elsewhere=lambda options: "TF32 exists on NVIDIA GPUs only" if options.get("tf32") else "",
     in_script=InScript(acts_if_off=True),
-    contract=(ContractArm("fp32"),),
+    contract=(ContractTestArm("fp32"),),
 )

@@ -10,7 +10,7 @@ from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, make_choice_parser, parse_count
 from ampcompare.backends.over_bf16 import DEFAULT, inner_arm_text, inner_script_lines, why_not_inner_arm
-from ampcompare.backends.spec import BackendSpec, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, ContractTestArm, Options
 
 LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
 ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
@@ -102,8 +102,8 @@ SPEC = BackendSpec(
     inner=inner_arm_text,
     wraps=lambda options, inner: replace(inner, products="fp8"),
     contract=(
-        ContractArm("fp8:tensorwise,align=1"),
-        ContractArm("fp8:rowwise,align=1"),
-        ContractArm("fp8:rowwise,align=1,over=half:bf16"),
+        ContractTestArm("fp8:tensorwise,align=1"),
+        ContractTestArm("fp8:rowwise,align=1"),
+        ContractTestArm("fp8:rowwise,align=1,over=half:bf16"),
     ),
 )

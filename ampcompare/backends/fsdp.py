@@ -3,7 +3,7 @@
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, grad_scaler
+from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, grad_scaler_line
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     float_dtype,
@@ -13,7 +13,7 @@ from ampcompare.backends.options import (
     parse_positive_number,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractTestArm, Options
 
 
 def _is_fp16(options: Options) -> bool:
@@ -105,7 +105,7 @@ def _script_lines(types: dict[str, str], options: Options) -> tuple[str, ...]:
         return (*start, *PLAIN_STEP)
     return (
         *start,
-        f"{grad_scaler(options)}  # its overflow flag is shared by all ranks",
+        f"{grad_scaler_line(options)}  # its overflow flag is shared by all ranks",
         "scaler.scale(criterion(model(x), y)).backward()",
         "scaler.unscale_(optimizer)",
         "clip_grad_norm_(model.parameters(), 1.0)",
@@ -143,8 +143,8 @@ SPEC = BackendSpec(
     parallel="fsdp",
     checkpoint=CheckpointState(grad_scaler=_is_fp16),
     contract=(
-        ContractArm("fsdp:bf16"),
-        ContractArm("fsdp:bf16,reduce=bf16,keep_fp32=0"),
-        ContractArm("fsdp:fp16", skips_steps=True),
+        ContractTestArm("fsdp:bf16"),
+        ContractTestArm("fsdp:bf16,reduce=bf16,keep_fp32=0"),
+        ContractTestArm("fsdp:fp16", skips_steps=True),
     ),
 )

@@ -12,7 +12,7 @@ from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, make_choice_parser, parse_flag, parse_module_patterns
 from ampcompare.backends.over_bf16 import DEFAULT, inner_arm_text, inner_script_lines, why_not_inner_arm
 from ampcompare.backends.roles import ProductFormat, Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
+from ampcompare.backends.spec import BackendSpec, ContractTestArm, InScript, Options
 from ampcompare.base.formats import FORMATS
 
 TORCHAO = Library(
@@ -226,8 +226,8 @@ SPEC = BackendSpec(
     wraps=_roles_around_inner,
     in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products
     contract=(
-        ContractArm("gemm:mxfp8,keep=none"),
-        ContractArm("gemm:fp8_rowwise"),
-        ContractArm("gemm:mxfp8,wgrad=bf16,keep=none,over=half:bf16"),
+        ContractTestArm("gemm:mxfp8,keep=none"),
+        ContractTestArm("gemm:fp8_rowwise"),
+        ContractTestArm("gemm:mxfp8,wgrad=bf16,keep=none,over=half:bf16"),
     ),
 )

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
-from ampcompare.backends.explanation import ArmExplanation, half_script_lines, role_rows
+from ampcompare.backends.explanation import ArmExplanation, explanation_rows_of_roles, half_script_lines
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     float_dtype,
@@ -19,7 +19,7 @@ from ampcompare.backends.options import (
     why_types_conflict,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
+from ampcompare.backends.spec import BackendSpec, ContractTestArm, InScript, Options
 
 GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
 
@@ -64,7 +64,7 @@ def _explain_arm(options: Options) -> ArmExplanation:
         summary=f"the whole model in {name}, as scripts do it by hand"
         + (", batch norm in fp32" if bn_fp32 else "")
         + (f", with {' and '.join(added)} as in fp16 optimizers" if added else ""),
-        does=role_rows(
+        does=explanation_rows_of_roles(
             _roles_for_options(options),
             borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
         ),
@@ -151,20 +151,20 @@ SPEC = BackendSpec(
     elsewhere=lambda options: "",
     in_script=InScript(),
     contract=(
-        ContractArm("half"),
-        ContractArm("half:bn_fp32"),
-        ContractArm("half:bf16"),
-        ContractArm("half:keep_fp32=0|BatchNorm1d"),
-        ContractArm("half:loss_scale=128"),
-        ContractArm("half:dynamic", skips_steps=True),
-        ContractArm("half:masters=fp32"),
-        ContractArm("half:masters=fp32,loss_scale=128"),
-        ContractArm("half:masters=fp32,dynamic", skips_steps=True),
-        ContractArm("half:bf16,masters=fp32,state=bf16,grads=fp32,reduce=fp32"),
-        ContractArm("half:bf16,state=fp32"),
-        ContractArm("half:bf16,rounding=stochastic"),
-        ContractArm("half:bf16,kahan"),
-        ContractArm("half:kahan,dynamic,keep_fp32=0", skips_steps=True),
-        ContractArm("half:masters=fp32,dynamic,keep_fp32=2", skips_steps=True),
+        ContractTestArm("half"),
+        ContractTestArm("half:bn_fp32"),
+        ContractTestArm("half:bf16"),
+        ContractTestArm("half:keep_fp32=0|BatchNorm1d"),
+        ContractTestArm("half:loss_scale=128"),
+        ContractTestArm("half:dynamic", skips_steps=True),
+        ContractTestArm("half:masters=fp32"),
+        ContractTestArm("half:masters=fp32,loss_scale=128"),
+        ContractTestArm("half:masters=fp32,dynamic", skips_steps=True),
+        ContractTestArm("half:bf16,masters=fp32,state=bf16,grads=fp32,reduce=fp32"),
+        ContractTestArm("half:bf16,state=fp32"),
+        ContractTestArm("half:bf16,rounding=stochastic"),
+        ContractTestArm("half:bf16,kahan"),
+        ContractTestArm("half:kahan,dynamic,keep_fp32=0", skips_steps=True),
+        ContractTestArm("half:masters=fp32,dynamic,keep_fp32=2", skips_steps=True),
     ),
 )

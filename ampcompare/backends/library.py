@@ -28,7 +28,7 @@ class Library:
     remark: str = ""
     extra: str = ""
 
-    def find_installed(self) -> tuple[str, str, str] | None:
+    def find_module_distribution_and_version(self) -> tuple[str, str, str] | None:
         """Return module, distribution and version of what is installed, without importing it; None if nothing is."""
         for module, distribution in zip(self.modules, self.distributions, strict=True):
             if importlib.util.find_spec(module.partition(".")[0]) is not None:
@@ -37,7 +37,7 @@ class Library:
 
     def why_missing(self) -> str:
         """Return why it cannot be used, with what to type; "" if it is installed."""
-        if self.find_installed() is not None:
+        if self.find_module_distribution_and_version() is not None:
             return ""
         return f"not installed: {self.install}" + (f" ({self.remark})" if self.remark else "")
 
@@ -50,7 +50,7 @@ class Library:
         Raises:
             BackendUnavailable: it is not installed, or cannot be imported.
         """
-        found = self.find_installed()
+        found = self.find_module_distribution_and_version()
         if found is None:
             raise BackendUnavailable(f"{backend} is {self.why_missing()}")
         name, distribution, version = found

@@ -6,7 +6,7 @@ from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library, explain_library
 from ampcompare.backends.options import make_choice_parser
 from ampcompare.backends.roles import Roles
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractTestArm, Options
 
 
 def library_spec(
@@ -22,7 +22,7 @@ def library_spec(
     read: Callable[[str], str] | None = None,
     roles: Callable[[Options], Roles | None] = lambda options: None,
     loop: str = "",
-    contract: tuple[ContractArm, ...],
+    contract: tuple[ContractTestArm, ...],
 ) -> BackendSpec:
     """Return the description; `arms` has ampcompare's own arm of each value of `option`, the default first."""
 

@@ -10,7 +10,7 @@ from ampcompare.backends.library_spec import library_spec
 from ampcompare.backends.native import SPEC as NATIVE
 from ampcompare.backends.options import float_dtype
 from ampcompare.backends.roles import Roles
-from ampcompare.backends.spec import ContractArm, Options
+from ampcompare.backends.spec import ContractTestArm, Options
 
 LIBRARY = Library(("mmengine.optim",), ("mmengine",), "pip install mmengine", extra="mmengine")
 
@@ -48,5 +48,5 @@ SPEC = library_spec(
     script=_script_lines,
     read=float_dtype,
     roles=_roles_for_options,
-    contract=(ContractArm("mmengine:fp32"),),
+    contract=(ContractTestArm("mmengine:fp32"),),
 )

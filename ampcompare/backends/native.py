@@ -1,7 +1,7 @@
 """The backend `native`: torch.autocast, with torch.amp.GradScaler for fp16."""
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import ArmExplanation, native_script_lines, role_rows
+from ampcompare.backends.explanation import ArmExplanation, explanation_rows_of_roles, native_script_lines
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     float_dtype,
@@ -19,7 +19,7 @@ from ampcompare.backends.options import (
     why_types_conflict,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, InScript, Options
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractTestArm, InScript, Options
 
 
 def _roles_for_options(options: Options) -> Roles:
@@ -67,7 +67,7 @@ def _explain_arm(options: Options) -> ArmExplanation:
     )
     return ArmExplanation(
         summary=summary,
-        does=role_rows(
+        does=explanation_rows_of_roles(
             roles,
             casts=[("casts", casts)],
             borders=f"unchanged: a model that ends in a linear layer returns {name}",
@@ -139,12 +139,12 @@ SPEC = BackendSpec(
     checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
     in_script=InScript(),
     contract=(
-        ContractArm("native:fp16", skips_steps=True),
-        ContractArm("native:bf16"),
-        ContractArm("native:bf16,weights=bf16,masters=fp32,grads=fp32"),
-        ContractArm("native:bf16,weights=bf16,state=fp32"),
-        ContractArm("native:bf16,weights=bf16,kahan"),
-        ContractArm("native:fp16,state=bf16,reduce=bf16", skips_steps=True),
-        ContractArm("native:fp16,keep_fp32=0", skips_steps=True),
+        ContractTestArm("native:fp16", skips_steps=True),
+        ContractTestArm("native:bf16"),
+        ContractTestArm("native:bf16,weights=bf16,masters=fp32,grads=fp32"),
+        ContractTestArm("native:bf16,weights=bf16,state=fp32"),
+        ContractTestArm("native:bf16,weights=bf16,kahan"),
+        ContractTestArm("native:fp16,state=bf16,reduce=bf16", skips_steps=True),
+        ContractTestArm("native:fp16,keep_fp32=0", skips_steps=True),
     ),
 )

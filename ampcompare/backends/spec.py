@@ -17,7 +17,7 @@ Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class ContractArm:
+class ContractTestArm:
     """An arm on which the contract tests run.
 
     Attributes:
@@ -123,4 +123,4 @@ class BackendSpec:
     calls_apex: bool = False
     checkpoint: CheckpointState = CheckpointState()
     in_script: InScript | None = None
-    contract: tuple[ContractArm, ...] = ()
+    contract: tuple[ContractTestArm, ...] = ()

@@ -50,7 +50,7 @@ class OptimizerSteps:
         if running is None:
             self._running[get_ident()] = [optimizer]
         else:
-            _cut_at(running, optimizer)  # its last step has ended with an exception
+            _drop_optimizer_and_those_inside(running, optimizer)  # its last step has ended with an exception
             running.append(optimizer)
         if optimizer not in self._seen:
             self._seen.add(optimizer)
@@ -64,7 +64,7 @@ class OptimizerSteps:
         if running and running[-1] is optimizer:
             running.pop()
         else:
-            _cut_at(running, optimizer)
+            _drop_optimizer_and_those_inside(running, optimizer)
         if not running:
             self._running.pop(get_ident(), None)
             self.num_ended += 1
@@ -72,7 +72,7 @@ class OptimizerSteps:
             follower(optimizer)
 
 
-def _cut_at(running: list[Any], optimizer: Any) -> None:
+def _drop_optimizer_and_those_inside(running: list[Any], optimizer: Any) -> None:
     """Remove an optimizer and those that it has stepped."""
     at = next((index for index, one in enumerate(running) if one is optimizer), len(running))
     del running[at:]

@@ -55,7 +55,7 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
     except ValueError as error:
         raise ConfigError(f"the line of the magic cannot be read: {error}; write {USAGE}") from None
     place = words.index("--") if "--" in words else len(words)
-    names, own = _split_variable_names(words[:place])
+    names, own = _variable_names_and_other_words(words[:place])
     path = _write_script(script_of_cell(cell, {name: _variable_as_code(name, variables) for name in names}))
     typed = [*own, "--", str(path), *words[place + 1 :]]
     group = click.Context(cli, info_name="ampcompare", **cli.context_settings)
@@ -81,7 +81,7 @@ def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any])
     return outcome.comparison
 
 
-def _split_variable_names(words: list[str]) -> tuple[list[str], list[str]]:
+def _variable_names_and_other_words(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the names after `--with`, and the other words."""
     params = [
         click.Option(["--with"], multiple=True),

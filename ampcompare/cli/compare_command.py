@@ -34,7 +34,7 @@ from ampcompare.cli.shared_options import (
     stack_option,
 )
 from ampcompare.cli.values import FILE, FOLDER
-from ampcompare.experiment.plan import parse_varied_setting
+from ampcompare.experiment.plan import parse_varied_path_and_values
 from ampcompare.experiment.run_options import CompareOptions, parse_seconds
 from ampcompare.settings.reads import KEEP_STEP, TRAIN, VERIFY_RESUME
 from ampcompare.settings.script import SCRIPT_ARMS
@@ -350,7 +350,7 @@ def compare_options_from_parameters(parameters: dict[str, Any]) -> CompareOption
     )
     options = options.with_attributes(
         settings=request,
-        sweep=tuple(map(parse_varied_setting, parameters["sweep"])),
+        sweep=tuple(map(parse_varied_path_and_values, parameters["sweep"])),
         strict=parameters["strict"],
     )
     if re.fullmatch("[1-9][0-9]*", parameters["seeds"] or "") and not parameters["quiet"]:

@@ -68,7 +68,7 @@ def command(
 
         click.echo(dump_json(settings_file_schema()))
         return 0
-    sources, matrix = _settings_sources(context, name, list(options))
+    sources, matrix = _settings_sources_and_matrix(context, name, list(options))
     if as_json:
         document: dict[str, Any] = {**matrix, "settings": sources.config.model_dump(mode="json")}
         click.echo(dump_json({**document, "origin": sources.resolved.origins} if origin else document))
@@ -77,7 +77,7 @@ def command(
     return 0
 
 
-def _settings_sources(
+def _settings_sources_and_matrix(
     context: click.Context, name: str, options: list[str]
 ) -> tuple[SettingsSources, dict[str, Any]]:
     """Return what the options of a command come to, and what it would cross them with."""

@@ -81,7 +81,7 @@ def command(
         from ampcompare.checkpoints.convert.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)
-        _show_document(asdict(inspection), inspection_lines(inspection), as_json)
+        _print_lines_or_json(asdict(inspection), inspection_lines(inspection), as_json)
         return 0
     assert target is not None
     assert to is not None
@@ -107,7 +107,7 @@ def command(
         "lost": result.lost,
         "notes": result.notes,
     }
-    _show_document(document, conversion_report_lines(document), as_json)
+    _print_lines_or_json(document, conversion_report_lines(document), as_json)
     return 0
 
 
@@ -130,7 +130,7 @@ def _why_folder_is_no_checkpoint(folder: Path) -> str:
     return f"{folder} is a folder, but a checkpoint is a file; name one of its {', '.join(found[:MAX_NAMED])}{more}"
 
 
-def _show_document(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
+def _print_lines_or_json(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
     from ampcompare.results.records.document import dump_json
 
     click.echo(dump_json(document) if as_json else "\n".join(lines))

@@ -45,7 +45,7 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     W&B writes offline, for `wandb sync`, unless WANDB_MODE says otherwise. MLflow writes files, unless
     MLFLOW_TRACKING_URI names a server.
     """
-    from ampcompare.api.comparison import export_run
+    from ampcompare.api.comparison import export_run_directory
     from ampcompare.experiment.run_directory import newest_run_directories
 
     folder = newest_run_directories()[0] if run is None else Path(run)
@@ -53,7 +53,7 @@ def command(run: str | None, tracker: str, output: str | None, project: str) -> 
     def note(text: str) -> None:
         click.echo(f"note: {printable_line(text, 2000)}", err=True)
 
-    comparison, destination = export_run(folder, tracker, output, project, note)
+    comparison, destination = export_run_directory(folder, tracker, output, project, note)
     count = format_count(len(comparison.records), "record")
     click.echo(f"{printable_line(str(folder), 300)}: {count}, in {printable_line(destination, 300)}")
     for line in comparison.excluded:

@@ -40,7 +40,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
     server = LanguageServer(SOURCE, __version__)
     versions = known_versions(torch_version)
 
-    def lint_document(document: TextDocument) -> tuple[Selection, list[Finding]]:
+    def selection_and_findings_of(document: TextDocument) -> tuple[Selection, list[Finding]]:
         path = Path(document.path)
         try:
             selection = replace(read_selection([path]), versions=versions)
@@ -51,7 +51,9 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
 
     def publish_diagnostics(uri: str) -> None:
         document = server.workspace.get_text_document(uri)
-        diagnostics = [_diagnostic_of_finding(document, finding) for finding in lint_document(document)[1]]
+        diagnostics = [
+            _diagnostic_of_finding(document, finding) for finding in selection_and_findings_of(document)[1]
+        ]
         server.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(uri=uri, diagnostics=diagnostics, version=document.version)
         )
@@ -72,7 +74,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
     @server.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=kinds))
     def list_code_actions(params: types.CodeActionParams) -> list[types.CodeAction]:
         document = server.workspace.get_text_document(params.text_document.uri)
-        selection, findings = lint_document(document)
+        selection, findings = selection_and_findings_of(document)
         first, last = params.range.start.line, params.range.end.line
         found = []
         for finding in findings:
@@ -85,7 +87,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
             text, _, fixed = fix_text(document.source, findings, selection)
             title = f"Fix {format_count(fixed, 'mistake')} of mixed precision"
             found.append(_code_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
-        if (rewritten := _rewrite_for_torch_amp(document)) is not None:
+        if (rewritten := _rewritten_text_and_num_lines_left(document)) is not None:
             text, by_hand = rewritten
             rest = f", {by_hand} lines left by hand" if by_hand else ""
             found.append(
@@ -106,7 +108,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
     return server
 
 
-def _rewrite_for_torch_amp(document: TextDocument) -> tuple[str, int] | None:
+def _rewritten_text_and_num_lines_left(document: TextDocument) -> tuple[str, int] | None:
     """Return the text for `torch.amp`, and how many lines are left by hand; None where `migrate` rewrites nothing.
 
     What other files of the project do with this one counts, so it is read from the disk: it must be saved.

@@ -69,11 +69,11 @@ def _print_runs(folder: str | None) -> int:
     if not found:
         click.echo(f"no run directories in {root.absolute()}; ampcompare compare makes one", err=True)
         return 0
-    click.echo(listing_table([run_row(run.brief()) for run in found], RUN_HEADERS, terminal_width()))
+    click.echo(listing_table([row_of_run(run.brief()) for run in found], RUN_HEADERS, terminal_width()))
     return 0
 
 
-def run_row(run: RunBrief) -> list[str]:
+def row_of_run(run: RunBrief) -> list[str]:
     """Return folder, date, tag, arms, seeds, cells and headline of a run directory as text that steers no terminal."""
     done, planned = run.cells
     more = f" and {len(run.arms) - MAX_SHOWN} more" if len(run.arms) > MAX_SHOWN else ""

@@ -289,7 +289,7 @@ def margin_options(option_of: OptionOf) -> Callable[[Function], Function]:
     options = [
         option(
             "--margin",
-            callback=lambda context, parameter, value: number_or_text(value),
+            callback=lambda context, parameter, value: parse_number_or_text(value),
             metavar="MARGIN",
             group=COMPARISON,
             help="equivalence margin of the metric: a number in its unit, such as 0.5 (pp of top-1), 10% (of the "
@@ -301,7 +301,7 @@ def margin_options(option_of: OptionOf) -> Callable[[Function], Function]:
     return lambda function: add_options(options, function)
 
 
-def number_or_text(value: str | None) -> float | str | None:
+def parse_number_or_text(value: str | None) -> float | str | None:
     """Return a number as a number, so that the command and Python ask for the same; any other text as it is."""
     try:
         return None if value is None else float(value)

@@ -15,7 +15,7 @@ from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.product_formats import diagnose_formats
-from ampcompare.diagnosis.ranges import counts_of_row, magnitude_range_of_row
+from ampcompare.diagnosis.ranges import magnitude_range_of_counts, total_nonfinite_and_lost_of
 from ampcompare.diagnosis.remedies import (
     TestedCandidate,
     diagnosis_sentence,
@@ -40,7 +40,7 @@ def headroom_of_steps(steps: Iterable[StepFacts]) -> Headroom | None:
     largest, own = 0.0, 1.0
     for facts in steps:
         loss = facts.step.place_of_loss
-        if loss is not None and counts_of_row(facts.step.events[loss].row)[1]:
+        if loss is not None and total_nonfinite_and_lost_of(facts.step.events[loss].row)[1]:
             continue  # the gradients of a loss that is not finite say nothing about a scale
         own, shift = facts.scale, round(math.log2(facts.scale))
         for event in facts.step.events:
@@ -48,10 +48,10 @@ def headroom_of_steps(steps: Iterable[StepFacts]) -> Headroom | None:
             if event.constant:
                 continue
             if phase == "gradient":
-                values = magnitude_range_of_row(event.row if event.wide is None else event.wide)
+                values = magnitude_range_of_counts(event.row if event.wide is None else event.wide)
                 exponents.update({power - shift: count for power, count in values.exponents.items()})
             elif phase == "backward" and event.dtype in HALF_DTYPES:
-                values = magnitude_range_of_row(event.row)
+                values = magnitude_range_of_counts(event.row)
             else:
                 continue
             largest = max(largest, (values.largest or 0.0) / facts.scale)

@@ -14,7 +14,7 @@ from ampcompare.settings.examination import return_user_errors
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import TrainingAssembly, assemble_run
 from ampcompare.training.precision.base import make_precision, owned_params
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.process.process_group import process_group_for_cell
 from ampcompare.training.process.switches import enter_examining_process
 
@@ -36,7 +36,9 @@ def _observe_step_on_device(config: RunConfig, device: torch.device) -> dict[str
     models, optimizers = assembly.models, assembly.optimizers
     model = models[0] if len(models) == 1 else nn.ModuleList(models)
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
-    how, context = choose_cpu_half(config.cpu_half, precision.half_dtype, device, config.autocast_lists)
+    how, context = choose_cpu_half_mode_and_context(
+        config.cpu_half, precision.half_dtype, device, config.autocast_lists
+    )
     watch = _ModuleTypeTracer(model)
     with context:
         scales_before = precision.loss_scales()

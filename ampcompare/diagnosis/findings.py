@@ -18,7 +18,7 @@ from ampcompare.diagnosis.observation import (
     own_error_of_event,
 )
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, OperationResult
-from ampcompare.diagnosis.ranges import counts_of_row, magnitude_range_of_row
+from ampcompare.diagnosis.ranges import magnitude_range_of_counts, total_nonfinite_and_lost_of
 from ampcompare.results.records.diagnosis import Fault, FaultKind, MagnitudeRange, OperationPlace
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
@@ -104,7 +104,7 @@ def _rounded_limit_reason(
 
 def share_lost_to_zero(event: OperationResult) -> float:
     """Return the share of a result that is zero in the arm alone."""
-    elements, _, lost = counts_of_row(event.row)
+    elements, _, lost = total_nonfinite_and_lost_of(event.row)
     return lost / elements if elements else 0.0
 
 
@@ -203,7 +203,7 @@ def _update_fault(facts: StepFacts) -> Fault | None:
 def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
     """Return the fault of gradients that are finite and not zero behind the backward pass, and else at the step."""
     events = [one for one in facts.step.events if one.key[3] == "gradient" and not one.constant]
-    if not facts.updates or all(magnitude_range_of_row(event.row).largest is None for event in events):
+    if not facts.updates or all(magnitude_range_of_counts(event.row).largest is None for event in events):
         return None
     broken = sum(one.nonfinite_gradient for one in facts.updates)
     if not broken and any(one.moved for one in facts.updates):
@@ -562,11 +562,11 @@ def _is_wrong_gradient(event: OperationResult, gradients: Sequence[OperationResu
 
 def _root_mean_square_error(event: OperationResult, norm: int) -> float:
     """Return the root mean square that belongs to a norm of `Event.errors`."""
-    return float(event.errors[norm]) / math.sqrt(max(1, counts_of_row(event.row)[0]))
+    return float(event.errors[norm]) / math.sqrt(max(1, total_nonfinite_and_lost_of(event.row)[0]))
 
 
 def _is_nonfinite_result(event: OperationResult) -> bool:
-    return counts_of_row(event.row)[1] > 0 and not event.constant
+    return total_nonfinite_and_lost_of(event.row)[1] > 0 and not event.constant
 
 
 def _is_finite_in_fp32(event: OperationResult) -> bool:
@@ -652,7 +652,8 @@ def _make_fault(
         text=text,
         severity=severity,
         inputs=[
-            f"{operation_place_of(events[at].key).name}: {_value_spread_text(magnitude_range_of_row(events[at].row))}"
+            f"{operation_place_of(events[at].key).name}: "
+            f"{_value_spread_text(magnitude_range_of_counts(events[at].row))}"
             for at in event.sources
             if at < origin
         ],

@@ -15,7 +15,7 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import TrainingAssembly, assemble_run
 from ampcompare.training.build_loop import build_training_loop
 from ampcompare.training.precision.base import Precision, make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 
 Loop = Callable[[Precision], Any]
 
@@ -42,7 +42,7 @@ def arm_precision_isolated(
     """
     torch.manual_seed(conditions.seed)
     precision = make_precision(arm, device=conditions.device, autocast_lists=conditions.lists)
-    mode, arithmetic = choose_cpu_half(
+    mode, arithmetic = choose_cpu_half_mode_and_context(
         conditions.half, precision.half_dtype, torch.device(conditions.device), conditions.lists
     )
     try:

@@ -8,7 +8,11 @@ from typing import Any
 
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.operation_watch import Key, OperationResult, WatchedStep
-from ampcompare.diagnosis.ranges import add_range_rows, counts_of_row, magnitude_range_of_row
+from ampcompare.diagnosis.ranges import (
+    magnitude_range_of_counts,
+    sum_of_range_counts,
+    total_nonfinite_and_lost_of,
+)
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, OperationPlace, PlaceReport
 
 MAX_BROKEN_LOSSES = 3  # in a row
@@ -36,7 +40,7 @@ class _PlaceTotal:
     made: float | None = None
 
     def add_event(self, event: OperationResult) -> None:
-        self.row = add_range_rows(self.row, event.row)
+        self.row = sum_of_range_counts(self.row, event.row)
         self.calls += 1
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
@@ -71,7 +75,7 @@ class Observation:
         self.count_unwatched_step(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
         loss = facts.step.place_of_loss
-        is_finite = loss is None or not counts_of_row(facts.step.events[loss].row)[1]
+        is_finite = loss is None or not total_nonfinite_and_lost_of(facts.step.events[loss].row)[1]
         self._broken_losses = 0 if is_finite else self._broken_losses + 1
         self.is_broken |= self._broken_losses >= MAX_BROKEN_LOSSES
         for event in facts.step.events:
@@ -79,7 +83,7 @@ class Observation:
             module, _, _, phase = event.key
             if phase == "forward" and not event.constant:
                 place = (module, facts.index)
-                self._map[place] = add_range_rows(self._map.get(place), event.row)
+                self._map[place] = sum_of_range_counts(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
             self.updates[update.parameter] = update if known is None else _with_lost_update(known, update)
@@ -93,7 +97,7 @@ class Observation:
                     place=operation_place_of(key),
                     calls=total.calls,
                     dtypes=sorted(total.dtypes),
-                    range=magnitude_range_of_row(total.row),
+                    range=magnitude_range_of_counts(total.row),
                     error=total.error,
                     made=total.made,
                 )
@@ -101,7 +105,7 @@ class Observation:
     def cells_of_map(self) -> list[ModuleStep]:
         """Return the cells of the map of modules and steps."""
         return [
-            ModuleStep(module=name, step=step, range=magnitude_range_of_row(row))
+            ModuleStep(module=name, step=step, range=magnitude_range_of_counts(row))
             for (name, step), row in self._map.items()
         ]
 

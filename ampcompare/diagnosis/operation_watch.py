@@ -15,7 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.fp32_reference import Fp32Reference, tensors_written_by
-from ampcompare.diagnosis.ranges import counts_of_row, range_row_of, row_without_lost
+from ampcompare.diagnosis.ranges import (
+    range_counts_of,
+    range_counts_without_lost,
+    total_nonfinite_and_lost_of,
+)
 from ampcompare.diagnosis.sites import ModuleSites
 from ampcompare.results.records.diagnosis import Phase
 
@@ -115,7 +119,7 @@ class WatchedStep:
     @property
     def place_of_loss(self) -> int | None:
         """The place of the first loss that is not finite, else of the last one; None without any."""
-        broken = (at for at in self.losses if counts_of_row(self.events[at].row)[1])
+        broken = (at for at in self.losses if total_nonfinite_and_lost_of(self.events[at].row)[1])
         return next(broken, self.losses[-1] if self.losses else None)
 
 
@@ -186,10 +190,12 @@ class OperationWatch(TorchDispatchMode):
         known = self._find_event_of(tensor)
         if key[3] == "weight":
             self._producer[_storage_address(tensor)] = len(self._step.events)
-        row = known.row if known is not None and known.dtype is tensor.dtype else range_row_of(tensor, exact)
+        row = (
+            known.row if known is not None and known.dtype is tensor.dtype else range_counts_of(tensor, exact)
+        )
         errors = None if exact is None else error_norms_of(tensor, exact, None)
         sources = () if source is None else (source,)
-        wide_row = range_row_of(exact) if exact is not None and key[3] == "gradient" else None
+        wide_row = range_counts_of(exact) if exact is not None and key[3] == "gradient" else None
         constant = is_unused or (key[3] == "gradient" and source is None)
         self._step.events.append(OperationResult(key, tensor.dtype, row, errors, sources, constant, wide_row))
 
@@ -353,9 +359,9 @@ class OperationWatch(TorchDispatchMode):
             self._producer[_storage_address(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
-                row = row_without_lost(source.row)
+                row = range_counts_without_lost(source.row)
             else:
-                row = range_row_of(result, wide_result if result.dtype in HALF_DTYPES else None)
+                row = range_counts_of(result, wide_result if result.dtype in HALF_DTYPES else None)
             errors = None if wide_result is None else error_norms_of(result, wide_result, by_itself)
             version = (result._version, result.numel())
             event = OperationResult(

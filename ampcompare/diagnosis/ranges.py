@@ -20,7 +20,7 @@ INFINITY = 0x7F800000
 FP16_SMALLEST, FP16_TOP = -24, 15
 
 
-def range_row_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
+def range_counts_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.ndarray:
     """Return the counts of a floating tensor, on its device; float64 is read as fp32.
 
     What is zero here and not in `exact` counts as lost.
@@ -36,10 +36,10 @@ def range_row_of(tensor: Tensor, exact: Tensor | None = None) -> Tensor | np.nda
         return row if on_host else torch.from_numpy(row).to(tensor.device)
     values = tensor.detach().reshape(-1)
     wide = None if exact is None else exact.detach().reshape(-1)
-    return _range_row_on_host(values, wide) if on_host else _range_row_on_device(values, wide)
+    return _range_counts_on_host(values, wide) if on_host else _range_counts_on_device(values, wide)
 
 
-def _range_row_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
+def _range_counts_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
     """Return a row by NumPy, which counts several times as fast on the host as torch."""
     sizes = values.float().view(torch.int32).numpy() & np.int32(MAGNITUDE)
     row = np.zeros(WIDTH, dtype=np.int64)
@@ -56,7 +56,7 @@ def _range_row_on_host(values: Tensor, exact: Tensor | None) -> np.ndarray:
     return row
 
 
-def _range_row_on_device(values: Tensor, exact: Tensor | None) -> Tensor:
+def _range_counts_on_device(values: Tensor, exact: Tensor | None) -> Tensor:
     """Return a row without a read, which would wait for the device."""
     bits = values.float().view(torch.int32)
     sizes = aten.bitwise_and.Scalar(bits, MAGNITUDE)
@@ -72,7 +72,7 @@ def _range_row_on_device(values: Tensor, exact: Tensor | None) -> Tensor:
     return row
 
 
-def add_range_rows(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
+def sum_of_range_counts(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     """Return the row of all elements of two; a total is changed in place, and begins as a copy."""
     if total is None:
         return row.copy()
@@ -82,19 +82,19 @@ def add_range_rows(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     return total
 
 
-def row_without_lost(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
+def range_counts_without_lost(row: Tensor | np.ndarray) -> Tensor | np.ndarray:
     """Return the row of the same values in a wider type, where none is lost."""
     copy = row.clone() if isinstance(row, Tensor) else row.copy()
     copy[LOST] = 0
     return copy
 
 
-def counts_of_row(row: np.ndarray) -> tuple[int, int, int]:
+def total_nonfinite_and_lost_of(row: np.ndarray) -> tuple[int, int, int]:
     """Return the elements of a row, those that are not finite, and those that are lost."""
     return int(row[:BINS].sum()), int(row[BINS - 1]), int(row[LOST])
 
 
-def magnitude_range_of_row(row: np.ndarray) -> MagnitudeRange:
+def magnitude_range_of_counts(row: np.ndarray) -> MagnitudeRange:
     """Return what a row says, in plain numbers."""
     counts = row[:BINS]
     by_exponent = {

@@ -58,7 +58,7 @@ def _availability_of_backend(backend: str, spec: BackendSpec) -> tuple[str, bool
     if spec.library is None:
         roles = Arm.make(backend).roles if spec.parsers else None
         return backend, True, spec.summary + (f"; by default {roles}" if roles is not None else "")
-    installed = spec.library.find_installed()
+    installed = spec.library.find_module_distribution_and_version()
     if installed is None:
         return backend, False, spec.library.why_missing()
     return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"

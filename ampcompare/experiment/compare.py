@@ -331,7 +331,7 @@ def pilot_seeds(others: int) -> range:
     return range(PILOT_SIZES.get(max(1, others), MAX_PILOT))
 
 
-def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
+def pairs_needed_and_neediest_arm(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     """Return how many pairs a comparison needs in all, and the arm that needs most; 0 and "" if that cannot be
     estimated.
 
@@ -358,17 +358,17 @@ def _spread_of_effect(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 
-def _seeds_needed_at_look(
+def _seeds_of_look_and_neediest_arm(
     pilot: Comparison, size: int, looks: Sequence[Look], terms: Terms
 ) -> tuple[int, str]:
     """Return how many seeds the next look needs, or an earlier one that got them: the same command asks no more."""
     for look in looks:
         if look.error_rate and look.margin == terms.margin:
-            needed, arm = seeds_needed(pilot, look.error_rate)
+            needed, arm = pairs_needed_and_neediest_arm(pilot, look.error_rate)
             if look.seeds == list(range(max(needed, size))):
                 return needed, arm
     error_rate = error_rate_of_next_look(looks, terms.looks)
-    return seeds_needed(pilot, error_rate) if error_rate else (0, "")
+    return pairs_needed_and_neediest_arm(pilot, error_rate) if error_rate else (0, "")
 
 
 def run_with_estimated_seeds(
@@ -396,7 +396,7 @@ def run_with_estimated_seeds(
         run_plan, folder=folder, launcher=launcher, command=command, terms=terms, jobs=jobs, save=save
     )
     pilot = run(make(first), observer=observer, test=False, **pilot_options)
-    needed, arm = _seeds_needed_at_look(pilot, len(first), RunDirectory(folder).looks(), terms)
+    needed, arm = _seeds_of_look_and_neediest_arm(pilot, len(first), RunDirectory(folder).looks(), terms)
     margin = f"a margin of {pilot.margin:g} {pilot.metric.difference_unit.replace('pp', 'points')}".rstrip()
     if needed <= len(first):
         observer.note(

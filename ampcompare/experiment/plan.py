@@ -140,7 +140,7 @@ def plan_rows(
     return plan.with_recorded_order([], secrets.randbits(MAX_ORDER_SEED_BITS))
 
 
-def parse_varied_setting(text: str) -> tuple[str, list[Any]]:
+def parse_varied_path_and_values(text: str) -> tuple[str, list[Any]]:
     """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`.
 
     Raises:

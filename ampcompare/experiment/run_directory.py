@@ -31,7 +31,7 @@ from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
 from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked_record
 from ampcompare.results.records.comparison import Look, Published
-from ampcompare.results.records.document import ArmLabel, dump_json, read_with_source
+from ampcompare.results.records.document import ArmLabel, dump_json, read_model_and_plain_content
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import LAUNCHERS, RunConfig
@@ -301,7 +301,7 @@ class RunDirectory:
         if not os.path.lexists(path):
             return ReusableRecord(None, "")
         try:
-            record, raw = read_with_source(path, RunRecord, "run record")
+            record, raw = read_model_and_plain_content(path, RunRecord, "run record")
         except RecordError as error:
             return _set_record_aside(path, CellFile.UNREADABLE, error)
         if reason := _why_cell_runs_again(record, config):

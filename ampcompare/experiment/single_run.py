@@ -246,7 +246,10 @@ def _state_difference_text(one: Path, other: Path) -> str:
     from ampcompare.base.tensors.tree import first_difference_text
     from ampcompare.checkpoints.store.folder import CheckpointFolder
 
-    ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).read_newest() for folder in (one, other)]
+    ends = [
+        CheckpointFolder(folder / CellFile.CHECKPOINTS).read_newest_path_state_and_notes()
+        for folder in (one, other)
+    ]
     if ends[0] is None or ends[1] is None:
         return ""
     return first_difference_text(ends[0][1], ends[1][1], apart=(*MEASURED, "resumed"))

@@ -54,9 +54,9 @@ def _marked_arms(mark: pytest.Mark) -> list[Any] | None:
 
 def _split_arms_of_text(text: str) -> list[str]:
     """Return the arms of a text, which spaces and commas divide; a comma before an option of an arm divides none."""
-    from ampcompare.backends.arm import split_arms
+    from ampcompare.backends.arm import arms_and_ambiguous_word
 
-    return [arm for word in re.sub(r",\s+", ",", text).split() for arm in split_arms(word)[0]]
+    return [arm for word in re.sub(r",\s+", ",", text).split() for arm in arms_and_ambiguous_word(word)[0]]
 
 
 @pytest.fixture

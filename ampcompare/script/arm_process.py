@@ -41,7 +41,7 @@ from ampcompare.script.watch.cell_facts import CellFactsRecorder
 from ampcompare.script.watch.ledger import ScriptLedger
 from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.base import half_dtype_of
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.twin import perturb_optimized_weights
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -211,7 +211,7 @@ def _cpu_half_context(arm: Arm, settings: ExecSettings) -> tuple[str | None, Abs
             None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"
         ), nullcontext()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return choose_cpu_half("auto", dtype, device, settings.autocast_lists)
+    return choose_cpu_half_mode_and_context("auto", dtype, device, settings.autocast_lists)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:

@@ -63,7 +63,7 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
     return ResolvedSettings(config, _origin_by_path(config, given), given)
 
 
-def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
+def parse_path_and_value(text: str, flag: str) -> tuple[str, Any]:
     """Read NAME=VALUE, where the value is YAML.
 
     Args:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ampcompare.backends.library import Library
-from ampcompare.base.environment.packages import find_module_spec
+from ampcompare.base.environment.packages import importability_and_spec
 from ampcompare.base.errors import BackendUnavailable, ConfigError, close_matches
 
 APEX = "apex.optimizers"
@@ -79,7 +79,7 @@ def require_optimizer(name: str) -> None:
     library = LIBRARIES.get(module.partition(".")[0])
     if library is not None and (missing := library.why_missing()):
         raise BackendUnavailable(f"optimizer {name}: {module.partition('.')[0]} is {missing}")
-    if not find_module_spec(module)[0]:
+    if not importability_and_spec(module)[0]:
         raise ConfigError(f"optimizer {name}: there is no module {module!r}; name it by module:Class")
 
 
@@ -97,7 +97,7 @@ def _optimizer_rows() -> Iterator[tuple[str, bool, str]]:
     for path, summary in KNOWN_PATHS.items():
         library = LIBRARIES.get(path.partition(".")[0])
         if library is None:
-            available = find_module_spec("torch.optim._" + path.rpartition(".")[2].lower())[0]
+            available = importability_and_spec("torch.optim._" + path.rpartition(".")[2].lower())[0]
             yield (
                 path,
                 available,

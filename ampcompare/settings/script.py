@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from ampcompare.base.environment.packages import find_module_spec
+from ampcompare.base.environment.packages import importability_and_spec
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets.files import note_secrets_in_files
 from ampcompare.base.secrets.masking import hide_secrets_in_words, note_secret_names, reveal_secrets
@@ -151,9 +151,9 @@ def parse_metric(text: str) -> ScriptMetric:
 
 def _find_module_file(name: str) -> Path | None:
     """Return the file that `python -m` runs, without importing what it belongs to; None if it cannot be told."""
-    _, spec = find_module_spec(name)
+    _, spec = importability_and_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
-        _, spec = find_module_spec(f"{name}.__main__")
+        _, spec = importability_and_spec(f"{name}.__main__")
     return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
@@ -203,7 +203,7 @@ def script_config(
     if len(set(names)) < len(names):
         raise ConfigError(f"metrics {', '.join(names)}: a name appears twice; each metric needs its own name")
     path = Path(rest[0])
-    if is_module and not find_module_spec(rest[0])[0]:
+    if is_module and not importability_and_spec(rest[0])[0]:
         raise ConfigError(why_no_module(rest[0], rest[1:]))
     if not is_module and not path.exists():
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")

@@ -48,7 +48,11 @@ def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackCon
     Raises:
         ConfigError: a name is no word or given twice, or a command is missing or cannot be read.
     """
-    pairs = texts.items() if isinstance(texts, Mapping) else [_parse_stack(text) for text in texts]
+    pairs = (
+        texts.items()
+        if isinstance(texts, Mapping)
+        else [_parse_stack_name_and_command(text) for text in texts]
+    )
     stacks: dict[str, StackConfig] = {}
     for name, command in pairs:
         if not NAME.fullmatch(name):
@@ -72,7 +76,7 @@ def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackCon
     return stacks
 
 
-def _parse_stack(text: str) -> tuple[str, str]:
+def _parse_stack_name_and_command(text: str) -> tuple[str, str]:
     name, equals, command = text.partition("=")
     if not equals:
         raise ConfigError(f"--stack {text!r} is not NAME=COMMAND, as in old=/envs/old/bin/python")

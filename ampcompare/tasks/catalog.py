@@ -181,7 +181,7 @@ TASKS = {
 }
 
 
-def task_path(name: str) -> tuple[str, bool]:
+def task_path_and_is_bundled(name: str) -> tuple[str, bool]:
     """Return where a task is implemented, as `module:factory`, and whether it ships with this package."""
     if name in TASKS:
         return TASKS[name].implementation, True
@@ -307,7 +307,7 @@ def _missing_package(name: str) -> str:
 
 def check_task_of_recipe(recipe: Recipe) -> None:
     """Check that there are task, model and data set of these names, and that the task uses all settings given."""
-    _, ships = task_path(recipe.task)
+    _, ships = task_path_and_is_bundled(recipe.task)
     if not ships:
         return
     _refuse_unused_settings(recipe)

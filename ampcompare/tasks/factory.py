@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ampcompare.base.environment.packages import find_module_spec
+from ampcompare.base.environment.packages import importability_and_spec
 from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
 
 ADDED: list[str] = []  # to sys.path: the working directory of the last factory
@@ -17,7 +17,7 @@ ADDED: list[str] = []  # to sys.path: the working directory of the last factory
 def check_module_of_path(path: str) -> None:
     """Check that there is the module that `package.module:function` names; nothing is imported."""
     module = path.partition(":")[0]
-    if not find_module_spec(module)[0]:
+    if not importability_and_spec(module)[0]:
         raise ConfigError(
             f"factory {path}: there is no module {module!r}; it was looked for in {os.getcwd()} and on sys.path"
         )

@@ -27,7 +27,7 @@ class LabeledImages:
         return self._transform(self._rows[index][self._image].convert("RGB")), self.labels[index]
 
 
-def image_parts(
+def image_parts_and_num_classes(
     name: str, transforms: Mapping[str, Callable[[Any], Any]]
 ) -> tuple[dict[str, LabeledImages], int]:
     """Return the images of `hf:PATH_OR_NAME`, transformed by part, and the number of classes."""

@@ -41,7 +41,7 @@ from ampcompare.tasks.data import (
     seeded_generator,
 )
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
-from ampcompare.tasks.hf_data import image_parts
+from ampcompare.tasks.hf_data import image_parts_and_num_classes
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -108,7 +108,7 @@ def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[
 
 def _load_hf_images(name: str, options: SampleOptions) -> _StreamData:
     """Read images and classes of a data set of Hugging Face, cropped and normalized as those of a folder."""
-    images, num_classes = image_parts(name, _photo_transforms(name, options))
+    images, num_classes = image_parts_and_num_classes(name, _photo_transforms(name, options))
     parts = {
         part: _SamplesOfPart(images[part], f"the {part} split of {name}", torch.tensor(images[part].labels))
         for part in ("train", "val")
@@ -205,7 +205,7 @@ def _torchvision_set(
     for part in ("train", "val"):
         where = f"{name} in {folder / TORCHVISION_FILES[name][0]}"
         with translate_errors(f"{where} cannot be read", "delete that folder and pass --download"):
-            images, labels = _read_images(dataset(str(folder), train=part == "train"))
+            images, labels = _read_images_and_labels(dataset(str(folder), train=part == "train"))
         samples = SmallImages(
             images, labels, kind, image_size=image_size, augment=options.augment and part == "train"
         )
@@ -216,7 +216,7 @@ def _torchvision_set(
     )
 
 
-def _read_images(samples: Any) -> tuple[Tensor, Tensor]:
+def _read_images_and_labels(samples: Any) -> tuple[Tensor, Tensor]:
     """Return uint8 images (N, C, H, W) and int64 labels (N,)."""
     images = torch.as_tensor(samples.data)
     images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
@@ -265,7 +265,7 @@ def _load_user_data(
                 )
         if is_whole:
             return cast(LabeledData, result)
-        train, val, num_classes = _unpack_factory_result(path, result)
+        train, val, num_classes = _parts_and_num_classes_of_result(path, result)
         sample = [_first_sample(path, part, samples) for part, samples in (("train", train), ("val", val))][
             -1
         ]
@@ -299,7 +299,7 @@ def _type_of_value_text(values: Any) -> str:
     return f"({', '.join(described)})"
 
 
-def _unpack_factory_result(path: str, result: Any) -> tuple[Any, Any, int | None]:
+def _parts_and_num_classes_of_result(path: str, result: Any) -> tuple[Any, Any, int | None]:
     """Return both parts that a factory returned, and the number of classes where it has that."""
     is_tuple = isinstance(result, tuple | list) and len(result) in (2, 3)
     has_samples = is_tuple and all(
@@ -533,7 +533,7 @@ def _shorten_worker_errors(batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator
 
 
 @cache
-def _all_digits(load_digits: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+def _digit_images_and_labels(load_digits: Callable[[], Any]) -> tuple[Tensor, Tensor]:
     """Return all digits and their labels, which scikit-learn reads from a compressed table of text, in 0.1 s."""
     bunch = load_digits()
     images = torch.from_numpy(bunch.images).to(torch.float32)[:, None]
@@ -548,7 +548,7 @@ def digits(options: SampleOptions) -> MemoryData:
     """
     with explain_missing_package("digits need", "scikit-learn"):
         from sklearn.datasets import load_digits
-    images, labels = _all_digits(load_digits)
+    images, labels = _digit_images_and_labels(load_digits)
     images = (images - _DIGITS_MEAN) / _DIGITS_STD
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     held_out[torch.argsort(labels, stable=True)[::_DIGITS_HOLDOUT]] = True
@@ -574,8 +574,8 @@ def _make_synthetic_images(options: SampleOptions) -> MemoryData:
     patterns = resize_images(torch.randn(_SYNTHETIC_CLASSES, planes, 4, 4, generator=draws), size)
     return memory_data(
         "synthetic",
-        _draw_noisy_images(patterns, "training", options.train_size or _SYNTHETIC_TRAIN),
-        _draw_noisy_images(patterns, "validation", options.val_size or _SYNTHETIC_VAL),
+        _draw_noisy_images_and_labels(patterns, "training", options.train_size or _SYNTHETIC_TRAIN),
+        _draw_noisy_images_and_labels(patterns, "validation", options.val_size or _SYNTHETIC_VAL),
         replace(options, image_size=None, channels=None, train_size=None, val_size=None),
         num_classes=_SYNTHETIC_CLASSES,
         moved_share=1.0,
@@ -583,7 +583,7 @@ def _make_synthetic_images(options: SampleOptions) -> MemoryData:
     )
 
 
-def _draw_noisy_images(patterns: Tensor, part: str, count: int) -> tuple[Tensor, Tensor]:
+def _draw_noisy_images_and_labels(patterns: Tensor, part: str, count: int) -> tuple[Tensor, Tensor]:
     """Return `count` images of the patterns, classes in turn, with unit noise; float32 and int64."""
     labels = torch.arange(count) % len(patterns)
     noise = torch.randn(

@@ -221,13 +221,13 @@ class Gpt(nn.Module):
 
 class _CausalBlock(AttentionBlock):
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        query, key = _rotate_by_position(query, key)
+        query, key = _rotate_query_and_key(query, key)
         length = query.shape[-2]
         later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
         return super().scores(query, key).masked_fill(later, -math.inf)
 
 
-def _rotate_by_position(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate_query_and_key(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate each pair of features (i, i + features / 2) of (batch, heads, length, features) by its position.
 
     Angles are computed in float32: fp16 could not tell late positions apart.
@@ -396,7 +396,7 @@ def text_data(
         `mask`, bool (batch, length), too: which of the bytes to predict are not padding. A line begins after a newline
         and ends with one.
     """
-    train, val, cut = _read_text(name)
+    train, val, cut = _read_text_parts_and_cutter(name)
     parts: list[Any] = []
     for text, size, word in ((train, train_size, "training"), (val, val_size, "validation")):
         samples = cut(text, sequence_length)
@@ -411,7 +411,7 @@ def text_data(
     return TensorData.of(name, *parts, seed=seed)
 
 
-def _read_text(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Tensor]]]:
+def _read_text_parts_and_cutter(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Tensor]]]:
     """Return the text of both parts, and what cuts it into samples."""
     check_data(name, "lm")
     kind, _, path = name.partition(":")
@@ -421,7 +421,7 @@ def _read_text(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str
     if kind in _FILES:
         with translate_errors(f"--data {name} cannot be read", "name a file", errors=(OSError,)):
             return *_cut_text_in_two(Path(path).read_bytes(), _FILES[kind]), _FILES[kind]
-    return *(text_parts(name) if kind == "hf" else _text_from_factory(name)), _cut_into_windows
+    return *(text_parts(name) if kind == "hf" else _text_parts_from_factory(name)), _cut_into_windows
 
 
 def _cut_text_in_two(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]:
@@ -432,7 +432,7 @@ def _cut_text_in_two(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[byt
     return text[:at], text[at:]
 
 
-def _text_from_factory(path: str) -> tuple[bytes, bytes]:
+def _text_parts_from_factory(path: str) -> tuple[bytes, bytes]:
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
         texts = factory(**select_arguments(factory, {}))

@@ -253,7 +253,7 @@ class CenterNet(nn.Module):
         self, centers: Tensor, sides: Tensor, boxes: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
         """Compare maps (batch, ..., height, width) with boxes (batch, objects, 4) of labels (batch, objects)."""
-        down, right = _pixel_positions(centers)
+        down, right = _rows_and_columns_of_pixels(centers)
         middle = (boxes[..., :2] + boxes[..., 2:])[..., None, None] / 2
         size = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)[..., None, None]
         there = (labels > 0)[..., None, None]
@@ -302,7 +302,7 @@ def _detections_from_peaks(centers: Tensor, sides: Tensor) -> list[dict[str, Ten
     return [dict(zip(names, image, strict=True)) for image in zip(boxes, labels, scores, strict=True)]
 
 
-def _pixel_positions(maps: Tensor) -> tuple[Tensor, Tensor]:
+def _rows_and_columns_of_pixels(maps: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = (torch.arange(size, device=maps.device) + 0.5 for size in maps.shape[2:])
     down, right = torch.meshgrid(rows, columns, indexing="ij")
     return down, right

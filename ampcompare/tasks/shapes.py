@@ -61,11 +61,11 @@ def _draw_training_and_validation(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield of each part images (count, channels, size, size), and of each pixel its class and its shape's number."""
     for part, count in (("training", options.train_size or TRAIN), ("validation", options.val_size or VAL)):
-        images, classes, owners = _draw_images(part, count, options.image_size or size)
+        images, classes, owners = _draw_images_classes_and_shapes(part, count, options.image_size or size)
         yield images.repeat(1, options.channels or 1, 1, 1), classes, owners
 
 
-def _draw_images(part: str, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _draw_images_classes_and_shapes(part: str, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return images (count, 1, size, size), and for each pixel its class and the number of its shape, 0 for none."""
     draws = seeded_generator(f"shapes, {part}", size)
     rows = torch.arange(size, dtype=torch.float32)[:, None] / size

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.catalog import check_task_of_recipe, task_path
+from ampcompare.tasks.catalog import check_task_of_recipe, task_path_and_is_bundled
 from ampcompare.tasks.data import Data, split_batch, to_channels_last
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 
@@ -169,7 +169,7 @@ def make_task(recipe: Recipe) -> Task:
     Raises:
         ConfigError: there is no such task, its data or model does not fit it, or a factory fails or returns no task.
     """
-    path, ships = task_path(recipe.task)
+    path, ships = task_path_and_is_bundled(recipe.task)
     if ships:
         check_task_of_recipe(recipe)
         module, _, name = path.partition(":")

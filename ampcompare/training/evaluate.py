@@ -73,7 +73,7 @@ def evaluate_models(
         if not sums.by_name and any_batch is not None:
             sums.take_shapes_of_batch(measure(any_batch()))
     by_index = _values_by_index(sums.outcomes, indices if keeps_samples else None, device)
-    whole, samples, by_sample = _sums_over_ranks(sums, by_index, total)
+    whole, samples, by_sample = _sums_sample_count_and_values_over_ranks(sums, by_index, total)
     extras = {name.removeprefix(EXTRA): float(part) for name, part in whole.items() if name.startswith(EXTRA)}
     return EvaluationResult(
         samples=samples,
@@ -134,7 +134,7 @@ def _models_in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
         model.train(training)
 
 
-def _sums_over_ranks(
+def _sums_sample_count_and_values_over_ranks(
     sums: _RankSums, by_index: Tensor, total: Callable[[Tensor], Tensor] | None
 ) -> tuple[dict[str, np.ndarray], int, np.ndarray]:
     """Return sums by name, the number of samples, and what `_values_by_index` made, summed over all ranks by `total`.

@@ -19,7 +19,7 @@ from ampcompare.tasks.task import Task
 from ampcompare.training.checkpoint.capture import random_states_restored
 from ampcompare.training.evaluate import EvaluationResult, Extra
 from ampcompare.training.precision.base import Precision, Prepared
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.precision.half_casts import cast_model
 from ampcompare.training.session import Session
 
@@ -177,7 +177,7 @@ class EvaluationPrecision(Precision):
         self._autocast: AbstractContextManager[Any] = nullcontext()
         if under_autocast:
             self._autocast = torch.autocast(device.type, dtype=dtype)
-        self.mode, self._compute = choose_cpu_half(choice, self.half_dtype, device, lists)
+        self.mode, self._compute = choose_cpu_half_mode_and_context(choice, self.half_dtype, device, lists)
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self._cast is not None:

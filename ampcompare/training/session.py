@@ -347,7 +347,7 @@ class CudaCopyStream:
             torch.cuda.current_stream(device)
         )  # the data that batches are cut from may still be written
 
-    def fetch_next_batch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
+    def fetch_batch_and_mark_of_its_end(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
         """Start the copy of the next batch; return it with a mark of its end, or None if none is left."""
         with torch.cuda.stream(self._stream):
             batch = next(batches, None)
@@ -368,7 +368,7 @@ def prefetch_batches(batches: Iterable[Any], depth: int, stream: CudaCopyStream)
     more = True
     while True:
         while more and len(waiting) < depth + 1:
-            fetched = stream.fetch_next_batch(source)
+            fetched = stream.fetch_batch_and_mark_of_its_end(source)
             more = fetched is not None
             if fetched is not None:
                 waiting.append(fetched)

@@ -149,7 +149,7 @@ def _peer(what: str, model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, dev
 
         installed = Arm.parse("fabric:32-true").spec.library
         assert installed is not None
-        found = installed.find_installed()
+        found = installed.find_module_distribution_and_version()
         if found is None:
             raise ImportError(installed.why_missing())
         fabric = importlib.import_module(found[0]).Fabric(accelerator=device, devices=1, precision=number)

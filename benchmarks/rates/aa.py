@@ -24,7 +24,7 @@ from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR, invalid_time_reason
 from ampcompare.results.analysis.inference.effect import (
     Effect,
-    min_resolvable_spread,
+    least_spread_of_accuracies,
     p_values,
     paired_effect,
 )
@@ -141,7 +141,7 @@ def _share_worse(spread: float, shift: float, pairs: int, floor: float, margin: 
 
 
 def _power(points: float, log_ratio: float) -> Iterator[Row]:
-    floor = 100 * min_resolvable_spread(360)
+    floor = 100 * least_spread_of_accuracies(360)
     cases = [
         *(
             (f"{worse:g} points worse", worse, points, floor, Margin(0.5, "0.5"))

@@ -26,7 +26,7 @@ from scipy.special import expit, stdtrit
 
 from ampcompare.results.analysis.effects.samples import (
     mean_squares_of_differences,
-    standard_error_over_new_samples,
+    standard_error_and_freedom_over_new_samples,
 )
 from benchmarks.rates.study import Row, Study, Table
 
@@ -117,7 +117,7 @@ def _intervals(draws: Draws, truth: float) -> dict[str, float]:
         seeds, images = squares.num_seeds, squares.num_samples
         mean = differences.mean((-2, -1), dtype=np.float64)
         over_seeds = np.sqrt(squares.seeds / (seeds * images)), np.full(len(mean), seeds - 1.0)
-        over_both = standard_error_over_new_samples(squares)
+        over_both = standard_error_and_freedom_over_new_samples(squares)
         halves = {}
         for confidence in (0.95, 0.9):  # the interval of the difference, and that of a one-sided test at 5 %
             naive, crossed = (

@@ -30,7 +30,7 @@ from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_n
 from ampcompare.results.analysis.inference.effect import (
     Effect,
     interval_if_testable,
-    min_resolvable_spread,
+    least_spread_of_accuracies,
     paired_effect,
     two_stage_effect,
 )
@@ -140,7 +140,7 @@ def _margin(values: Floats, case: Scenario) -> QualityMargin:
 def _effects(values: Floats, case: Scenario, margin: QualityMargin, pilot: int = 0) -> list[Effect]:
     reference, *arms = values.tolist()
     samples = IMAGES if case.counts else 10**9
-    floor, step = min_resolvable_spread(samples), 1 / IMAGES if case.counts else None
+    floor, step = least_spread_of_accuracies(samples), 1 / IMAGES if case.counts else None
     early = [number < pilot for number in range(len(reference))]
     effects = []
     for arm in arms:

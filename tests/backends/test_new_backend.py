@@ -13,7 +13,7 @@ SPEC = """
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.options import parse_positive_number
 from ampcompare.backends.roles import Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm
+from ampcompare.backends.spec import BackendSpec, ContractTestArm
 
 SPEC = BackendSpec(
     summary="fp32 with gradients multiplied by a factor",
@@ -25,7 +25,7 @@ SPEC = BackendSpec(
     parsers={"factor": parse_positive_number},
     positional="factor",
     default="1",
-    contract=(ContractArm("dummy"),),
+    contract=(ContractTestArm("dummy"),),
 )
 """
 PRECISION = """

@@ -14,7 +14,7 @@ import pytest
 from ampcompare.cli import COMMANDS
 from ampcompare.cli.group import cli
 from ampcompare.cli.help import OLD_NAMES, environment_variable_of_option
-from ampcompare.cli.list_command import run_row
+from ampcompare.cli.list_command import row_of_run
 from ampcompare.experiment.run_directory import RunBrief
 from ampcompare.settings.config import RunConfig
 
@@ -170,7 +170,7 @@ def test_a_row_of_a_run_directory() -> None:
     arms = ("fp32", "half", "native:fp16", "apex:O1", "apex:O2")
     run = RunBrief(Path("runs/a"), CHANGED, "night", arms, (0, 1, 7), (3, 4), "Use half.")
     shown = "fp32, half, native:fp16, apex:O1 and 1 more"
-    assert run_row(run) == ["runs/a", "2024-05-06 07:08", "night", shown, "0-1,7", "3/4", "Use half."]
+    assert row_of_run(run) == ["runs/a", "2024-05-06 07:08", "night", shown, "0-1,7", "3/4", "Use half."]
 
 
 VALUES = {

@@ -88,7 +88,7 @@ def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None
     from safetensors.torch import load_file
 
     weights = load_file(folder / "weights.safetensors")
-    found = CheckpointFolder(folder).read_newest()
+    found = CheckpointFolder(folder).read_newest_path_state_and_notes()
     assert found is not None
     assert found[1]["progress"]["step"] == 8
     for name, master in found[1]["masters"].items():
@@ -133,7 +133,7 @@ def test_sigterm_reaches_all_cells_that_run(tmp_path: Path, forked_python: Any) 
         process.kill()
     folders = list(tmp_path.glob("out/cells/*/checkpoints"))
     assert len(folders) == 2
-    assert all(CheckpointFolder(folder).read_newest() is not None for folder in folders)
+    assert all(CheckpointFolder(folder).read_newest_path_state_and_notes() is not None for folder in folders)
 
 
 def test_sigterm_reaches_the_cell_of_a_comparison(
@@ -155,7 +155,7 @@ def test_sigterm_reaches_the_cell_of_a_comparison(
     assert "Traceback" not in said
     assert "the same command with --resume auto resumes there" in said.splitlines()[-1]
     (folder,) = tmp_path.glob("out/cells/*/checkpoints")
-    found = CheckpointFolder(folder).read_newest()
+    found = CheckpointFolder(folder).read_newest_path_state_and_notes()
     assert found is not None
     step = found[1]["progress"]["step"]
     monkeypatch.chdir(tmp_path)

@@ -12,11 +12,11 @@ from torch import distributed
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.operation_watch import OperationWatch, error_norms_of
 from ampcompare.diagnosis.ranges import (
-    _range_row_on_device,
-    add_range_rows,
-    counts_of_row,
-    magnitude_range_of_row,
-    range_row_of,
+    _range_counts_on_device,
+    magnitude_range_of_counts,
+    range_counts_of,
+    sum_of_range_counts,
+    total_nonfinite_and_lost_of,
 )
 from ampcompare.diagnosis.sites import ModuleSites
 from ampcompare.results.records.diagnosis import MagnitudeRange
@@ -35,7 +35,7 @@ def _values(dtype: torch.dtype) -> torch.Tensor:
 def test_a_range_equals_a_dump(dtype: torch.dtype) -> None:
     """Each count, the exponents and both magnitudes are those of a loop over Python floats."""
     tensor = _values(dtype)
-    _check(magnitude_range_of_row(np.asarray(range_row_of(tensor))), tensor)
+    _check(magnitude_range_of_counts(np.asarray(range_counts_of(tensor))), tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -43,7 +43,9 @@ def test_the_row_of_a_device_is_that_of_the_host(dtype: torch.dtype) -> None:
     """The operations that need no read give the same counts, here on the host."""
     tensor = _values(dtype)
     exact = tensor.double() + 1e-30
-    assert _range_row_on_device(tensor, exact).tolist() == np.asarray(range_row_of(tensor, exact)).tolist()
+    assert (
+        _range_counts_on_device(tensor, exact).tolist() == np.asarray(range_counts_of(tensor, exact)).tolist()
+    )
 
 
 def _check(found: MagnitudeRange, tensor: torch.Tensor) -> None:
@@ -64,17 +66,17 @@ def _check(found: MagnitudeRange, tensor: torch.Tensor) -> None:
 
 def test_lost_counts_what_the_wide_tensor_has() -> None:
     wide = torch.tensor([[1e-9, 0.0], [1.0, 1e-30]])
-    assert magnitude_range_of_row(np.asarray(range_row_of(wide.half(), wide))).lost == 2
+    assert magnitude_range_of_counts(np.asarray(range_counts_of(wide.half(), wide))).lost == 2
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])
 def test_a_tensor_without_elements(shape: tuple[int, ...]) -> None:
     """It has no magnitudes and changes nothing in a sum."""
-    row = np.asarray(range_row_of(torch.zeros(shape)))
-    assert magnitude_range_of_row(row).largest is None
-    other = np.asarray(range_row_of(torch.tensor([2.0, 3.0])))
-    assert magnitude_range_of_row(add_range_rows(row, other)) == magnitude_range_of_row(other)
-    assert counts_of_row(other) == (2, 0, 0)
+    row = np.asarray(range_counts_of(torch.zeros(shape)))
+    assert magnitude_range_of_counts(row).largest is None
+    other = np.asarray(range_counts_of(torch.tensor([2.0, 3.0])))
+    assert magnitude_range_of_counts(sum_of_range_counts(row, other)) == magnitude_range_of_counts(other)
+    assert total_nonfinite_and_lost_of(other) == (2, 0, 0)
 
 
 @pytest.fixture

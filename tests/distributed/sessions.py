@@ -7,7 +7,7 @@ import torch
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run, make_parallel
-from ampcompare.training.checkpoint.resume import find_checkpoint, state_to_resume_from
+from ampcompare.training.checkpoint.resume import find_checkpoint, state_to_resume_and_resumption
 from ampcompare.training.checkpoint.saver import CheckpointSaver
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
@@ -31,5 +31,5 @@ def make_session(config: RunConfig, folder: str | None = None, stop: int | None 
     session = Session(config, assembly, saver=saver, stop=StopRequest(stop))
     session.stateful["tally"] = RunMetrics(config.warmup_steps, config.recipe.batch_size * ranks.size)
     if found is not None:
-        session.load_state_dict(*state_to_resume_from(found, config, ranks.size))
+        session.load_state_dict(*state_to_resume_and_resumption(found, config, ranks.size))
     return session

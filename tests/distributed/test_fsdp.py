@@ -25,7 +25,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_other_precisions
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.run_summary import RunMetrics
 from tests.distributed.sessions import CPU, make_session
 
@@ -82,7 +82,7 @@ def trained(config: RunConfig, folder: str | None = None, stop: int | None = Non
     loaded = copy.deepcopy(session.state_dict()) if session.resumed else None
     steps: list[StepRecord] = []
     epochs: list[EpochResult] = []
-    with choose_cpu_half(config.cpu_half, session.precision.half_dtype, CPU)[1]:
+    with choose_cpu_half_mode_and_context(config.cpu_half, session.precision.half_dtype, CPU)[1]:
         for event in session.events():
             if isinstance(event, EpochResult):
                 tally.add_epoch(event)

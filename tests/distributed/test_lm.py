@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from tests.distributed.sessions import CPU, make_session
 
 Run = Callable[..., list[Any]]
@@ -34,7 +34,7 @@ def configuration(arm: str, processes: int = 1, kind: str = "none", **options: A
 def outcome(config: RunConfig) -> dict[str, Any]:
     """Train to the end, and return what can be compared."""
     session = make_session(config)
-    _, arithmetic = choose_cpu_half(config.cpu_half, session.precision.half_dtype, CPU)
+    _, arithmetic = choose_cpu_half_mode_and_context(config.cpu_half, session.precision.half_dtype, CPU)
     with arithmetic:
         events = list(session.events())
     weights = [

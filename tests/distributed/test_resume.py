@@ -17,7 +17,7 @@ from ampcompare.base.tensors.tree import first_difference_text
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.run_summary import RunMetrics
 from tests.distributed.sessions import CPU, make_session
 
@@ -73,7 +73,7 @@ def trained(config: RunConfig, folder: str, stop: int | None) -> tuple[list[Any]
         if is_first:
             torch.manual_seed(session.assembly.ranks.rank)  # ranks whose generators are not alike
         events = []
-        _, context = choose_cpu_half(config.cpu_half, precision.half_dtype, CPU)
+        _, context = choose_cpu_half_mode_and_context(config.cpu_half, precision.half_dtype, CPU)
         with context:
             for event in session.events():
                 if isinstance(event, EpochResult):

@@ -21,7 +21,7 @@ from ampcompare.tasks.in_memory import memory_data
 from ampcompare.training.evaluate import evaluate_models
 from ampcompare.training.parallel.ranks import ProcessGroup, digest_of_weights
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.session import Session
 from tests.distributed.sessions import CPU, make_session
 
@@ -47,7 +47,9 @@ def configuration(arm: str = "fp32", *, processes: int = 1, total: int = 16, **o
 
 def outcome(session: Session) -> dict[str, Any]:
     """Train to the end, as a cell does, and return what can be compared."""
-    _, arithmetic = choose_cpu_half(session.config.cpu_half, session.assembly.precision.half_dtype, CPU)
+    _, arithmetic = choose_cpu_half_mode_and_context(
+        session.config.cpu_half, session.assembly.precision.half_dtype, CPU
+    )
     with arithmetic:
         events = list(session.events())
     steps = [step for event in events if not isinstance(event, EpochResult) for step in event]

@@ -193,7 +193,7 @@ STRIPES = """    if name == "stripes":
 BACKEND = """
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.roles import Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm
+from ampcompare.backends.spec import BackendSpec, ContractTestArm
 
 SPEC = BackendSpec(
     summary="fp32 by another name",
@@ -202,7 +202,7 @@ SPEC = BackendSpec(
         "fp32 by another name", (("weights", "stay fp32"),), "fp32", "equal to the last bit", (), (), ()
     ),
     roles=lambda options: Roles(),
-    contract=(ContractArm("dummy"),),
+    contract=(ContractTestArm("dummy"),),
 )
 """
 DUMMY_PRECISION = """

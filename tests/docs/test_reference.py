@@ -204,12 +204,12 @@ def _refused_on_cpu() -> None:
     """The message where the real Apex is there and the device is a CPU; else the one for its absence is raised."""
     from ampcompare.backends import apex_levels
     from ampcompare.base.environment.apex import ApexInstall
-    from ampcompare.training.precision.apex import choose_apex_engine
+    from ampcompare.training.precision.apex import choose_apex_module_and_engine_info
 
     there = ApexInstall("full", Path("apex"), "0.1", "NVIDIA Apex 0.1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apex_levels, "find_installed_apex", lambda: there)
-        choose_apex_engine("nvidia", "O2", "cpu")
+        choose_apex_module_and_engine_info("nvidia", "O2", "cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,12 @@ from scipy import stats
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.loaded_code import digest_of_file
-from ampcompare.experiment.compare import pilot_seeds, run_with_estimated_seeds, seeds_needed
+from ampcompare.experiment.compare import pairs_needed_and_neediest_arm, pilot_seeds, run_with_estimated_seeds
 from ampcompare.experiment.eta import estimate_remaining_cost
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.dispatch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import Plan, parse_varied_setting
+from ampcompare.experiment.plan import Plan, parse_varied_path_and_values
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
@@ -69,7 +69,7 @@ def test_a_report_follows_each_cell(tmp_path: Path) -> None:
 )
 def test_varied_settings_are_found(text: str, place: str, values: list[Any]) -> None:
     """A setting is named by its place or by its last word."""
-    assert parse_varied_setting(text) == (place, values)
+    assert parse_varied_path_and_values(text) == (place, values)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_varied_settings_are_found(text: str, place: str, values: list[Any]) -> 
 def test_what_cannot_be_varied_is_refused(text: str) -> None:
     """Unknown and ambiguous settings, and those with options of their own, are answered by name."""
     with pytest.raises(ConfigError, match="--sweep"):
-        parse_varied_setting(text)
+        parse_varied_path_and_values(text)
 
 
 def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_varied_recipes_are_not_comparable_and_launches_are(tmp_path: Path) -> N
         ("workers=0,2", "equivalent"),
     ):
         folder = tmp_path / name
-        plan = make_plan(RunConfig(), ["fp32"], range(3), [parse_varied_setting(name)])
+        plan = make_plan(RunConfig(), ["fp32"], range(3), [parse_varied_path_and_values(name)])
         comparison = run_plan(plan, folder, Pretend())
         assert str(comparison.arms[1].quality).startswith(verdict)
         assert {record.arm for record in comparison.records} == set(plan.arms)
@@ -99,7 +99,7 @@ def test_several_at_once(tmp_path: Path) -> None:
     """Two jobs run two cells of a seed at a time, all cells once, and their times are not compared, then or later."""
     inner = Pretend()
     notes = Notes()
-    plan = make_plan(RunConfig(), ARMS, range(3), [parse_varied_setting("workers=0,2")])
+    plan = make_plan(RunConfig(), ARMS, range(3), [parse_varied_path_and_values("workers=0,2")])
     comparison = run_plan(plan, tmp_path, LauncherPool([inner, inner]), jobs=2, observer=notes)
     assert inner.most_at_once == 2
     assert sorted(cell.digest() for cell in inner.asked) == sorted(cell.digest() for cell in plan.cells)
@@ -161,7 +161,7 @@ def test_auto_goes_on_to_what_the_margin_needs(tmp_path: Path) -> None:
         reference="fp32",
         terms=Terms(margin=1),
     )
-    needed, arm = seeds_needed(pilot, 0.04)
+    needed, arm = pairs_needed_and_neediest_arm(pilot, 0.04)
     assert 5 < needed < 40
     assert arm == "half"
     assert comparison.seeds == list(range(needed))

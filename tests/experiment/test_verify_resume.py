@@ -52,7 +52,7 @@ def test_a_difference_is_named(tmp_path: Path) -> None:
     def spoil(config: RunConfig, folder: Path) -> None:
         if config.saving.resume:
             files = CheckpointFolder(folder / "checkpoints")
-            found = files.read_newest()
+            found = files.read_newest_path_state_and_notes()
             assert found is not None
             state = found[1]
             state["optimizer"]["state"][0]["momentum_buffer"] = torch.zeros_like(

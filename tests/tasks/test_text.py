@@ -93,10 +93,10 @@ def test_later_tokens_change_nothing() -> None:
 
 def test_rotary_scores_depend_on_the_distance() -> None:
     """The product of a rotated query and key is a function of how far apart they are."""
-    from ampcompare.tasks.lm import _rotate_by_position
+    from ampcompare.tasks.lm import _rotate_query_and_key
 
     query, key = torch.randn(2, 1, 1, 1, 8, generator=torch.Generator().manual_seed(1)).double()
-    rotated = _rotate_by_position(query.expand(1, 1, 9, 8), key.expand(1, 1, 9, 8))
+    rotated = _rotate_query_and_key(query.expand(1, 1, 9, 8), key.expand(1, 1, 9, 8))
     scores = rotated[0][0, 0] @ rotated[1][0, 0].T
     for distance in (1, 4):
         values = scores.diagonal(-distance)

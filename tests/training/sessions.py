@@ -11,7 +11,7 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.session import Session
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def make_session(settings: RunConfig, state: Any = None) -> Session:
 
 def events_of(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
     """Yield the events of a session as a worker sees them."""
-    _, context = choose_cpu_half(
+    _, context = choose_cpu_half_mode_and_context(
         session.config.cpu_half, session.precision.half_dtype, CPU, session.config.autocast_lists
     )
     with context:

@@ -17,7 +17,7 @@ from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.precision import linear_products
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from tests.covering import covering
 
 CPU = torch.device("cpu")
@@ -55,7 +55,7 @@ def train(
     (model,), (made,) = precision.prepare([model], [OPTIMIZERS[optimizer](model.parameters())])
     keeper = LedgerKeeper([model], 20)
     make = keeper.with_looks_at_updates(update) if watched else update
-    _, emulation = choose_cpu_half("auto", precision.half_dtype, CPU)
+    _, emulation = choose_cpu_half_mode_and_context("auto", precision.half_dtype, CPU)
     scales: tuple[float, ...] = ()
     with emulation:
         for step in range(steps):
@@ -175,7 +175,7 @@ def test_zero_denominators_are_counted(arm: str, eps: float, zero: float) -> Non
     (model,), (made,) = precision.prepare([model], [AdamW(model.parameters(), eps=eps)])
     keeper = LedgerKeeper([model], 20)
     batches = [1e-2 * torch.randn(16, 8)]
-    _, emulation = choose_cpu_half("auto", precision.half_dtype, CPU)
+    _, emulation = choose_cpu_half_mode_and_context("auto", precision.half_dtype, CPU)
     with emulation:
         keeper.with_looks_at_updates(update)(
             [model], [made], precision, SingleProcess(), lambda m, x: 1e-2 * loss_of(m, x), batches, None

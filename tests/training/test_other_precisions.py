@@ -14,7 +14,7 @@ from ampcompare.settings.config import EVAL_PRECISIONS, RunConfig
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import EvaluationPrecision, evaluate_in_other_precisions
 from ampcompare.training.precision.base import Precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.session import Session
 from tests.training.sessions import CPU, make_session
 
@@ -45,7 +45,7 @@ def _session(
         {"arm": arm, "recipe": {**RECIPES[task], **values, **recipe}, "eval_precision": precisions}
     )
     session = make_session(config)
-    _, compute = choose_cpu_half("auto", session.precision.half_dtype, CPU)
+    _, compute = choose_cpu_half_mode_and_context("auto", session.precision.half_dtype, CPU)
     with compute:
         events = [event for event in session.events() if not isinstance(event, list)]
     return session, compute, events

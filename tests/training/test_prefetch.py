@@ -15,7 +15,7 @@ class Noted:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def fetch_next_batch(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
+    def fetch_batch_and_mark_of_its_end(self, batches: Iterator[Any]) -> tuple[Any, Any] | None:
         batch = next(batches, None)
         if batch is None:
             return None

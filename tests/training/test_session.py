@@ -20,7 +20,7 @@ from ampcompare.training.meters import HostClock, PeakMemory
 from ampcompare.training.parallel.replication import SingleProcess
 from ampcompare.training.policies import SkippingPrecision
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import EmulatedHalf, choose_cpu_half
+from ampcompare.training.precision.cpu_half import EmulatedHalf, choose_cpu_half_mode_and_context
 from ampcompare.training.run_summary import RunMetrics
 from tests.training.sessions import CPU, make_session, play
 
@@ -157,13 +157,15 @@ def test_emulated_half_overflows_to_infinity() -> None:
 
 def test_how_half_is_computed_is_named() -> None:
     """The record says emulated or native, and an arm in fp32 says nothing."""
-    assert choose_cpu_half("auto", None, CPU)[0] is None
-    assert choose_cpu_half("native", torch.float16, CPU)[0] == "fp16 native"
-    assert choose_cpu_half("emulated", torch.float16, CPU)[0] == "fp16 emulated"
-    assert choose_cpu_half("auto", torch.float16, CPU)[0] == "fp16 emulated"
-    assert choose_cpu_half("native", torch.bfloat16, CPU)[0] == "bf16 native"
-    assert choose_cpu_half("emulated", torch.bfloat16, CPU)[0] == "bf16 emulated"
-    assert choose_cpu_half("emulated", torch.float16, torch.device("cuda"))[0] == "fp16 native"
+    assert choose_cpu_half_mode_and_context("auto", None, CPU)[0] is None
+    assert choose_cpu_half_mode_and_context("native", torch.float16, CPU)[0] == "fp16 native"
+    assert choose_cpu_half_mode_and_context("emulated", torch.float16, CPU)[0] == "fp16 emulated"
+    assert choose_cpu_half_mode_and_context("auto", torch.float16, CPU)[0] == "fp16 emulated"
+    assert choose_cpu_half_mode_and_context("native", torch.bfloat16, CPU)[0] == "bf16 native"
+    assert choose_cpu_half_mode_and_context("emulated", torch.bfloat16, CPU)[0] == "bf16 emulated"
+    assert (
+        choose_cpu_half_mode_and_context("emulated", torch.float16, torch.device("cuda"))[0] == "fp16 native"
+    )
 
 
 @pytest.mark.parametrize(("has_instructions", "how"), [(True, "bf16 native"), (False, "bf16 emulated")])
@@ -174,7 +176,7 @@ def test_bf16_is_emulated_where_the_cpu_has_no_instructions(
     monkeypatch.setattr(
         "ampcompare.training.precision.cpu_half.has_bf16_instructions", lambda: has_instructions
     )
-    named, context = choose_cpu_half("auto", torch.bfloat16, CPU)
+    named, context = choose_cpu_half_mode_and_context("auto", torch.bfloat16, CPU)
     assert named == how
     torch.manual_seed(0)
     a, b = torch.randn(2, 9, 9, dtype=torch.bfloat16)

@@ -14,7 +14,7 @@ from ampcompare.tasks.task import make_task
 from ampcompare.training import evaluate as evaluation
 from ampcompare.training.assemble import assemble_run
 from ampcompare.training.precision.base import make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 
 CPU = torch.device("cpu")
 RECIPES = {
@@ -50,7 +50,7 @@ def test_no_step_computes_in_float64(monkeypatch: pytest.MonkeyPatch, arm: str, 
     precision = make_precision(arm)
     assembly = assemble_run(recipe, made, precision, CPU)
     batch = next(iter(made.data.train_batches(0, 8, device=CPU, start=0)))
-    with choose_cpu_half("auto", precision.half_dtype, CPU)[1], NoFloat64():
+    with choose_cpu_half_mode_and_context("auto", precision.half_dtype, CPU)[1], NoFloat64():
         for _ in range(2):
             with precision.autocast():
                 loss = made.loss(assembly.replicas, batch)

@@ -14,7 +14,7 @@ from ampcompare.base.tensors.lists import group_tensors_by_type
 from ampcompare.base.tensors.loss_scale import (
     FLOAT32_MAX,
     DeviceLossScale,
-    is_exact_on_device,
+    is_loss_scale_exact_on_device,
     next_scale_and_steps,
 )
 
@@ -121,7 +121,7 @@ class LossScaler:
         assert self._on_device is not None
         if _amp_state.deferred is not None:
             _amp_state.deferred.flush()
-        self._host_scale, self._host_unskipped = self._on_device.read_on_host()
+        self._host_scale, self._host_unskipped = self._on_device.read_scale_and_good_steps()
         self._ahead = False
 
     def prepare_scale_on_device(self, device: torch.device) -> bool:
@@ -134,7 +134,7 @@ class LossScaler:
         if (self._loaded or self._ahead) and on_device is not None and on_device.device == device:
             return True
         scale = self._loss_scale
-        if not is_exact_on_device(scale, self._min_loss_scale, self._max_loss_scale):
+        if not is_loss_scale_exact_on_device(scale, self._min_loss_scale, self._max_loss_scale):
             return False
         if on_device is None or on_device.device != device:
             on_device = self._on_device = DeviceLossScale(device)

@@ -92,7 +92,7 @@ def missing_package_error(error: BaseException) -> EnvironmentUnfit | None:
     places = [name for name in frames if not name.startswith("<frozen ")]  # of importlib
     if extra is None or _is_importable(top) or not places or not places[-1].startswith(PACKAGE):
         return None
-    return ExtraMissing(f"{top} is not installed: {_install_command(extra)}")
+    return ExtraMissing(f"{top} is not installed: {_command_to_install(extra)}")
 
 
 def _require_modules(extra: str, modules: tuple[str, ...], purpose: str) -> None:
@@ -101,11 +101,11 @@ def _require_modules(extra: str, modules: tuple[str, ...], purpose: str) -> None
         are = "is" if len(missing) == 1 else "are"
         listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         raise ExtraMissing(
-            f"{purpose} the extra {extra}, of which {listed} {are} not installed: {_install_command(extra)}"
+            f"{purpose} the extra {extra}, of which {listed} {are} not installed: {_command_to_install(extra)}"
         )
 
 
-def _install_command(extra: str) -> str:
+def _command_to_install(extra: str) -> str:
     return f"pip install 'ampcompare[{extra}]'"
 
 

@@ -122,7 +122,7 @@ def _plain_distribution_name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def find_module_spec(name: str) -> tuple[bool, ModuleSpec | None]:
+def importability_and_spec(name: str) -> tuple[bool, ModuleSpec | None]:
     """Return whether a module may be importable, with the current directory on the path, and what would be loaded.
 
     Nothing is imported, not even the packages around it; a package that changes its own path may have any module.

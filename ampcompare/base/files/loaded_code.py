@@ -136,7 +136,7 @@ class UsedInputsRecorder:
         own = os.path.realpath(folder)
         cells = os.path.dirname(own)
         self._own = os.path.join(cells if os.path.basename(cells) == RunFile.CELLS else own, "")
-        self._names = FileNames(base)
+        self._names = PortableFileNames(base)
         self._here = os.getcwd()
         self._roots = (self._names.base_folder, os.path.join(self._here, ""))
         self._environment = dict(os.environ)
@@ -237,7 +237,7 @@ def is_users_code(path: str) -> bool:
     return not any(part in path for part in (*INSTALLED, *GENERATED))
 
 
-class FileNames:
+class PortableFileNames:
     """Names of files, and the way back, as the search path of this process and its environment say."""
 
     def __init__(self, base: Path) -> None:
@@ -308,7 +308,7 @@ def changed_code_files(files: Mapping[str, str], base: Path) -> dict[str, str]:
     Returns:
         "changed" or "gone" for the name of each file that is.
     """
-    names = FileNames(base)
+    names = PortableFileNames(base)
     changed = {}
     for name, digest in files.items():
         path = names.path_of_name(name)

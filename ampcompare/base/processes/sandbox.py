@@ -95,8 +95,8 @@ def open_sandbox(
             )
         else:
             copies = WorkingCopies(place, [os.path.realpath(here), *users], real)
-            folder = copies.copy_of(os.path.realpath(here))
-            sandbox = Sandbox({SANDBOX: json.dumps({"folder": folder})}, copies.copy_of, is_partial=True)
+            folder = copies.path_of_copy(os.path.realpath(here))
+            sandbox = Sandbox({SANDBOX: json.dumps({"folder": folder})}, copies.path_of_copy, is_partial=True)
         try:
             yield sandbox
         finally:

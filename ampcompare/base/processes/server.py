@@ -54,7 +54,7 @@ def main(number: int, names: list[str]) -> int:
     gc.collect()
     gc.freeze()  # a collection in a fork does not copy the pages of what is there now
     _send_event(channel, "ready")
-    while received := _receive_request(channel):
+    while received := _receive_request_and_output(channel):
         request, output = received
         # the fork reports what cannot be loaded
         with process_ended_at_hangup(number), contextlib.suppress(Exception):
@@ -105,7 +105,7 @@ def _send_event(channel: socket.socket, event: str, **facts: Any) -> None:
     channel.sendall((json.dumps({"event": event, **facts}) + "\n").encode())
 
 
-def _receive_request(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
+def _receive_request_and_output(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
     """Return a request and the file for its output; None at the end of the channel."""
     line, files = b"", []
     while not line.endswith(b"\n"):

@@ -30,12 +30,12 @@ class WorkingCopies:
         self._shared = {*shared, store}
         self._bytes = 0
         for folder in sorted(set(folders)):
-            if self.copy_of(folder) is None:
+            if self.path_of_copy(folder) is None:
                 place = os.path.join(store, str(len(self.places)))
                 self.places[folder] = place
                 self._copy_folder(folder, place)
 
-    def copy_of(self, path: str) -> str | None:
+    def path_of_copy(self, path: str) -> str | None:
         """Return where the copy of a path lies; None if it has none."""
         for folder, place in self.places.items():
             if path == folder or path.startswith(os.path.join(folder, "")):
@@ -53,7 +53,7 @@ class WorkingCopies:
                     seen.add(copy)
                     known = self._copied.get(copy)
                     original = os.path.join(folder, os.path.relpath(copy, place))
-                    if known != _state_of_file(copy) and not is_bytecode(original):
+                    if known != _size_mtime_and_mode(copy) and not is_bytecode(original):
                         yield original, copy, "changed" if known or os.path.lexists(original) else "new"
             for copy in self._copied.keys() - seen:
                 if copy.startswith(os.path.join(place, "")):
@@ -78,13 +78,13 @@ class WorkingCopies:
                 shutil.copy2(entry.path, target)
             else:  # a pipe or a socket
                 continue
-            self._copied[target] = _state_of_file(target)
+            self._copied[target] = _size_mtime_and_mode(target)
 
     def _target_of_copied_link(self, path: str) -> str:
         """Return where the copy of a link leads to: to what it names, or to the real one outside of all copies."""
         text = os.readlink(path)
         there = os.path.normpath(os.path.join(os.path.dirname(path), text))
-        return there if self.copy_of(there) is None else text
+        return there if self.path_of_copy(there) is None else text
 
     def _is_kept_as_link(self, path: str) -> bool:
         is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))
@@ -109,6 +109,6 @@ class WorkingCopies:
         )
 
 
-def _state_of_file(path: str) -> tuple[int, int, int]:
+def _size_mtime_and_mode(path: str) -> tuple[int, int, int]:
     facts = os.lstat(path)
     return facts.st_size, facts.st_mtime_ns, facts.st_mode

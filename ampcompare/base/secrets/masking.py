@@ -202,13 +202,13 @@ def reveal_secrets(words: Sequence[str]) -> list[str]:
     return real
 
 
-def known_placeholders() -> dict[str, str]:
+def secrets_by_placeholder() -> dict[str, str]:
     """Return what `restore_secrets` needs in another process."""
     return dict(_placeholders)
 
 
 def restore_secrets(placeholders: Mapping[str, str]) -> None:
-    """Know the secrets of the process that called `known_placeholders`."""
+    """Know the secrets of the process that called `secrets_by_placeholder`."""
     for placeholder, value in placeholders.items():
         _placeholders[placeholder] = value
         _values.setdefault(value, placeholder)

@@ -57,7 +57,7 @@ class ShimFinder(MetaPathFinder):
         found = self._find_installed_apex()
         if fullname in EXTENSIONS:
             usable = found.kind in ("absent", "namespace", "no_amp")
-            if importer != "own" or not usable or self._next_spec(fullname, path) is not None:
+            if importer != "own" or not usable or self._spec_of_other_finders(fullname, path) is not None:
                 return None
             self._holds = found.kind != "no_amp"
             return self._engine_spec(fullname, f"{ENGINE}.{fullname}", (), forgets=self._holds)
@@ -91,7 +91,7 @@ class ShimFinder(MetaPathFinder):
             self._path, self._found = list(sys.path), find_installed_apex()
         return self._found
 
-    def _next_spec(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    def _spec_of_other_finders(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
         """Return what the other finders find."""
         for finder in list(sys.meta_path):
             if finder is not self and (spec := finder.find_spec(fullname, path, None)) is not None:
@@ -118,7 +118,7 @@ class ShimFinder(MetaPathFinder):
 
     def _grafted_spec(self, path: Sequence[str] | None, missing: tuple[str, ...]) -> ModuleSpec | None:
         """Return the spec of NVIDIA's package, which once loaded has the missing submodules as attributes."""
-        spec = self._next_spec("apex", path)
+        spec = self._spec_of_other_finders("apex", path)
         loader: Any = None if spec is None else spec.loader
         if loader is not None and hasattr(loader, "exec_module"):
             execute = loader.exec_module

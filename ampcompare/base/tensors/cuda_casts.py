@@ -217,7 +217,9 @@ def _observe_call(
     return _call_in_new_thread(call_under_autocast)  # type: ignore[no-any-return]
 
 
-def _sample_arguments(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dict[str, Any]] | None:
+def _sample_args_and_kwargs(
+    function: Any, types: Sequence[torch.dtype]
+) -> tuple[list[Any], dict[str, Any]] | None:
     """Return arguments of an operation by its schema, a `_TensorShape` of each type in turn; None for unknown kinds.
 
     Casts come first, so that the shapes need not fit one another.
@@ -269,7 +271,7 @@ def cast_of_operation(name: str, device: str = "cuda") -> CastKind:
     half, full = torch.float16, torch.float32
     seen = []
     for types in ([half], [full], [half, full]):
-        sample = _sample_arguments(function, types)
+        sample = _sample_args_and_kwargs(function, types)
         if sample is None:
             return CastKind.NONE
         seen.append(_observe_call(device, half, function, *sample))
@@ -279,7 +281,7 @@ def cast_of_operation(name: str, device: str = "cuda") -> CastKind:
     if of_half is full:
         return CastKind.FP32
     if not any(each.casts or each.results for each in seen):
-        sample = _sample_arguments(function, [full])
+        sample = _sample_args_and_kwargs(function, [full])
         assert sample is not None
         return (
             CastKind.REFUSED

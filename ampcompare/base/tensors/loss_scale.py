@@ -144,12 +144,12 @@ class DeviceLossScale:
         if self.repeated or smallest < 1 / _MAX_EXACT:
             self.inverse.clamp_(max=FLOAT32_MAX)
 
-    def read_on_host(self) -> tuple[float, int]:
+    def read_scale_and_good_steps(self) -> tuple[float, int]:
         """Return the scale and the counter; waits for the device."""
         return self.scale.item(), int(self.tracker.item())
 
 
-def is_exact_on_device(
+def is_loss_scale_exact_on_device(
     scale: float, min_scale: float | None = None, max_scale: float | None = _MAX_EXACT
 ) -> bool:
     """Return whether fp32 scalars of a device follow the host's arithmetic bit for bit.

@@ -61,7 +61,7 @@ def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> ConvertedCheckpo
     scalers = _scalers_as_grad_scalers(state, was, was_level, result)
     _drop_compensation(result.state, result)
     convert_to_fp32(parts, result, was_level)
-    key, entry = _precision_state_for_arm(target, level, scalers, result)
+    key, entry = _key_and_precision_state_for_arm(target, level, scalers, result)
     state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
     state_now[key] = entry
     masters = [
@@ -169,7 +169,7 @@ def _scalers_as_grad_scalers(
     return scalers
 
 
-def _precision_state_for_arm(
+def _key_and_precision_state_for_arm(
     target: Arm, level: str | None, scalers: list[dict[str, Any]], result: ConvertedCheckpoint
 ) -> tuple[str, Any]:
     if level is not None:

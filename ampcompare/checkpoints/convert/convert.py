@@ -21,11 +21,11 @@ from ampcompare.checkpoints.convert.fp32_weights import (
     convert_to_fp32,
     copy_containers,
     entry_at_place,
+    key_named_by_place,
     rename_key,
-    resolve_key_name,
     strip_wrapper_prefixes,
 )
-from ampcompare.checkpoints.convert.inspect import broken_value_sentences, guess_opt_level
+from ampcompare.checkpoints.convert.inspect import broken_value_sentences, guess_opt_level_and_evidence
 from ampcompare.checkpoints.convert.masters import half_type_of_weights, is_optimizer_state
 from ampcompare.checkpoints.convert.scalers import (
     UNKNOWN_STATIC,
@@ -113,7 +113,7 @@ def _half_types_in_checkpoint(parts: CheckpointContents) -> set[torch.dtype]:
 def _convert_to_native(
     parts: CheckpointContents, result: ConvertedCheckpoint, opt_level: str | None, static_scale: bool | None
 ) -> None:
-    level = result.level = opt_level or guess_opt_level(parts)[0]
+    level = result.level = opt_level or guess_opt_level_and_evidence(parts)[0]
     for place, state in parts.apex.items():
         scalers = grad_scaler_states_from_apex(
             state, level=level, static=static_scale, lost=result.lost, changed=result.changed
@@ -143,7 +143,7 @@ def _put_grad_scalers(
     Of several scalers a migrated script reads the state of Apex: only it names them.
     """
     holder, name = entry_at_place(result.state, place[:-1]), ".".join(place)
-    own = resolve_key_name(holder, place[-1])
+    own = key_named_by_place(holder, place[-1])
     also = "scalers" if own == also else also
     is_free = isinstance(holder, dict) and (also not in holder or _is_empty_scaler_entry(holder[also]))
     if not is_free or (len(scalers) == 1 and own == "scaler"):
@@ -186,7 +186,7 @@ def _convert_to_apex(parts: CheckpointContents, result: ConvertedCheckpoint, lev
     state = apex_state_from_grad_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
     for place in reversed(places[1:]):
         holder = entry_at_place(result.state, place[:-1])
-        del holder[resolve_key_name(holder, place[-1])]
+        del holder[key_named_by_place(holder, place[-1])]
     place = places[0] if places else (_key_for_apex_state_without_scaler(result),)
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
     key = place[-1] if has_own_name else _apex_keys_by_scaler_key(parts.writer).get(place[-1], "amp")
@@ -242,7 +242,7 @@ def _replace_key(result: ConvertedCheckpoint, place: tuple[str, ...], key: str, 
     if isinstance(holder, list):
         holder[int(place[-1])] = {key: value}
         return
-    own = resolve_key_name(holder, place[-1])
+    own = key_named_by_place(holder, place[-1])
     if key in holder and (key != own or place[-1] not in holder) and not _is_empty_scaler_entry(holder[key]):
         result.lost.append(f"{'.'.join((*place[:-1], key))}: another entry has this key now")
     rename_key(result.state, place, key, value)
@@ -281,7 +281,7 @@ def _unwrap_optimizers(parts: CheckpointContents, result: ConvertedCheckpoint) -
         result.lost += lines_on_unfinished_work(state)
         result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
         holder = entry_at_place(result.state, place[:-1])
-        key = resolve_key_name(holder, place[-1])
+        key = key_named_by_place(holder, place[-1])
         holder[key] = next(entry for entry in holder[key].values() if is_optimizer_state(entry))
     inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
     parts.optimizers = {place: entry_at_place(result.state, place) for place in inner.values()}
@@ -361,7 +361,9 @@ def convert_file(
     with parser_errors_translated(source), torch.no_grad():
         parts = contents_by_kind(root)
         if legacy_layout and parts.is_of_ampcompare and "amp" in root:
-            result = ConvertedCheckpoint(dict(root), "apex", guess_opt_level(parts)[0], parts.arm)
+            result = ConvertedCheckpoint(
+                dict(root), "apex", guess_opt_level_and_evidence(parts)[0], parts.arm
+            )
         else:
             result = convert_state(root, to, opt_level=opt_level, static_scale=static_scale)
         result.notes += broken_value_sentences(parts)

@@ -64,11 +64,11 @@ def copy_containers(root: Mapping[str, Any]) -> dict[str, Any]:
 def entry_at_place(state: Any, place: tuple[str, ...]) -> Any:
     """Return the entry at a place as `CheckpointContents` gives it."""
     for name in place:
-        state = state[resolve_key_name(state, name)]
+        state = state[key_named_by_place(state, name)]
     return state
 
 
-def resolve_key_name(holder: Any, name: str) -> Any:
+def key_named_by_place(holder: Any, name: str) -> Any:
     """Return the index or key of a list or dict that a place names: keys need not be text."""
     if isinstance(holder, list):
         return int(name)
@@ -313,7 +313,7 @@ def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: Converte
 def rename_key(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
     """Put an entry under another key, at the same position."""
     holder = entry_at_place(state, place[:-1])
-    own = resolve_key_name(holder, place[-1])
+    own = key_named_by_place(holder, place[-1])
     items = list(holder.items()) if own in holder else [*holder.items(), (own, None)]
     holder.clear()
     for name, old in items:

@@ -71,7 +71,7 @@ def inspect_file(path: Path) -> CheckpointInspection:
 def _inspect_contents(path: Path, contents: FileContents) -> CheckpointInspection:
     root, objects, _ = contents.plain_contents()
     parts = contents_by_kind(root)
-    level, because = guess_opt_level(parts)
+    level, because = guess_opt_level_and_evidence(parts)
     inspection = CheckpointInspection(
         path=str(path),
         format=contents.format,
@@ -199,7 +199,7 @@ def _iter_weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tens
         yield from floating_entries_of_model(model, of_norms=of_norms)
 
 
-def guess_opt_level(parts: CheckpointContents) -> tuple[str | None, str]:
+def guess_opt_level_and_evidence(parts: CheckpointContents) -> tuple[str | None, str]:
     """Return the opt level that a file was written at, as far as its numbers show, and the evidence."""
     if parts.arm is not None:
         try:

@@ -129,7 +129,7 @@ def find_masters(
         taken = {at for match in matches for at in match}
         found.places[bundle.place] = len(taken)
         free = [weight for at, weight in enumerate(free) if at not in taken]
-    _share_with_tied_weights(found, every)
+    _give_copies_to_tied_weights(found, every)
     return found
 
 
@@ -172,7 +172,7 @@ def _memory_key(value: Tensor) -> tuple[Any, ...]:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-def _share_with_tied_weights(found: Masters, weights: list[_WeightAtPlace]) -> None:
+def _give_copies_to_tied_weights(found: Masters, weights: list[_WeightAtPlace]) -> None:
     """Give the copy of a weight to those that are tied to it, by memory or by values that are no constant."""
     named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
     for weight in weights:

@@ -34,9 +34,9 @@ from ampcompare.checkpoints.reader.placeholders import (
 from ampcompare.checkpoints.reader.unpickler import (
     DefaultDictPlaceholder,
     DequePlaceholder,
-    parse_storage_identity,
+    parse_storage_key_type_and_count,
     require_bounded_unpickling,
-    unpickle,
+    unpickled_value_and_calls,
 )
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
@@ -62,7 +62,7 @@ class FileContents:
 
     path: Path
     format: str  # "torch archive", "torch before 1.6", "pickle" or "safetensors"
-    root: Any  # as `unpickle` gives it
+    root: Any  # as `unpickled_value_and_calls` gives it
     calls: list[str]  # what unpickling by torch would call beyond plain data and tensors
     comment: bytes = b""  # at the end of an archive
 
@@ -84,7 +84,7 @@ class FileContents:
 
 
 class _PlainReader:
-    """Turns what `unpickle` gives into tensors and plain values, each container once, and notes what changes."""
+    """Turns an unpickled value into tensors and plain values, each container once, and notes what changes."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
@@ -340,8 +340,8 @@ def open_checkpoint(path: Path) -> FileContents:
             return FileContents(path, "safetensors", load_file(path), [])
         if not head.startswith(b"\x80"):
             raise CheckpointError(f"{path} is not a checkpoint: it is neither an archive nor a pickle")
-        require_bounded_unpickling(lambda: _read_old_torch_file(path, "meta"), path.stat().st_size)
-        return FileContents(path, *_read_old_torch_file(path, "cpu"))
+        require_bounded_unpickling(lambda: _read_format_content_and_calls(path, "meta"), path.stat().st_size)
+        return FileContents(path, *_read_format_content_and_calls(path, "cpu"))
     raise AssertionError
 
 
@@ -372,13 +372,13 @@ def _open_archive(path: Path) -> FileContents:
         storages: dict[str, Tensor] = {}
 
         def read_storage(identity: Any) -> Tensor:
-            key, dtype, _ = parse_storage_identity(identity)
+            key, dtype, _ = parse_storage_key_type_and_count(identity)
             if key not in storages:
                 content = read(f"{folder}/data/{key}")
                 storages[key] = content[: len(content) // dtype.itemsize * dtype.itemsize].view(dtype)
             return storages[key]
 
-        return unpickle(io.BytesIO(pickled), read_storage)
+        return unpickled_value_and_calls(io.BytesIO(pickled), read_storage)
 
     def make_storage_without_values(name: str) -> Tensor:
         return torch.empty(members[name].file_size, dtype=torch.uint8, device="meta")
@@ -409,7 +409,7 @@ def _read_archive_member(path: Path, archive: zipfile.ZipFile, name: str) -> byt
         ) from None
 
 
-def _read_old_torch_file(path: Path, device: str) -> tuple[str, Any, list[str]]:
+def _read_format_content_and_calls(path: Path, device: str) -> tuple[str, Any, list[str]]:
     """Read what torch before 1.6 wrote: five pickles, then the bytes of the storages; or a pickle of something else.
 
     Returns the format, what the pickle holds, and what it would call. The device "meta" leaves the bytes unread.
@@ -420,22 +420,22 @@ def _read_old_torch_file(path: Path, device: str) -> tuple[str, Any, list[str]]:
     def load_storage(identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) > 1 and identity[0] == "module":
             return identity[1]  # a class, with its source, which is not looked at
-        key, dtype, count = parse_storage_identity(identity)
+        key, dtype, count = parse_storage_key_type_and_count(identity)
         if not 0 <= count * dtype.itemsize <= size:
             raise NotPickled("it was cut off: a storage reaches beyond its end")
         return storages.setdefault(key, torch.empty(count, dtype=dtype, device=device))
 
     with path.open("rb") as file:
-        first, calls = unpickle(file)
+        first, calls = unpickled_value_and_calls(file)
         if first != LEGACY_MAGIC:
             return "pickle", first, calls
-        if unpickle(file)[0] != LEGACY_PROTOCOL:
+        if unpickled_value_and_calls(file)[0] != LEGACY_PROTOCOL:
             raise NotPickled("it is of a torch that is not known")
-        system, _ = unpickle(file)
+        system, _ = unpickled_value_and_calls(file)
         if not isinstance(system, dict) or not system.get("little_endian", True):
             raise NotPickled("it was saved on a machine of the other byte order")
-        main, calls = unpickle(file, load_storage)
-        for key in unpickle(file)[0]:  # the number of elements in 8 bytes, then the elements
+        main, calls = unpickled_value_and_calls(file, load_storage)
+        for key in unpickled_value_and_calls(file)[0]:  # the number of elements in 8 bytes, then the elements
             (count,) = struct.unpack("<q", file.read(8))
             storage = storages[key]
             if count != len(storage) or file.tell() + storage.nbytes > size:

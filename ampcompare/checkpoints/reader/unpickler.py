@@ -75,7 +75,9 @@ class _Unpickler(pickle.Unpickler):
         return self.persistent(identity)
 
 
-def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) -> tuple[Any, list[str]]:
+def unpickled_value_and_calls(
+    file: IO[bytes], persistent: Callable[[Any], Any] | None = None
+) -> tuple[Any, list[str]]:
     """Read one pickle from the position of `file`, and leave the position after it.
 
     `persistent` gives the one-dimensional tensor, or a class, for a persistent id; torch names storages so. Returns
@@ -126,7 +128,7 @@ def require_bounded_unpickling(read: Callable[[], Any], size: int) -> None:
         raise NotPickled(f"its pickle is broken: reading it would take more {what} than its size explains")
 
 
-def parse_storage_identity(identity: Any) -> tuple[str, torch.dtype, int]:
+def parse_storage_key_type_and_count(identity: Any) -> tuple[str, torch.dtype, int]:
     """Return key, type and number of elements of a persistent id: ("storage", class, key, device, n)."""
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise NotPickled("it refers to something outside that is not a storage")

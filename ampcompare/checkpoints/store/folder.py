@@ -120,7 +120,7 @@ class CheckpointFolder:
         matches = (match for match in map(NAME.fullmatch, names) if match)
         return sorted(((int(match[1]), self.folder / match[0]) for match in matches), reverse=True)
 
-    def read_newest(
+    def read_newest_path_state_and_notes(
         self, *, device: torch.device | str = "cpu"
     ) -> tuple[Path, dict[str, Any], list[str]] | None:
         """Read the newest checkpoint that is whole; None where there has never been one.

@@ -41,7 +41,7 @@ from ampcompare.results.records.profile import (
 )
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.precision.base import Precision, StepOutcome, owned_params
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.process.device import resolve_device, synchronize_device
 
 MAX_OPERATIONS = 20
@@ -106,7 +106,7 @@ def profile_steps_of_loop(
         suppress(StepsDone),
     ):
         loop(ProfiledPrecision(precision, profiler))
-    mode, _ = choose_cpu_half(half, precision.half_dtype, device)
+    mode, _ = choose_cpu_half_mode_and_context(half, precision.half_dtype, device)
     return profiler, precision.half_dtype, mode
 
 

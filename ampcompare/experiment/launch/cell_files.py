@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import FileNames, read_loaded_code
+from ampcompare.base.files.loaded_code import PortableFileNames, read_loaded_code
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.snapshot import is_name_of_tool_file, snapshot_folder
 from ampcompare.base.files.write import write_atomically
@@ -169,7 +169,7 @@ def record_without_written_files(
     record: RunRecord, folder: Path, written: Sequence[WrittenFile]
 ) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
-    names = FileNames(base_folder_of_users_code(record.config))
+    names = PortableFileNames(base_folder_of_users_code(record.config))
     own = {names.name_of(one.path) for one in written}
     code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
     if code != (record.code or {}):

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import common_metric, value_spacing
-from ampcompare.results.analysis.results_table import PrintedNumber, ResultsTable, TableLine, judge_arms
+from ampcompare.results.analysis.results_table import PrintedNumber, ResultsTable, RunOrMeanOfRuns, judge_arms
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, Verdict
 
@@ -79,7 +79,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
         raise RecordError(f"{name} holds no run that was completed or diverged")
     metric = common_metric(ended).model_copy(update={"difference": "points"})
     step = value_spacing(ended) or FINEST
-    runs: list[TableLine] = []
+    runs: list[RunOrMeanOfRuns] = []
     for record in ended:
         seed, value = str(record.config.recipe.seed), record.summary.metric_final
         if any((run.arm, run.seed) == (record.arm, seed) for run in runs):
@@ -88,7 +88,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
             )
         has_diverged = record.status == "diverged" or value is None or not math.isfinite(value)
         quantity = None if has_diverged or value is None else PrintedNumber(value, step)
-        runs.append(TableLine(record.arm, seed, quantity, None, has_diverged, 1))
+        runs.append(RunOrMeanOfRuns(record.arm, seed, quantity, None, has_diverged, 1))
     return ResultsTable(runs, metric, [])
 
 
@@ -150,11 +150,11 @@ def _answer_of_verdict(verdict: Verdict, new_share: float, old_share: float) -> 
     return "worse" if verdict.kind in SHOWN_WORSE else "cannot tell"
 
 
-def _diverged_share_of_runs(runs: Sequence[TableLine]) -> float:
+def _diverged_share_of_runs(runs: Sequence[RunOrMeanOfRuns]) -> float:
     return sum(run.runs or 1 for run in runs if run.diverged) / sum(run.runs or 1 for run in runs)
 
 
-def _runs_of_arm(table: ResultsTable, arm: str | None, which: str) -> list[TableLine]:
+def _runs_of_arm(table: ResultsTable, arm: str | None, which: str) -> list[RunOrMeanOfRuns]:
     """Return the runs of an arm; where there is one arm only, that one."""
     names = list(dict.fromkeys(run.arm for run in table.runs))
     if len({name.casefold() for name in names}) > 1:

@@ -193,7 +193,7 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
     judged = len({one.module for one in errors if one.module[0] != "("})
     if not findings and (why := _why_nothing_is_told(judged, unjudged)):
         return ReplayJudgment(change, "cannot tell", unjudged=unjudged, errors=errors, why=why)
-    named, above = _lowest_findings(findings, tops, losses)
+    named, above = _lowest_findings_and_explained_modules(findings, tops, losses)
     answers = {one.answer for one in named}
     answer = next((one for one in ("another function", "less exact") if one in answers), "noise")
     return ReplayJudgment(
@@ -327,7 +327,7 @@ def _errors_in_units(
     return units
 
 
-def _lowest_findings(
+def _lowest_findings_and_explained_modules(
     findings: Sequence[ReplayFinding], tops: Mapping[str, str], losses: Set[str]
 ) -> tuple[list[ReplayFinding], list[str]]:
     """Return the findings that none below explains, and the modules whose own ones are explained so.

@@ -31,7 +31,11 @@ from ampcompare.results.analysis.inference.effect import (
 )
 from ampcompare.results.analysis.inference.terms import QualityMargin, Terms, resolve_margin
 from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign
-from ampcompare.results.analysis.pairing.scores import effect_in_steps, largest_common_step, rounding_spread
+from ampcompare.results.analysis.pairing.scores import (
+    effect_in_spacings,
+    largest_common_spacing,
+    rounding_spread,
+)
 from ampcompare.results.analysis.summary import UndecidedRow, conclude_comparison, decided_rows
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
@@ -69,7 +73,7 @@ class PrintedNumber:
 
 
 @dataclass(frozen=True)
-class TableLine:
+class RunOrMeanOfRuns:
     """One line: a run, or the mean of several, of a number that is None where it has a deviation and does not say so.
 
     The speed is the negative logarithm of the seconds.
@@ -87,7 +91,7 @@ class TableLine:
 class ResultsTable:
     """All lines in order, what was measured, and columns that are not looked at."""
 
-    runs: Sequence[TableLine]
+    runs: Sequence[RunOrMeanOfRuns]
     metric: Metric
     unused: Sequence[str]
 
@@ -113,17 +117,17 @@ def read_table(
         text = source if isinstance(source, str) else source.read(MAX_BYTES)
     except (OSError, ValueError) as error:
         raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
-    written, lines = _split_cells(text, name)
+    written, lines = _header_and_numbered_rows(text, name)
     head = [cell.lower() for cell in written]
     if "arm" not in head or len(set(head)) < len(head):
         raise RecordError(
             f"{name} needs a column arm, and no column twice; its columns are {', '.join(head)}"
         )
-    column, found = _find_metric_column(dict(zip(head, written, strict=True)), lines, metric, better)
+    column, found = _find_column_and_metric(dict(zip(head, written, strict=True)), lines, metric, better)
     runs = []
     seen: set[tuple[str, str]] = set()
     for number, cells in lines:
-        run = _parse_line(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
+        run = _runs_of_table_line(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
         if run.seed and (run.arm.casefold(), run.seed) in seen:
             raise RecordError(f"{name}, line {number}: a second line of {run.arm} with seed {run.seed}")
         seen.add((run.arm.casefold(), run.seed))
@@ -140,7 +144,7 @@ def read_table(
     return ResultsTable(runs, found, [cell for cell in head if cell not in (*KNOWN, column, f"{column} sd")])
 
 
-def _split_cells(text: str, name: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def _header_and_numbered_rows(text: str, name: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return the header, and number and cells of each line below it."""
     numbered = [(number, line.strip(" ")) for number, line in enumerate(text.splitlines(), 1)]
     numbered = [(number, line) for number, line in numbered if line.strip(" |") and not line.startswith("#")]
@@ -167,7 +171,7 @@ def _split_cells(text: str, name: str) -> tuple[list[str], list[tuple[int, list[
     return header, rest
 
 
-def _find_metric_column(
+def _find_column_and_metric(
     head: Mapping[str, str], lines: Sequence[tuple[int, list[str]]], wanted: str | None, better: Better | None
 ) -> tuple[str, Metric]:
     """Return the column of the results and its metric; `head` has the names in lower case, each as it is written."""
@@ -211,7 +215,7 @@ def _parse_number(text: str) -> PrintedNumber | None:
     return PrintedNumber(float(match["mean"]), step, float(match["sd"]) if match["sd"] else None)
 
 
-def _parse_line(cells: Mapping[str, str], column: str, location: str) -> TableLine:
+def _runs_of_table_line(cells: Mapping[str, str], column: str, location: str) -> RunOrMeanOfRuns:
     def parse_cell(name: str) -> PrintedNumber | None:
         text = cells.get(name, "")
         if text.lower() in NOT_MEASURED:
@@ -243,7 +247,7 @@ def _parse_line(cells: Mapping[str, str], column: str, location: str) -> TableLi
     seed = cells.get("seed", "")
     seed = str(int(seed)) if seed.isascii() and seed.isdigit() and len(seed) < 16 else seed
     speed = seconds and replace(seconds.multiplied_by(1 / seconds.mean), mean=-math.log(seconds.mean))
-    return TableLine(cells["arm"], seed, None if diverged else value, speed, diverged, runs)
+    return RunOrMeanOfRuns(cells["arm"], seed, None if diverged else value, speed, diverged, runs)
 
 
 @dataclass(frozen=True)
@@ -268,7 +272,7 @@ class _ArmDifference:
     uses_sd: bool = False
 
 
-def _pool_lines(lines: Sequence[tuple[TableLine, PrintedNumber]]) -> _PooledRuns:
+def _pool_runs_of_lines(lines: Sequence[tuple[RunOrMeanOfRuns, PrintedNumber]]) -> _PooledRuns:
     """Pool the lines of an arm: the variance within each line that has one, and that between the lines."""
     counts = [run.runs or 1 for run, _ in lines]
     # The mean of several runs without a standard deviation shows no more of the spread than one run does.
@@ -291,9 +295,9 @@ def _weighted_mean(values: Sequence[float], counts: Sequence[int]) -> float:
 
 
 def _difference_of_arms(
-    arm: Sequence[TableLine],
-    reference: Sequence[TableLine],
-    value: Callable[[TableLine], PrintedNumber | None],
+    arm: Sequence[RunOrMeanOfRuns],
+    reference: Sequence[RunOrMeanOfRuns],
+    value: Callable[[RunOrMeanOfRuns], PrintedNumber | None],
     floor: float,
     sd: float | None = None,
 ) -> _ArmDifference | None:
@@ -311,9 +315,11 @@ def _difference_of_arms(
         return None
     if any(run.runs is None for run, _ in (*here, *there)):
         return _ArmDifference(None)
-    ours, theirs = samples = _pool_lines(here), _pool_lines(there)
+    ours, theirs = samples = _pool_runs_of_lines(here), _pool_runs_of_lines(there)
     values = [quantity.mean for _, quantity in (*here, *there)]
-    step = largest_common_step(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
+    step = (
+        largest_common_spacing(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
+    )
     rounding = [max(step, sample.step) ** 2 / 12 for sample in samples]  # variance of the error of a number
     counts = [sample.count for sample in samples]
     pairs = _pairs_of_seeds(here, there)
@@ -324,7 +330,7 @@ def _difference_of_arms(
         effect = Effect(ours.mean - theirs.mean, sd * math.sqrt(2), error, SPREAD_IS_KNOWN, min(counts))
     elif is_paired:
         least = max(floor, math.sqrt(sum(rounding)))
-        effect = effect_in_steps(
+        effect = effect_in_spacings(
             paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step
         )
     else:
@@ -339,7 +345,8 @@ def _difference_of_arms(
 
 
 def _pairs_of_seeds(
-    here: Sequence[tuple[TableLine, PrintedNumber]], there: Sequence[tuple[TableLine, PrintedNumber]]
+    here: Sequence[tuple[RunOrMeanOfRuns, PrintedNumber]],
+    there: Sequence[tuple[RunOrMeanOfRuns, PrintedNumber]],
 ) -> list[tuple[float, float]]:
     """Return the values of single runs of both sides that have a seed in common."""
     partners = {run.seed: quantity.mean for run, quantity in there if run.seed and run.runs == 1}
@@ -365,7 +372,7 @@ def judge_arms(
     terms = terms or Terms()
     if sd is not None and not (math.isfinite(sd) and sd > 0):
         raise ConfigError(f"the spread over seeds is {sd}; give the standard deviation, such as 0.18")
-    arms: dict[str, list[TableLine]] = {}
+    arms: dict[str, list[RunOrMeanOfRuns]] = {}
     for run in table.runs:
         arms.setdefault(run.arm.casefold(), []).append(run)
     base = _runs_of_reference(arms, reference)
@@ -380,7 +387,7 @@ def judge_arms(
         for key, its in arms.items()
         if its is not base
     }
-    lines = [_line_of_arm(its, base, metric, values.get(key)) for key, its in arms.items()]
+    lines = [_undecided_row_of_arm(its, base, metric, values.get(key)) for key, its in arms.items()]
     rows = decided_rows(lines, margin, terms, SequentialDesign())
     uses_sd = any(value.uses_sd for value in values.values() if value)
     independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
@@ -395,14 +402,16 @@ def judge_arms(
         seeds=sorted({seed for row in rows for seed in row.seeds}),
         reading=[
             *none_recommended_sentences(rows, base[0].arm, terms.prefer, metric),
-            *_lines_of_notes(table, rows, sd if not uses_sd else None),
+            *_note_lines(table, rows, sd if not uses_sd else None),
         ],
         records=[],
         judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
     )
 
 
-def _runs_of_reference(arms: Mapping[str, Sequence[TableLine]], reference: str | None) -> Sequence[TableLine]:
+def _runs_of_reference(
+    arms: Mapping[str, Sequence[RunOrMeanOfRuns]], reference: str | None
+) -> Sequence[RunOrMeanOfRuns]:
     """Return the runs of the reference; None for fp32, or else the first arm.
 
     Raises:
@@ -429,7 +438,7 @@ def _metric_with_decimals(table: ResultsTable) -> Metric:
 
 
 def _margin_of_table(
-    terms: Terms, metric: Metric, reference: Sequence[TableLine], sd: float | None
+    terms: Terms, metric: Metric, reference: Sequence[RunOrMeanOfRuns], sd: float | None
 ) -> QualityMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
     rule = terms.margin_rule
@@ -447,8 +456,11 @@ def _margin_of_table(
     )
 
 
-def _line_of_arm(
-    runs: Sequence[TableLine], base: Sequence[TableLine], metric: Metric, value: _ArmDifference | None
+def _undecided_row_of_arm(
+    runs: Sequence[RunOrMeanOfRuns],
+    base: Sequence[RunOrMeanOfRuns],
+    metric: Metric,
+    value: _ArmDifference | None,
 ) -> UndecidedRow:
     """Return the line of an arm before its verdicts."""
     count = sum(run.runs or 1 for run in runs)
@@ -456,7 +468,7 @@ def _line_of_arm(
     divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
     rate = wilson_interval(diverged, count) if diverged else (None, None)
     measured = [(run, run.value) for run in runs if run.value is not None]
-    sample = _pool_lines(measured) if measured else None
+    sample = _pool_runs_of_lines(measured) if measured else None
     only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
     row = ArmSummary(
         arm=runs[0].arm,
@@ -483,7 +495,7 @@ def _line_of_arm(
 
 
 def _surviving_runs_of_reference(
-    runs: Sequence[TableLine], base: Sequence[TableLine]
+    runs: Sequence[RunOrMeanOfRuns], base: Sequence[RunOrMeanOfRuns]
 ) -> tuple[int, int] | None:
     """Return how many of the reference's runs next to these did not diverge, and how many there are; None if all."""
     seeds = {run.seed for run in runs}
@@ -499,9 +511,7 @@ def _evidence_of_difference(difference: _ArmDifference | None, untested: Verdict
     return Evidence(difference.effect, untested, difference.effect.mean, difference.rounded)
 
 
-def _lines_of_notes(
-    table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None
-) -> Iterator[str]:
+def _note_lines(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
     if any(row.quality == NO_COUNT for row in rows):
         yield "The number of runs behind a mean is not known: add a column n."
     if unused_sd is not None:

@@ -37,7 +37,7 @@ from ampcompare.results.analysis.inference.verdict import (
     verdicts_on,
 )
 from ampcompare.results.analysis.pairing.comparability import (
-    circumstance_lines,
+    lines_on_differing_circumstances,
     script_pairing_sentences,
 )
 from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences, not_as_declared_verdict
@@ -45,7 +45,7 @@ from ampcompare.results.analysis.pairing.pairs import (
     Pairing,
     pairs_by_seed,
 )
-from ampcompare.results.analysis.pairing.record_checks import unique_runs
+from ampcompare.results.analysis.pairing.record_checks import unique_runs_and_unused_copies
 from ampcompare.results.analysis.pairing.scores import common_metric
 from ampcompare.results.analysis.untested_row import memory_verdict, untested_row
 from ampcompare.results.records.comparison import (
@@ -94,7 +94,7 @@ def summarize(
     require_statistics_packages()
     terms, design = terms or Terms(), design or SequentialDesign()
     metric = common_metric(records)
-    records, copies = unique_runs(records)
+    records, copies = unique_runs_and_unused_copies(records)
     only_copies = bool(copies) and not excluded and all(copy.by_script for copy in copies)
     excluded = [*excluded, *(copy.text for copy in copies)]
     by_arm: dict[str, list[RunRecord]] = {arm: [] for arm in arms}
@@ -106,9 +106,9 @@ def summarize(
     lines = []
     for arm in arms:
         if arm == reference:
-            lines.append(_line_of_reference(arm, against))
+            lines.append(_undecided_row_of_reference(arm, against))
         else:
-            lines.append(_line_of_arm(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin))
+            lines.append(_undecided_row_of_arm(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin))
     rows = decided_rows(lines, margin, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude_comparison(
@@ -141,7 +141,7 @@ def summarize(
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *_ineffective_option_lines(by_arm),
                 *script_pairing_sentences(records, reference),
-                *circumstance_lines(records, reference),
+                *lines_on_differing_circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
                 *look_sentences(comparison, design.next_error_rate),
                 *design.notes,
@@ -168,7 +168,7 @@ class UndecidedRow:
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
 
 
-def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
+def _undecided_row_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
     itself = Pairing.by_seed(records, records)
     effect = quality_effect(itself.pairs)
     verdict = not_as_declared_verdict(records) or failure_verdict(records)
@@ -178,7 +178,7 @@ def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
     )
 
 
-def _line_of_arm(
+def _undecided_row_of_arm(
     arm: str,
     pairing: Pairing,
     evidence: Mapping[Quantity, Callable[[Pairing], Evidence]],

@@ -88,11 +88,11 @@ def json_with_checksum(record: FrozenRecord) -> str:
 
 
 def read_model(path: Path, model: type[Stored], what: str) -> Stored:
-    """Read a file that holds one `model`, called `what` in messages; errors are those of `read_with_source`."""
-    return read_with_source(path, model, what)[0]
+    """Read a file that holds one `model`, called `what` in messages; errors as of `read_model_and_plain_content`."""
+    return read_model_and_plain_content(path, model, what)[0]
 
 
-def read_with_source(path: Path, model: type[Stored], what: str) -> tuple[Stored, dict[str, Any]]:
+def read_model_and_plain_content(path: Path, model: type[Stored], what: str) -> tuple[Stored, dict[str, Any]]:
     """Read a file that holds one record, and return its plain content as well.
 
     Args:

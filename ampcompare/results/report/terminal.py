@@ -287,8 +287,8 @@ def _lay_out_by_choice(
     table: Table, choice: _NarrowingChoice, width: int | None, paint: Paint
 ) -> _TableText | None:
     """Return the table made by a choice; None where it is too wide."""
-    columns, notes = _choose_columns(table, choice)
-    everywhere, notes = _shared_notes(table, notes)
+    columns, notes = _shown_columns_and_notes(table, choice)
+    everywhere, notes = _shared_note_lines_and_other_notes(table, notes)
     if choice.notes_column and any(notes):
         used = sum(len(GAP) + each for each in columns.widths())
         lines = _wrap_notes(notes, None if width is None else width - used)
@@ -302,7 +302,7 @@ def _lay_out_by_choice(
     return _TableText(drawn, [*everywhere, *_group_note_lines(table, notes)], _hidden_columns(table, choice))
 
 
-def _choose_columns(table: Table, choice: _NarrowingChoice) -> tuple[_ShownColumns, list[list[str]]]:
+def _shown_columns_and_notes(table: Table, choice: _NarrowingChoice) -> tuple[_ShownColumns, list[list[str]]]:
     """Return the columns that a choice shows, and the notes of each row: its own, and those of shortened cells."""
     columns = table.columns
     shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]
@@ -394,7 +394,9 @@ def _rows_phrase(names: Sequence[str], table: Table) -> str:
     return "All arms" if len(names) > 2 and not others else format_few_names(names)
 
 
-def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+def _shared_note_lines_and_other_notes(
+    table: Table, notes: list[list[str]]
+) -> tuple[list[str], list[list[str]]]:
     """Return lines for the notes of all rows but at most one, and the notes of each row without them."""
     counts = Counter(note for its in notes for note in its)
     shared = [note for note, count in counts.items() if count > 2 and count >= len(notes) - 1]

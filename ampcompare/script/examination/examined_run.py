@@ -110,7 +110,7 @@ def _profile_script(request: ProfileRequest, rank: int) -> int:
     from ampcompare.diagnosis.profiling.step_profiler import StepCounts, StepProfiler
     from ampcompare.script.watch.cell_facts import StepsReached
     from ampcompare.training.precision.base import half_dtype_of
-    from ampcompare.training.precision.cpu_half import choose_cpu_half
+    from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 
     arm = Arm.parse(str(request.settings["arm"]))
     device = torch.device(
@@ -145,7 +145,7 @@ def _profile_script(request: ProfileRequest, rank: int) -> int:
     if is_child or not measured.account.steps:
         return status
     half = half_dtype_of(arm)
-    mode, _ = choose_cpu_half("auto", half, device)
+    mode, _ = choose_cpu_half_mode_and_context("auto", half, device)
     found = profile_from_steps(arm, profiler, half, mode)
     request.answer_path_of_rank(rank).write_text(found.model_dump_json(), encoding="utf-8")
     if rank == 0:

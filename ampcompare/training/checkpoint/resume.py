@@ -48,7 +48,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     from ampcompare.checkpoints.store.folder import CheckpointFolder
 
     if resume == AUTO:
-        newest = CheckpointFolder(own).read_newest()
+        newest = CheckpointFolder(own).read_newest_path_state_and_notes()
         return None if newest is None else FoundCheckpoint(*newest)
     path = Path(resume)
     if not path.is_dir():
@@ -58,7 +58,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
         shown = ", ".join(map(str, saved[:MAX_NAMED])) + (", ..." if len(saved) > MAX_NAMED else "")
         raise CheckpointError(f"{path} holds checkpoints of {len(saved)} cells; name one of {shown}")
     for folder in (path, path / own.name, *saved):
-        newest = CheckpointFolder(folder).read_newest()
+        newest = CheckpointFolder(folder).read_newest_path_state_and_notes()
         if newest is not None:
             return FoundCheckpoint(*newest)
     raise CheckpointError(
@@ -67,7 +67,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     )
 
 
-def state_to_resume_from(
+def state_to_resume_and_resumption(
     checkpoint: FoundCheckpoint, config: RunConfig, world_size: int
 ) -> tuple[dict[str, Any], Resumption]:
     """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record.

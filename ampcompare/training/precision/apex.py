@@ -200,7 +200,7 @@ def _clone_if_tensor(entry: Any) -> Any:
     return entry.clone() if isinstance(entry, Tensor) else entry
 
 
-def choose_apex_engine(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
+def choose_apex_module_and_engine_info(engine: str, opt_level: str, device: str) -> tuple[Any, EngineInfo]:
     """Import the implementation of `apex.amp` to use, and return the reason; "auto" takes one that works."""
     choice = select_engine(engine, opt_level, device, torch_version=torch.__version__)
     if choice.caution:
@@ -222,7 +222,7 @@ def make_apex(
     *, device: str = "cpu", opt_level: str = "O1", engine: str = "auto", num_losses: int = 1, **overrides: Any
 ) -> Apex:
     """Build the backend of an `apex` arm: choose the engine, read dtypes by name."""
-    amp, info = choose_apex_engine(engine, opt_level, device)
+    amp, info = choose_apex_module_and_engine_info(engine, opt_level, device)
     if "cast_model_outputs" in overrides:
         overrides["cast_model_outputs"] = getattr(torch, overrides["cast_model_outputs"])
     kind = CompatApex if info.name == "compat" else Apex

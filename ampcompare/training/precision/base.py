@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.catalog import require_unique
+from ampcompare.backends.catalog import require_unique_backend
 from ampcompare.backends.options import DTYPES
 from ampcompare.base.errors import BackendUnavailable, ConfigError, PreparationError
 from ampcompare.results.records.run import EngineInfo
@@ -441,7 +441,7 @@ def make_precision(
 
 def _import_implementation(arm: Arm) -> Callable[..., Precision]:
     """Import the class or function that builds the arm."""
-    require_unique(arm.backend)
+    require_unique_backend(arm.backend)
     module, _, attribute = arm.spec.implementation.partition(":")
     try:
         implementation: Callable[..., Precision] = getattr(importlib.import_module(module), attribute)

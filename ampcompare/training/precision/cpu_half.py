@@ -164,7 +164,7 @@ def has_bf16_instructions() -> bool:
     return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def choose_cpu_half(
+def choose_cpu_half_mode_and_context(
     choice: str, half_dtype: torch.dtype | None, device: torch.device, lists: str = "cuda"
 ) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how 16-bit arithmetic is computed, such as "fp16 emulated", and the context to train in.

@@ -21,7 +21,11 @@ from torch.optim import Optimizer
 
 from ampcompare.base.tensors.backward import run_backward
 from ampcompare.base.tensors.lists import group_tensors_by_type
-from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, next_scale_and_steps
+from ampcompare.base.tensors.loss_scale import (
+    DeviceLossScale,
+    is_loss_scale_exact_on_device,
+    next_scale_and_steps,
+)
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import note_reduction_type
 from ampcompare.training.precision.base import (
@@ -175,7 +179,7 @@ class Half(Precision):
         """Return the scale that lives on `device`; None if the host has it."""
         if self._on_device is None and self.dynamic and not self._is_wide and device.type in _DEVICE_TYPES:
             assert self._scale is not None, "a dynamic scale has a value"
-            if is_exact_on_device(self._scale) and all(
+            if is_loss_scale_exact_on_device(self._scale) and all(
                 is_step_skippable(optimizer) for optimizer in self._optimizers
             ):
                 self._on_device = DeviceLossScale(device)
@@ -306,7 +310,7 @@ class Half(Precision):
     def _read_device_scale(self) -> None:
         """Read scale and count from the device, if they live there."""
         if self._on_device is not None:
-            self._scale, self._good_steps = self._on_device.read_on_host()
+            self._scale, self._good_steps = self._on_device.read_scale_and_good_steps()
 
     def loss_scales(self) -> tuple[float, ...]:
         self._read_device_scale()

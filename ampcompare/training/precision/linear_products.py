@@ -146,7 +146,7 @@ def multiply_by_format(layer: LayerFormats, role: str, left: Tensor, right: Tens
     with torch.autocast(left.device.type, enabled=False):
         if modes := watching_modes():
             with hide_operations(modes):
-                result, seen = _product_with_figures(layer, role, left, right)
+                result, seen = _product_and_rounding_figures(layer, role, left, right)
             for mode in modes:
                 mode.see_linear_product(seen)
             return result
@@ -218,7 +218,7 @@ def _round_operand(
     return _RoundedOperand(matrix, values, whole)
 
 
-def _product_with_figures(
+def _product_and_rounding_figures(
     layer: LayerFormats, role: str, left: Tensor, right: Tensor
 ) -> tuple[Tensor, LinearProduct]:
     rounding = layer.roundings[role]

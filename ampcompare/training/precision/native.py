@@ -41,7 +41,7 @@ class _ScaleTracker:
         self.tracker = int(scaler._get_growth_tracker())
         self._outcomes = LateOutcomes()
 
-    def add_step_flags(self, flags: list[Tensor | None]) -> StepOutcome:
+    def outcome_of_step_flags(self, flags: list[Tensor | None]) -> StepOutcome:
         """Return the outcome of a step, from a scalar for each optimizer that is not 0 after an overflow."""
         on_device = [flag for flag in flags if flag is not None]
 
@@ -144,7 +144,7 @@ class Native(UnscaleOnce):
         if self._recording:
             self._recorded = flags
             return applied_outcome(len(optimizers))
-        return self._replay.add_step_flags(flags)
+        return self._replay.outcome_of_step_flags(flags)
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         return (
@@ -162,7 +162,7 @@ class Native(UnscaleOnce):
     def replayed_outcome(self) -> StepOutcome:
         if self._replay is None:
             return super().replayed_outcome()
-        return self._replay.add_step_flags(
+        return self._replay.outcome_of_step_flags(
             [None if flag is None else flag.clone() for flag in self._recorded]
         )
 

@@ -99,7 +99,7 @@ def _scales_of_tiles(
             return factor, one, 1 / factor.view(())
         return factor, 1 / factor, one
     if scale in ("te", "torchao"):
-        return _nvfp4_scales(largest, scale, one)
+        return _nvfp4_factors_scales_and_whole(largest, scale, one)
     exponent = _unclamped_e8m0_exponent(largest, element, scale).clamp_(0, 2 * BIAS)
     # E8M0 has no 0, and its smallest number is a subnormal one of fp32.
     tile = torch.where(exponent == 0, 2.0**-BIAS, (exponent << 23).view(torch.float32))
@@ -107,7 +107,9 @@ def _scales_of_tiles(
     return 1 / tile, tile, one
 
 
-def _nvfp4_scales(largest: Tensor, scale: str, one: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _nvfp4_factors_scales_and_whole(
+    largest: Tensor, scale: str, one: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     # A tensor above a tensor: torch computes a number above a tensor as its inverse times the number, 1 ulp away.
     whole, top = largest.max(), torch.tensor(NVFP4_MAX, device=largest.device)
     if scale == "te":

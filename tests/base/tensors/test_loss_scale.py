@@ -6,7 +6,11 @@ import random
 import pytest
 import torch
 
-from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, next_scale_and_steps
+from ampcompare.base.tensors.loss_scale import (
+    DeviceLossScale,
+    is_loss_scale_exact_on_device,
+    next_scale_and_steps,
+)
 
 
 def test_one_step() -> None:
@@ -43,16 +47,16 @@ def test_host_and_device_move_alike(min_scale: float | None, max_scale: float) -
             scale, good_steps, overflow=overflow, growth_interval=4, **bounds
         )
         device.update(torch.tensor(float(overflow)), 4, min_scale, max_scale)
-        assert device.read_on_host() == (scale, good_steps)
+        assert device.read_scale_and_good_steps() == (scale, good_steps)
         assert device.inverse.item() == 1 / scale
 
 
 def test_bounds_decide_what_a_device_can_hold() -> None:
     """Without a ceiling any power of two with an exact inverse can be held."""
-    assert is_exact_on_device(2.0**16)
-    assert is_exact_on_device(2.0**16, 0, 2.0**24)
-    assert not is_exact_on_device(2.0**25, None, 2.0**24)
-    assert not is_exact_on_device(2.0**16, None, None)
-    assert not is_exact_on_device(2.0**16, 2.0**17)
-    assert not is_exact_on_device(3.0)
-    assert not is_exact_on_device(2.0**-127)
+    assert is_loss_scale_exact_on_device(2.0**16)
+    assert is_loss_scale_exact_on_device(2.0**16, 0, 2.0**24)
+    assert not is_loss_scale_exact_on_device(2.0**25, None, 2.0**24)
+    assert not is_loss_scale_exact_on_device(2.0**16, None, None)
+    assert not is_loss_scale_exact_on_device(2.0**16, 2.0**17)
+    assert not is_loss_scale_exact_on_device(3.0)
+    assert not is_loss_scale_exact_on_device(2.0**-127)

@@ -25,12 +25,12 @@ def value_of(state: dict[str, Any]) -> float:
 def test_the_last_and_the_best_stay(tmp_path: Path, make_state: Make) -> None:
     """Of five checkpoints the last two stay, and the best under its own name, though its step is gone."""
     folder = CheckpointFolder(tmp_path, keep_last=2)
-    assert folder.read_newest() is None
+    assert folder.read_newest_path_state_and_notes() is None
     for step in range(1, 6):
         assert folder.save(make_state(step), step=step, best=step == 2) == tmp_path / f"step-{step:08d}.pt"
     assert sorted(os.listdir(tmp_path)) == ["best.pt", "step-00000004.pt", "step-00000005.pt"]
     assert value_of(read_checkpoint(tmp_path / "best.pt")) == 2
-    found = folder.read_newest()
+    found = folder.read_newest_path_state_and_notes()
     assert found is not None
     path, state, notes = found
     assert (path.name, value_of(state), notes) == ("step-00000005.pt", 5.0, [])
@@ -43,7 +43,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, make_state: Mak
         folder.save(make_state(step), step=step)
     (tmp_path / "step-00000003.pt").write_bytes(b"")
     os.truncate(tmp_path / "step-00000002.pt", 900)
-    found = folder.read_newest()
+    found = folder.read_newest_path_state_and_notes()
     assert found is not None
     path, state, notes = found
     assert (path.name, value_of(state)) == ("step-00000001.pt", 1.0)
@@ -54,7 +54,7 @@ def test_a_damaged_newest_falls_back_and_says_so(tmp_path: Path, make_state: Mak
     ]
     folder.save(make_state(1.5), step=2)
     assert sorted(os.listdir(tmp_path)) == ["step-00000001.pt", "step-00000002.pt", "step-00000003.pt.aside"]
-    found = folder.read_newest()
+    found = folder.read_newest_path_state_and_notes()
     assert found is not None
     assert value_of(found[1]) == 1.5
 
@@ -64,11 +64,11 @@ def test_nothing_readable_and_newer_layouts_are_errors(tmp_path: Path, make_stat
     folder = CheckpointFolder(tmp_path)
     (tmp_path / "step-00000001.pt").write_text("no")
     with pytest.raises(CheckpointError, match="none of 1 checkpoints"):
-        folder.read_newest()
+        folder.read_newest_path_state_and_notes()
     folder.save(make_state(), step=2)
     write_checkpoint(tmp_path / "step-00000003.pt", {**make_state(), "schema": 99})
     with pytest.raises(CheckpointError, match="upgrade ampcompare"):
-        folder.read_newest()
+        folder.read_newest_path_state_and_notes()
 
 
 def test_the_best_is_copied_where_there_are_no_links(

@@ -11,7 +11,7 @@ from scipy import stats
 
 from ampcompare.results.analysis.inference.effect import (
     Effect,
-    min_resolvable_spread,
+    least_spread_of_accuracies,
     p_values,
     paired_effect,
 )
@@ -34,7 +34,7 @@ def _effect(differences: NDArray[np.float64] | list[int]) -> Effect:
 def _effect_of(differences: tuple[int, ...]) -> Effect:
     reference = [324 / IMAGES] * len(differences)
     arm = [one + difference / IMAGES for one, difference in zip(reference, differences, strict=True)]
-    effect = paired_effect(arm, reference, min_resolvable_spread(IMAGES), rounded=True)
+    effect = paired_effect(arm, reference, least_spread_of_accuracies(IMAGES), rounded=True)
     return replace(effect, margin_error=standard_error_to_margin(arm, reference, 0.0), step=1 / IMAGES)
 
 

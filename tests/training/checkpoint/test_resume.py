@@ -23,10 +23,10 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run
 from ampcompare.training.checkpoint.flattened import is_flattened
-from ampcompare.training.checkpoint.resume import find_checkpoint, state_to_resume_from
+from ampcompare.training.checkpoint.resume import find_checkpoint, state_to_resume_and_resumption
 from ampcompare.training.checkpoint.saver import CheckpointSaver
 from ampcompare.training.precision.base import make_precision, owned_params
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.stop_request import StopRequest
@@ -108,7 +108,7 @@ class Played:
         if resume:
             found = find_checkpoint("auto", folder)
             assert found is not None
-            state, resumption = state_to_resume_from(found, settings, 1)
+            state, resumption = state_to_resume_and_resumption(found, settings, 1)
         precision = make_precision(settings.arm)
         task = make_task(settings.recipe)
         assembly = assemble_run(settings.recipe, task, precision, CPU, state=state)
@@ -130,7 +130,7 @@ class Played:
             if state is not None and resumption is not None:
                 self.session.load_state_dict(state, resumption)
             self.steps: list[StepRecord] = []
-            _, context = choose_cpu_half(settings.cpu_half, precision.half_dtype, CPU)
+            _, context = choose_cpu_half_mode_and_context(settings.cpu_half, precision.half_dtype, CPU)
             with context:
                 for event in self.session.events():
                     if isinstance(event, EpochResult):

@@ -11,7 +11,7 @@ from torch import nn
 
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.environment.apex import ApexInstall
-from ampcompare.training.precision.apex import Apex, choose_apex_engine, make_apex
+from ampcompare.training.precision.apex import Apex, choose_apex_module_and_engine_info, make_apex
 from ampcompare.training.precision.base import StepOutcome
 from tests.host_reads import HostReads
 
@@ -101,9 +101,9 @@ def test_auto_takes_the_real_apex_with_its_kernels_only(
     monkeypatch.setattr("ampcompare.backends.apex_levels.find_installed_apex", lambda: found)
     monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
     monkeypatch.setitem(sys.modules, "apex.amp", ModuleType("apex.amp"))
-    engine = choose_apex_engine("auto", "O2", "cuda:0")[1]
+    engine = choose_apex_module_and_engine_info("auto", "O2", "cuda:0")[1]
     assert engine.name == name
     assert found.reason.partition(";")[0] in engine.reason
     if found.has_amp:
-        asked = choose_apex_engine("nvidia", "O2", "cuda:0")[1]
+        asked = choose_apex_module_and_engine_info("nvidia", "O2", "cuda:0")[1]
         assert (asked.name, asked.version) == ("nvidia", "0.1" if kind == "full" else "0.1, Python only")

@@ -13,7 +13,7 @@ from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, described_backends
-from ampcompare.backends.spec import BackendSpec, ContractArm
+from ampcompare.backends.spec import BackendSpec, ContractTestArm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.base.tensors.skippable_step import make_step_skippable
@@ -23,7 +23,9 @@ from ampcompare.training.process.process_group import choose_group_backend, proc
 LR = 0.5
 
 
-def _arms(keep: Callable[[BackendSpec, ContractArm], bool] = lambda spec, arm: True) -> list[ParameterSet]:
+def _arms(
+    keep: Callable[[BackendSpec, ContractTestArm], bool] = lambda spec, arm: True,
+) -> list[ParameterSet]:
     """The contract arms of every described backend, skipped with the line to type if a library is not installed."""
     parameters = []
     for spec in described_backends().values():

@@ -17,7 +17,7 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import first_line_of_text
-from ampcompare.base.secrets.masking import known_placeholders, restore_secrets
+from ampcompare.base.secrets.masking import restore_secrets, secrets_by_placeholder
 from ampcompare.experiment.launch.cell_files import (
     read_config,
     write_cell_inputs,
@@ -86,7 +86,9 @@ class RayLauncher(QueueLauncher):
                 self._refuse_unavailable_resources(needs)
                 write_cell_inputs(config, folder)
                 task = self._ray.remote(**needs)(train_cell_in_ray_task)
-                self._tasks[folder] = task.remote(config.model_dump_json(), str(folder), known_placeholders())
+                self._tasks[folder] = task.remote(
+                    config.model_dump_json(), str(folder), secrets_by_placeholder()
+                )
                 self._announced += 1
 
     def _refuse_unavailable_resources(self, needs: dict[str, Any]) -> None:

@@ -55,7 +55,7 @@ from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble_run, cpu_half_mode_of_run, make_parallel
-from ampcompare.training.checkpoint.resume import AUTO, find_checkpoint, state_to_resume_from
+from ampcompare.training.checkpoint.resume import AUTO, find_checkpoint, state_to_resume_and_resumption
 from ampcompare.training.checkpoint.saver import CheckpointSaver
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.loop import measure_allreduce_share
@@ -63,7 +63,7 @@ from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.other_precisions import evaluate_in_other_precisions
 from ampcompare.training.parallel.ranks import Communicator, digest_of_weights
 from ampcompare.training.precision.base import Precision, make_precision
-from ampcompare.training.precision.cpu_half import choose_cpu_half
+from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
 from ampcompare.training.process.device import resolve_device
 from ampcompare.training.process.process_group import process_group_for_cell
 from ampcompare.training.process.switches import configure_process
@@ -225,7 +225,9 @@ def build_prepared_cell(
     else:
         session.load_state_dict(point.state, point.resumption)
     mode = cpu_half_mode_of_run(config.cpu_half, config.recipe.compile)
-    fp16_mode, compute = choose_cpu_half(mode, precision.half_dtype, device, config.autocast_lists)
+    fp16_mode, compute = choose_cpu_half_mode_and_context(
+        mode, precision.half_dtype, device, config.autocast_lists
+    )
     return PreparedCell(
         config=config,
         precision=precision,
@@ -504,7 +506,7 @@ def _find_resume_point(
             checkpoint = find_checkpoint(resume, checkpoints)
         if checkpoint is None:
             return None
-        state, resumption = state_to_resume_from(checkpoint, config, ranks.size)
+        state, resumption = state_to_resume_and_resumption(checkpoint, config, ranks.size)
         return str(checkpoint.path), state, resumption.model_dump()
 
     # Ranks receive plain data only: nothing that arrives from another process is unpickled as a class.

@@ -215,7 +215,7 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
         )
     if same := [row.arm for row in rows_of_kind("identical")]:
         yield (
-            f"{names.begin_sentence(same, 'is', 'are')} identical to {reference}, every loss and all "
+            f"{names.sentence_beginning(same, 'is', 'are')} identical to {reference}, every loss and all "
             "weights to the last bit."
         )
     for kind in ("better", "worse"):
@@ -239,7 +239,7 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
     for word, arms in _group_arms_by_reason(
         (str(row.quality), row) for row in rows_of_kind("learned nothing")
     ).items():
-        yield f"{names.begin_sentence(arms, word, word)}."
+        yield f"{names.sentence_beginning(arms, word, word)}."
     for reason, arms in _group_arms_by_reason(_rows_without_pairs(comparison, rows)).items():
         yield f"No verdict on {names.names_in_sentence(arms)}: {reason}."
 
@@ -291,7 +291,7 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
     identical = (
         f"; {names_text(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     )
-    keep = names.begin_sentence([row.arm for row in rows], "keeps", "keep")
+    keep = names.sentence_beginning([row.arm for row in rows], "keeps", "keep")
     what = f"{comparison.reference}'s {metric.quality}{sample_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
 
@@ -368,7 +368,8 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
         for (share, why), arms in groups.items():
             first = first_divergence_phrase([record for arm in arms for record in by_arm.get(arm, [])])
             where = first if status == "diverged" else ""
-            yield f"{ArmNaming(names).begin_sentence(arms, one, several)} in {share}{where}{f': {why}' if why else ''}."
+            beginning = ArmNaming(names).sentence_beginning(arms, one, several)
+            yield f"{beginning} in {share}{where}{f': {why}' if why else ''}."
 
 
 def _speed_sentences(

@@ -35,13 +35,13 @@ class ArmNaming:
 
     def names_in_sentence(self, arms: Sequence[str]) -> str:
         """Return arms as they stand within a sentence."""
-        text = _words_for_many_arms(arms, self.everyone, self.said) or names_text(arms)
+        text = _phrase_for_many_arms(arms, self.everyone, self.said) or names_text(arms)
         self.said.update(arms)
         return text
 
-    def begin_sentence(self, arms: Sequence[str], one: str, several: str) -> str:
+    def sentence_beginning(self, arms: Sequence[str], one: str, several: str) -> str:
         """Return arms with a verb in the right number, as the beginning of a sentence."""
-        group = _words_for_many_arms(arms, self.everyone, self.said)
+        group = _phrase_for_many_arms(arms, self.everyone, self.said)
         subject = f"{group[0].upper()}{group[1:]}" if group else names_text(arms)
         self.said.update(arms)
         return f"{subject} {one if len(arms) == 1 else several}"
@@ -55,7 +55,7 @@ def names_text(arms: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _words_for_many_arms(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
+def _phrase_for_many_arms(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
     """Return `all five arms`, `all but a` or `the other five arms` of many; "" where they are to be named."""
     if len(arms) > 2 and set(arms) == set(everyone):
         return f"all {number_word(len(arms))} arms"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ampcompare.results.analysis.inference.effect import (
-    min_float_spread,
+    least_spread_of_float32,
     paired_effect,
     two_stage_effect,
     unpaired_effect,
@@ -39,7 +39,7 @@ def tail_loss_evidence(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Ev
         return _make_not_comparable_evidence("a mean loss is not a number above 0")
     # The logarithm of a loss, negative so that larger is better.
     here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
-    floor = min_float_spread([1.0])
+    floor = least_spread_of_float32([1.0])
     whole = (unpaired_effect if any(start_difference_reason(*pair) for pair in known) else paired_effect)(
         here, there, floor
     )

@@ -39,7 +39,7 @@ from ampcompare.results.analysis.pairing.pairs import (
     pairs_by_seed,
 )
 from ampcompare.results.analysis.pairing.scores import (
-    effect_in_steps,
+    effect_in_spacings,
     is_score,
     least_plausible_spread,
     metric_of_runs,
@@ -121,7 +121,7 @@ def quality_effect(
         return None
     effect = two_stage_effect(arm, reference, early, floor, rounded=True)
     if not metric.is_count:
-        return effect_in_steps(effect, step)
+        return effect_in_spacings(effect, step)
     ours, theirs = (
         [value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference)
     )

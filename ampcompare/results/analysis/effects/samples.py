@@ -27,7 +27,7 @@ from ampcompare.results.analysis.inference.effect import (
     MIN_PAIRS,
     Effect,
     interval_if_testable,
-    min_resolvable_spread,
+    least_spread_of_accuracies,
 )
 from ampcompare.results.analysis.inference.sample_size import POWER, round_to_two_digits
 from ampcompare.results.analysis.inference.verdict import Margin
@@ -66,7 +66,7 @@ def compare_samples(
         return None
     metric, count = metric_of_runs(run for _, run in pairs), kept[0].samples
     try:
-        arm, reference = _results_by_side(pairs)
+        arm, reference = _results_of_arm_and_reference(pairs)
     except RecordError as fault:
         return SampleComparison(samples=count, unusable=str(fault))
     models = (
@@ -80,7 +80,7 @@ def compare_samples(
         None if arm.dtype == bool else least_plausible_spread(metric, count, [float(abs(reference).mean())])
     )
     squares = mean_squares_of_differences(differences, floor)
-    error, freedom = (float(value) for value in standard_error_over_new_samples(squares))
+    error, freedom = (float(value) for value in standard_error_and_freedom_over_new_samples(squares))
     bounds = _wider_of_intervals(
         effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence
     )
@@ -114,7 +114,7 @@ def _interval_shows_verdict(kind: Kind, low: float, high: float, margin: float) 
     return claims.get(kind)
 
 
-def _results_by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _results_of_arm_and_reference(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the results of the arm and of the reference, each (pairs, samples): bool, or float64."""
     import numpy as np
 
@@ -219,9 +219,9 @@ class MeanSquares:
 def mean_squares_of_differences(differences: NDArray[Any], seed_spread: float | None = None) -> MeanSquares:
     """Return the mean squares of differences.
 
-    The spread of seeds is at least that of rounding to counts (`min_resolvable_spread`), or that of the caller. Samples
-    that all agree do not prove that there are no others: their mean square is at least that of two that differ in every
-    seed, one for each arm, which is about the rule of three.
+    The spread of seeds is at least that of rounding to counts (`least_spread_of_accuracies`), or that of the caller.
+    Samples that all agree do not prove that there are no others: their mean square is at least that of two that differ
+    in every seed, one for each arm, which is about the rule of three.
 
     Args:
         differences: (..., seeds, samples), whole numbers of -1, 0 and 1, or any floats.
@@ -237,7 +237,7 @@ def mean_squares_of_differences(differences: NDArray[Any], seed_spread: float | 
     of_seeds = samples * ((by_seed - mean) ** 2).sum(-1)
     if seed_spread is None:
         whole = np.count_nonzero(differences, axis=(-2, -1)) - seeds * samples * mean[..., 0] ** 2
-        least, seed_spread = 2 * seeds / samples, min_resolvable_spread(samples)
+        least, seed_spread = 2 * seeds / samples, least_spread_of_accuracies(samples)
     else:
         whole = ((differences - mean[..., None]) ** 2).sum((-2, -1))
         least = 0.0
@@ -251,7 +251,7 @@ def mean_squares_of_differences(differences: NDArray[Any], seed_spread: float | 
     )
 
 
-def standard_error_over_new_samples(squares: MeanSquares) -> tuple[Any, Any]:
+def standard_error_and_freedom_over_new_samples(squares: MeanSquares) -> tuple[Any, Any]:
     """Return the standard error of the mean difference over new samples and new seeds, and its degrees of freedom."""
     import numpy as np
 

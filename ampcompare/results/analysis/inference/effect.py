@@ -40,7 +40,7 @@ class Effect:
     step: float | None = None
 
     @property
-    def net_counts(self) -> int:
+    def net_difference_in_counts(self) -> int:
         """The sum of the differences over all pairs, in counts; 0 where values are not counts."""
         return 0 if self.step is None else round(self.mean * self.pairs / self.step)
 
@@ -60,7 +60,7 @@ class PValues:
     equivalent: float
 
 
-def min_resolvable_spread(samples: int) -> float:
+def least_spread_of_accuracies(samples: int) -> float:
     """Return the smallest plausible spread of a difference of two accuracies over `samples` images.
 
     Each is off by up to half a count: a uniform error of standard deviation 1 / (samples * sqrt(12)), and sqrt(2) times
@@ -69,7 +69,7 @@ def min_resolvable_spread(samples: int) -> float:
     return 1 / (samples * math.sqrt(6))
 
 
-def min_float_spread(values: Sequence[float]) -> float:
+def least_spread_of_float32(values: Sequence[float]) -> float:
     """Return the smallest plausible spread of differences of these values: the rounding of float32."""
     largest = max((abs(value) for value in values), default=0.0)
     return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
@@ -165,10 +165,12 @@ def p_values(effect: Effect, margin: float) -> PValues:
     error = effect.error if effect.margin_error is None else effect.margin_error
     different = min(1.0, 2 * min(p_of_above(0, effect.error), p_of_below(0, effect.error)))
     non_inferior = max(
-        p_of_above(-margin, error), _probability_of_few_lost_counts(effect, margin, -effect.net_counts)
+        p_of_above(-margin, error),
+        _probability_of_few_lost_counts(effect, margin, -effect.net_difference_in_counts),
     )
     not_superior = max(
-        p_of_below(margin, error), _probability_of_few_lost_counts(effect, margin, effect.net_counts)
+        p_of_below(margin, error),
+        _probability_of_few_lost_counts(effect, margin, effect.net_difference_in_counts),
     )
     return PValues(different, non_inferior, max(non_inferior, not_superior))
 
@@ -197,7 +199,7 @@ def margin_test_interval(effect: Effect, confidence: float) -> tuple[float, floa
     if effect.step is None:
         return low, high
     each = effect.step / effect.pairs
-    losses, gains = max(0, -effect.net_counts), max(0, effect.net_counts)
+    losses, gains = max(0, -effect.net_difference_in_counts), max(0, effect.net_difference_in_counts)
     alpha = (1 - confidence) / 2
     return (
         min(low, -float(gammainccinv(losses + 1, alpha)) * each),

@@ -234,7 +234,7 @@ def _unlike_recipes_reason(arm: RunRecord, reference: RunRecord) -> str:
     words += _setting_difference_words(
         [path for path in paths if path not in NO_WORK], arm.config, reference.config
     )
-    return _join_words(words)
+    return _texts_in_a_row(words)
 
 
 def _unlike_scripts_reason(arm: RunRecord, reference: RunRecord) -> str:
@@ -265,11 +265,13 @@ def unlike_code_reason(arm: RunRecord, reference: RunRecord) -> str:
         [name for name in files if name.startswith("$") == is_one] for is_one in (True, False)
     )
     if files:
-        return f"of another version of {_join_words(files, ', ')}"
+        return f"of another version of {_texts_in_a_row(files, ', ')}"
     if variables:
-        return f"with another {_join_words(variables, ', ')}"
+        return f"with another {_texts_in_a_row(variables, ', ')}"
     packages = [name for name in differing_files(arm.packages, reference.packages) if name not in EVERYWHERE]
-    return _join_words([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
+    return _texts_in_a_row(
+        [f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages]
+    )
 
 
 def _undeclared_reference_reason(reference: RunRecord) -> str:
@@ -313,7 +315,7 @@ def _unnamed_difference_reason(paths: Sequence[str], arm: RunRecord, reference: 
 
 def _setting_differences_text(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     changed = changed_settings(arm.config, reference.config)
-    return _join_words(
+    return _texts_in_a_row(
         _setting_difference_words([path for path in paths if path in changed], arm.config, reference.config)
     )
 
@@ -348,7 +350,7 @@ def _setting_difference_words(paths: Sequence[str], arm: RunConfig, reference: R
     return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
 
 
-def _join_words(words: Sequence[str], separator: str = "; ") -> str:
+def _texts_in_a_row(words: Sequence[str], separator: str = "; ") -> str:
     return separator.join([*words[:MAX_NAMED], *(["..."] if len(words) > MAX_NAMED else [])])
 
 
@@ -369,7 +371,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 }
 
 
-def circumstance_lines(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+def lines_on_differing_circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield a line for each difference between the cells of a comparison, except arm, seed and settings."""
     rows: dict[str, list[RunRecord]] = {}
     for record in sorted(finished_runs(records), key=lambda record: record.arm != reference):

@@ -136,18 +136,18 @@ def role_comparisons(roles: Roles | None, ledger: Ledger) -> list[RoleComparison
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
         parts: list[RoleComparison] = []
-        for name, text, remark in _observed_parts(ledger):
+        for name, text, remark in _observed_parts_with_remarks(ledger):
             is_skipped = name in ("state", "rounding") and _are_all_steps_skipped(ledger)
             if text or is_skipped or "not seen" in remark:
                 parts.append(RoleComparison(name, "", text, remark=remark))
         return parts
-    observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
+    observed = {name: (text, remark) for name, text, remark in _observed_parts_with_remarks(ledger)}
     if without := _steps_without_declared_products(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operand_type} in step {without[0]})", remark
-    departing = _departing_parts(roles, ledger)
+    departing = _parts_of_other_types_than_declared(roles, ledger)
     rows = []
-    for name, (declared, agrees) in _declared_parts(roles, ledger).items():
+    for name, (declared, agrees) in _declared_types_and_agreement_by_part(roles, ledger).items():
         text, remark = observed[name]
         shown = text or ("none" if name in ("masters", "loss scale", *roles.linear_formats) else "")
         departs = agrees and name in departing
@@ -163,9 +163,9 @@ def role_comparisons(roles: Roles | None, ledger: Ledger) -> list[RoleComparison
     return sorted(rows, key=lambda role: not role.differs)
 
 
-def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]:
+def _declared_types_and_agreement_by_part(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]:
     """Return of each part what is declared, and whether what was seen agrees."""
-    kept = _kept_types(roles)
+    kept = _types_allowed_beside_declared(roles)
     held = set(ledger.types_of_groups("weights"))
     has_masters = bool(roles.masters) and (bool(held & set(HALF)) or not kept)
     in_forward = _has_products_in_declared_type(
@@ -205,21 +205,23 @@ def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]
     }
 
 
-def _departing_parts(roles: Roles, ledger: Ledger) -> set[str]:
+def _parts_of_other_types_than_declared(roles: Roles, ledger: Ledger) -> set[str]:
     """Return the parts that are of other types than declared, be it by what the arm leaves alone."""
     departs = {
         "forward products": bool(_other_half_types(roles, ledger.forward)),
         "backward products": bool(_other_half_types(roles, ledger.backward)),
-        "state": not _fits_declared_type(roles.state, ledger.types_of_groups("state"), _kept_types(roles)),
+        "state": not _fits_declared_type(
+            roles.state, ledger.types_of_groups("state"), _types_allowed_beside_declared(roles)
+        ),
     }
     return {name for name, is_other in departs.items() if is_other}
 
 
-def _kept_types(roles: Roles) -> tuple[str, ...]:
+def _types_allowed_beside_declared(roles: Roles) -> tuple[str, ...]:
     return ("fp32",) if roles.kept else ()
 
 
-def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
+def _observed_parts_with_remarks(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (part, what was seen, remark) of each part."""
     by = ledger.by
     scale = _last_loss_scale(ledger)
@@ -245,7 +247,7 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("gradients", observed_types_text(ledger.types_of_groups("gradients")), ""),
         ("accumulated gradients", observed_types_text(ledger.accumulated), one_pass),
         ("reduction", observed_types_text(ledger.reduced), one_rank),
-        *_parts_of_linear_products(ledger),
+        *_roles_formats_and_rounding_of_linear_products(ledger),
         ("state", observed_types_text(ledger.types_of_groups("state")), no_state or by.get("state", "")),
         ("rounding", ledger.update, "" if ledger.update else skipped),
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
@@ -282,7 +284,7 @@ def _are_linears_in_declared_format(role: str, declared: str, ledger: Ledger) ->
     return role != "fprop" and acts and in_bf16 <= set(ledger.linear_in_bf16)
 
 
-def _parts_of_linear_products(ledger: Ledger) -> list[tuple[str, str, str]]:
+def _roles_formats_and_rounding_of_linear_products(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (role, formats with their shares, what rounding did) of the products of linear layers."""
     parts = []
     for role in ("fprop", "dgrad", "wgrad"):

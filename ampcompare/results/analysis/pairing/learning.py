@@ -35,10 +35,10 @@ def why_run_is_idle(record: RunRecord) -> str:
     It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
     constant guess (for counts: within three binomial standard deviations of it), or the training loss did not fall.
     """
-    return _rule_that_shows_idle(record)[1]
+    return _idle_rule_and_reason(record)[1]
 
 
-def _rule_that_shows_idle(record: RunRecord) -> tuple[str, str]:
+def _idle_rule_and_reason(record: RunRecord) -> tuple[str, str]:
     """Return which rule shows that a run learned nothing, and why in words; both "" if none does."""
     summary = record.summary
     if summary.num_steps and summary.skipped_steps == summary.num_steps:
@@ -85,7 +85,7 @@ def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
     """Return the verdict on an arm of which no completed run learned anything, with the numbers of the best one."""
     runs = [record for record in records if record.status == "completed"]
     runs.sort(key=_final_score_of_run, reverse=True)
-    reasons = [_rule_that_shows_idle(record) for record in runs]
+    reasons = [_idle_rule_and_reason(record) for record in runs]
     if not reasons or not all(rule for rule, _ in reasons):
         return Verdict()
     usual = statistics.mode(rule for rule, _ in reasons)

@@ -16,8 +16,8 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.inference.effect import (
     FLOAT32_STEP,
     Effect,
-    min_float_spread,
-    min_resolvable_spread,
+    least_spread_of_accuracies,
+    least_spread_of_float32,
 )
 from ampcompare.results.records.metric import TOP1, Metric
 from ampcompare.results.records.run import RunRecord
@@ -91,16 +91,16 @@ def value_spacing(records: Sequence[RunRecord]) -> float:
         return 1 / samples
     if all(run.script is None for run, _ in runs):
         return 1 / samples if samples > 1 and are_multiples(values, 1 / samples) else 0.0
-    steps = [_printed_step(run, value, metric.name) for run, value in runs]
-    return largest_common_step(values, min(filter(None, steps), default=0.0))
+    steps = [_printed_spacing(run, value, metric.name) for run, value in runs]
+    return largest_common_spacing(values, min(filter(None, steps), default=0.0))
 
 
-def _printed_step(record: RunRecord, value: float, name: str) -> float:
+def _printed_spacing(record: RunRecord, value: float, name: str) -> float:
     """Return the step of the last digit of a value, by what the script printed, or by the value itself; 0 of 0."""
     known = record.script.printed.get(name) if record.script is not None else None
     if known is not None:
         return known
-    return step_of_last_digit(value) if value else 0.0
+    return spacing_of_last_digit(value) if value else 0.0
 
 
 def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float:
@@ -114,19 +114,20 @@ def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float
 def least_plausible_spread(metric: Metric, samples: int, scores: Sequence[float], step: float = 0.0) -> float:
     """Return the smallest plausible spread of differences of scores, by samples or by the step between two scores."""
     if metric.is_count:
-        return min_resolvable_spread(samples)
+        return least_spread_of_accuracies(samples)
     return math.hypot(
-        min_float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step)
+        least_spread_of_float32(scores if metric.difference == "points" else [1.0]),
+        rounding_spread(step, step),
     )
 
 
-def step_of_last_digit(value: float) -> float:
+def spacing_of_last_digit(value: float) -> float:
     """Return the step of the last digit of a finite number as Python prints it: 0.01 of 76.25, 1 of 76.0."""
     exponent = Decimal(repr(value)).normalize().as_tuple().exponent
     return 10.0 ** min(0, int(exponent))
 
 
-def largest_common_step(values: Sequence[float], printed: float) -> float:
+def largest_common_spacing(values: Sequence[float], printed: float) -> float:
     """Return the largest step of which all values are multiples, up to rounding; at least the printed one.
 
     Tried are multiples of the printed step, and 100 / N: shares of N samples, in percent or of 1. Values that scatter
@@ -143,7 +144,7 @@ def largest_common_step(values: Sequence[float], printed: float) -> float:
     if not gaps:
         return printed
     return max(
-        printed, _greatest_common_divisor(distinct, printed), _step_of_shares(distinct, min(gaps), error)
+        printed, _greatest_common_divisor(distinct, printed), _spacing_of_shares(distinct, min(gaps), error)
     )
 
 
@@ -154,7 +155,7 @@ def _greatest_common_divisor(values: Sequence[float], printed: float) -> float:
     return math.gcd(*(round(value / printed) for value in values)) * printed
 
 
-def _step_of_shares(values: Sequence[float], gap: float, error: float) -> float:
+def _spacing_of_shares(values: Sequence[float], gap: float, error: float) -> float:
     """Return the largest 100 / N of which all values are multiples; 0 if there is none that matters."""
     tried, chance = 0, 0.0
     for steps in range(1, FINEST + 1):  # between the two closest values, which are off by `error` each
@@ -187,6 +188,6 @@ def rounding_spread(*steps: float) -> float:
     return math.sqrt(sum(step**2 for step in steps) / 12)
 
 
-def effect_in_steps(effect: Effect, step: float) -> Effect:
+def effect_in_spacings(effect: Effect, step: float) -> Effect:
     """Return an effect whose tests against the margin count steps, if these are not small against the spread."""
     return replace(effect, step=step) if effect.spread < COARSE * step else effect

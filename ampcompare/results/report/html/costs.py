@@ -102,7 +102,7 @@ def _seconds_by_epoch(record: RunRecord) -> list[float]:
 def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     series: list[Series] = []
     metric = metric_of_arms(arms)
-    target, meaning = _target_value(arms, reference)
+    target, meaning = _target_and_its_origin(arms, reference)
     by_epoch = metric_by_epoch(arms, most)
     for arm in arms:
         spent = band_over_seeds(
@@ -134,7 +134,7 @@ def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
     )
 
 
-def _target_value(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
+def _target_and_its_origin(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
     """Return the value, as it is shown, that arms are timed to, and a sentence on where it comes from."""
     known = [arm for arm in arms if arm.row.metric_mean is not None and math.isfinite(arm.row.metric_mean)]
     chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
@@ -149,7 +149,7 @@ def _target_value(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None
     )
 
 
-def _time_to_reach_target(record: RunRecord, target: float) -> tuple[int, float] | None:
+def _epochs_and_seconds_to_target(record: RunRecord, target: float) -> tuple[int, float] | None:
     """Return epochs and seconds until a run first has a value, as it is shown."""
     metric = record.metric
     for epoch, seconds in zip(record.summary.epochs, _seconds_by_epoch(record), strict=True):
@@ -169,12 +169,12 @@ def _time_to_target_table(arms: Sequence[ArmRuns], target: float) -> Table:
         reached = [
             found
             for record in arm.records_that_ran
-            if (found := _time_to_reach_target(record, target)) is not None
+            if (found := _epochs_and_seconds_to_target(record, target)) is not None
         ]
         spent = [
             found[1]
             for record in arm.timed_runs
-            if (found := _time_to_reach_target(record, target)) is not None
+            if (found := _epochs_and_seconds_to_target(record, target)) is not None
         ]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None

@@ -23,9 +23,9 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
     metric, unit = comparison.metric, comparison.metric.difference_unit
     form = effect_format("quality", comparison)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
-    gaps = _gaps_of_pairs(rows, arms, comparison, _metric_difference)
+    gaps = _seeds_and_differences_of_pairs(rows, arms, comparison, _metric_difference)
     bounds = [form.of_shown(end) for arm in rows for end in _interval_ends(arm.row.quality)]
-    axis = make_scale([*bounds, *_gap_values(gaps)], margin=comparison.margin)
+    axis = make_scale([*bounds, *_differences_of_gaps(gaps)], margin=comparison.margin)
 
     def gap_text(gap: float) -> str:
         return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace(
@@ -57,9 +57,12 @@ def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLine
     """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
     valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]
-    gaps, edge = _gaps_of_pairs(valid, arms, comparison, _step_time_ratio), 1 + comparison.time_margin
+    gaps, edge = (
+        _seeds_and_differences_of_pairs(valid, arms, comparison, _step_time_ratio),
+        1 + comparison.time_margin,
+    )
     bounds = [end for arm in valid for end in _interval_ends(arm.row.time)]
-    axis = make_scale([*bounds, 1 / edge, edge, *_gap_values(gaps)], kind="log")
+    axis = make_scale([*bounds, 1 / edge, edge, *_differences_of_gaps(gaps)], kind="log")
     tracks = [_effect_line_of_arm(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
     reasons: dict[str, list[str]] = {}
     for arm in rows:
@@ -80,7 +83,7 @@ def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmLine
     )
 
 
-def _gaps_of_pairs(
+def _seeds_and_differences_of_pairs(
     rows: Sequence[ArmRuns],
     arms: Sequence[ArmRuns],
     comparison: Comparison,
@@ -112,7 +115,7 @@ def _step_time_ratio(arm: RunRecord, reference: RunRecord) -> float | None:
     return here / there if here and there else None
 
 
-def _gap_values(gaps: Gaps) -> list[float]:
+def _differences_of_gaps(gaps: Gaps) -> list[float]:
     return [gap for its in gaps.values() for gap, _ in its]
 
 

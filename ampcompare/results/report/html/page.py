@@ -89,7 +89,7 @@ def load_template(name: str) -> Any:
         finalize=_text_without_control_characters,
     )  # fmt: skip
     environment.filters["numeric"] = _numeric_column_flags
-    environment.filters["with_notes"] = _columns_with_notes
+    environment.filters["with_notes"] = _heads_and_cells_with_notes
     environment.filters["line"] = partial(printable_line, longest=MAX_LINE)
     environment.filters["kind"] = _kind_of_block
     environment.tests["of_kind"] = lambda block, kind: _kind_of_block(block) == kind
@@ -106,7 +106,7 @@ def _kind_of_block(block: Block) -> str:
     return type(block).__name__.lower()
 
 
-def _columns_with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
+def _heads_and_cells_with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
     """Return heads and cells of a table, with the notes of rows as its last column."""
     heads = [*table.heads, *(["notes"] if table.notes else [])]
     tones = table.states or [""] * len(table.rows)

@@ -250,7 +250,7 @@ def _parse_moment(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def _draw_stairs(
+def _stair_curves_crosses_and_plain_values(
     arms: Sequence[ArmRuns],
     most: int,
     curve: Callable[[RunRecord], Curve],
@@ -273,7 +273,7 @@ def _draw_stairs(
 
 
 def _loss_scale_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
-    series, stops, constant = _draw_stairs(
+    series, stops, constant = _stair_curves_crosses_and_plain_values(
         arms,
         most,
         lambda record: make_curve(_positive_loss_scales(record)),
@@ -310,7 +310,7 @@ def _positive_loss_scales(record: RunRecord) -> list[tuple[int, float]]:
 
 
 def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
-    series, stops, plain = _draw_stairs(
+    series, stops, plain = _stair_curves_crosses_and_plain_values(
         arms, most, lambda record: trace_curve(record, record.trace.skipped if record.trace else []),
         lambda band: not any(band.high),
     )  # fmt: skip

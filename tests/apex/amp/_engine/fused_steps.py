@@ -26,7 +26,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-def read_on_host(optimizer: torch.optim.Optimizer) -> None:
+def read_scale_and_good_steps(optimizer: torch.optim.Optimizer) -> None:
     """Keep an optimizer on the path that reads flags: Apex's skip runs no hooks, so hooks ask for it."""
     optimizer.register_step_post_hook(lambda *_: None)
 
@@ -35,7 +35,7 @@ def start(level: str, make: Make = OPTIMIZERS["sgd-momentum"], *, host: bool = F
     model = Net()
     optimizer = make(model.parameters())
     if host:
-        read_on_host(optimizer)
+        read_scale_and_good_steps(optimizer)
     return amp.initialize(
         model, optimizer, opt_level=level, **{"loss_scale": "dynamic", "verbosity": 0, **options}
     )

@@ -193,7 +193,7 @@ def test_an_endless_overflow_keeps_the_inverse_finite() -> None:
     for _ in range(30):
         scale.update(torch.ones(()), 2000, None, 2.0**24)
     assert scale.inverse.item() == torch.finfo(torch.float32).max
-    assert scale.read_on_host() == (0.0, 0)
+    assert scale.read_scale_and_good_steps() == (0.0, 0)
 
 
 @pytest.mark.parametrize("windows", [[3], [1], [3, 2, 3]], ids=str)
@@ -209,7 +209,7 @@ def test_the_ceiling_is_looked_at_in_time(windows: list[int]) -> None:
         host._has_overflow = overflow
         host.update_scale()
         device.update(torch.tensor(float(overflow)), host._scale_seq_len, None, 2.0**18)
-        assert device.read_on_host() == (host.loss_scale(), host._unskipped)
+        assert device.read_scale_and_good_steps() == (host.loss_scale(), host._unskipped)
 
 
 class FakeEvent:

@@ -15,7 +15,7 @@ from tests.apex.amp._engine.fused_steps import (
     loss_of,
     moments,
     passes_on_device,
-    read_on_host,
+    read_scale_and_good_steps,
     start,
     train_step,
 )
@@ -67,7 +67,7 @@ def several(level: str, name: str, capsys: pytest.CaptureFixture[str], *, host: 
     optimizers = [OPTIMIZERS[name](model.parameters()) for model in models]
     if host:
         for optimizer in optimizers:
-            read_on_host(optimizer)
+            read_scale_and_good_steps(optimizer)
     amp.initialize(models, optimizers, opt_level=level, num_losses=3, verbosity=1)
     capsys.readouterr()
     steps = []

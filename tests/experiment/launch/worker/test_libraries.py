@@ -77,7 +77,7 @@ def test_a_cell_is_that_of_its_twin(train: Callable[..., RunRecord], arm: str, t
     assert why_not_as_declared([record]) == ""
     library = Arm.parse(arm).spec.library
     assert library is not None
-    found = library.find_installed()
+    found = library.find_module_distribution_and_version()
     assert found is not None
     assert (record.training_library_text, ours.training_library_text) == (" ".join(found[1:]), "")
 

@@ -9,9 +9,9 @@ from ampcompare.results.analysis.effects.samples import (
     MeanSquares,
     mean_squares_of_differences,
     samples_needed,
-    standard_error_over_new_samples,
+    standard_error_and_freedom_over_new_samples,
 )
-from ampcompare.results.analysis.inference.effect import min_resolvable_spread
+from ampcompare.results.analysis.inference.effect import least_spread_of_accuracies
 
 
 def draws(seeds: int = 4, images: int = 200, rate: float = 0.3) -> np.ndarray:
@@ -38,7 +38,7 @@ def test_without_an_effect_of_images_the_error_is_that_over_seeds() -> None:
     d = draws()
     squares = mean_squares_of_differences(d)
     assert squares.samples < squares.residual
-    error, freedom = standard_error_over_new_samples(squares)
+    error, freedom = standard_error_and_freedom_over_new_samples(squares)
     over_seeds = ttest_1samp(d.mean(1), 0)
     assert error == pytest.approx(d.mean() / over_seeds.statistic)
     assert freedom == pytest.approx(over_seeds.df)
@@ -47,15 +47,17 @@ def test_without_an_effect_of_images_the_error_is_that_over_seeds() -> None:
 def test_equal_differences_in_all_seeds_are_known_as_well_as_images_allow() -> None:
     """If every seed gives the same differences, seeds add nothing: the error is that of a mean over images."""
     row = np.array([1] * 30 + [-1] * 30 + [0] * 540)
-    error, freedom = standard_error_over_new_samples(mean_squares_of_differences(np.stack([row] * 5)))
-    floor = min_resolvable_spread(600) / np.sqrt(5)
+    error, freedom = standard_error_and_freedom_over_new_samples(
+        mean_squares_of_differences(np.stack([row] * 5))
+    )
+    floor = least_spread_of_accuracies(600) / np.sqrt(5)
     assert error == pytest.approx(np.hypot(row.std(ddof=1) / np.sqrt(600), floor), rel=1e-6)
     assert freedom > 1000
 
 
 def test_images_that_all_agree_are_no_proof() -> None:
     """With no disagreement on m images, the interval reaches about as far as the rule of three: 3 / m."""
-    error, freedom = standard_error_over_new_samples(
+    error, freedom = standard_error_and_freedom_over_new_samples(
         mean_squares_of_differences(np.zeros((3, 400), dtype=np.int8))
     )
     assert freedom > 100
@@ -85,7 +87,7 @@ def test_the_interval_covers_the_difference_on_new_images(seeds: int) -> None:
     kinds = draw.choice([0.5, -0.5, 0.0], (1000, 1, 360), p=[0.06, 0.06, 0.88])  # truth: no difference
     d = (np.sign(kinds) * (draw.random((1000, seeds, 360)) < np.abs(kinds))).astype(np.int8)
     means = d.mean((1, 2))
-    error, freedom = standard_error_over_new_samples(mean_squares_of_differences(d))
+    error, freedom = standard_error_and_freedom_over_new_samples(mean_squares_of_differences(d))
     covered = np.abs(means) <= stdtrit(freedom, 0.975) * error
     over_seeds = d.mean(2).std(1, ddof=1) / np.sqrt(seeds)
     naive = np.abs(means) <= stdtrit(seeds - 1, 0.975) * over_seeds

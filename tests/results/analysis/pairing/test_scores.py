@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.gates import gate_outcomes, parse_gate
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.inference.terms import Terms
-from ampcompare.results.analysis.pairing.scores import effect_in_steps, largest_common_step
+from ampcompare.results.analysis.pairing.scores import effect_in_spacings, largest_common_spacing
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import EpochResult, pack_sample_values
@@ -208,7 +208,7 @@ def test_limits_on_a_metric(compared: Any, gate: str, failure: str) -> None:
 )
 def test_the_step_of_values(values: list[float], printed: float, step: float) -> None:
     """It is that of the digits, of a decimal grid, or of a share of samples."""
-    assert largest_common_step(values, printed) == pytest.approx(step)
+    assert largest_common_spacing(values, printed) == pytest.approx(step)
 
 
 def test_values_that_scatter_have_no_coarse_step() -> None:
@@ -217,9 +217,9 @@ def test_values_that_scatter_have_no_coarse_step() -> None:
     for printed, digits in ((1e-4, 4), (1e-16, 17)):
         for _ in range(50):
             values = np.round(generator.normal(0.94, 0.01, 6), digits).tolist()
-            assert largest_common_step(values, printed) < 0.002
+            assert largest_common_spacing(values, printed) < 0.002
 
 
 def test_steps_count_where_they_are_coarse() -> None:
-    assert effect_in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.5).step == 0.5
-    assert effect_in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.1).step is None
+    assert effect_in_spacings(Effect(0.0, 1.0, 0.5, 2, 3), 0.5).step == 0.5
+    assert effect_in_spacings(Effect(0.0, 1.0, 0.5, 2, 3), 0.1).step is None

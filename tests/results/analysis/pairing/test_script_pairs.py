@@ -10,7 +10,7 @@ from ampcompare.results.analysis.pairing.comparability import (
     script_pairing_sentences,
     start_difference_reason,
 )
-from ampcompare.results.analysis.pairing.record_checks import unique_runs
+from ampcompare.results.analysis.pairing.record_checks import unique_runs_and_unused_copies
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import RunRecord, RunSummary, ScriptFacts
@@ -142,13 +142,29 @@ def _started(
 def test_seeds_that_begin_alike_are_one_run() -> None:
     """Whatever the losses; weights of a checkpoint with other batches are another run, and so is an unknown start."""
     runs = [_started(seed, "w", ("b",), f"losses {seed}") for seed in range(3)]
-    kept, copies = unique_runs(runs)
+    kept, copies = unique_runs_and_unused_copies(runs)
     assert [run.config.recipe.seed for run in kept] == [0]
     assert copies[0].by_script
     assert copies[0].text.startswith("fp32, seed 1: its first weights and batches are those of seed 0")
-    assert len(unique_runs([_started(seed, "w", (f"b{seed}",), f"{seed}") for seed in range(3)])[0]) == 3
-    assert len(unique_runs([_started(seed, "w", (), f"{seed}") for seed in range(3)])[0]) == 3
-    assert len(unique_runs([_started(seed, "w", ("b",), "e", "failed") for seed in range(3)])[0]) == 3
+    assert (
+        len(
+            unique_runs_and_unused_copies(
+                [_started(seed, "w", (f"b{seed}",), f"{seed}") for seed in range(3)]
+            )[0]
+        )
+        == 3
+    )
+    assert (
+        len(unique_runs_and_unused_copies([_started(seed, "w", (), f"{seed}") for seed in range(3)])[0]) == 3
+    )
+    assert (
+        len(
+            unique_runs_and_unused_copies([_started(seed, "w", ("b",), "e", "failed") for seed in range(3)])[
+                0
+            ]
+        )
+        == 3
+    )
 
 
 @pytest.mark.parametrize(
