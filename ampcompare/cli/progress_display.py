@@ -132,7 +132,9 @@ class ProgressDisplay(Observer):
 
     def _draw_region(self, above: str | None = None) -> None:
         if self._region is not None:
-            self._region.draw(*self._cells.views(time.monotonic()), self._idle_text, above)
+            self._region.draw(
+                *self._cells.cell_views_and_matrix_progress(time.monotonic()), self._idle_text, above
+            )
 
     def _start_drawing(self) -> None:
         """Start to draw bars or to show notices; again only after `close`."""
@@ -160,7 +162,7 @@ class ProgressDisplay(Observer):
         if self.notify_seconds is None or now - self.notified < self.notify_seconds:
             return
         self.notified = now
-        for line in notice_lines(*self._cells.views(now), idle=self._idle_text):
+        for line in notice_lines(*self._cells.cell_views_and_matrix_progress(now), idle=self._idle_text):
             self._print_line(line)
 
     @property

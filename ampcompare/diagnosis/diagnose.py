@@ -30,7 +30,7 @@ FP16_LOST = -25  # exponents below it round to zero
 SCALES = (1.0, 128.0, 65536.0)
 
 
-def headroom_of_steps(steps: Iterable[StepFacts]) -> Headroom | None:
+def headroom_over_steps(steps: Iterable[StepFacts]) -> Headroom | None:
     """Return the headroom over all watched steps with a finite loss; None if no gradient was seen.
 
     Exponents are those of the gradients of weights, in the wide run where there is one, at scale 1. The largest scale
@@ -39,7 +39,7 @@ def headroom_of_steps(steps: Iterable[StepFacts]) -> Headroom | None:
     exponents: Counter[int] = Counter()
     largest, own = 0.0, 1.0
     for facts in steps:
-        loss = facts.step.place_of_loss
+        loss = facts.step.index_of_loss
         if loss is not None and total_nonfinite_and_lost_of(facts.step.events[loss].row)[1]:
             continue  # the gradients of a loss that is not finite say nothing about a scale
         own, shift = facts.scale, round(math.log2(facts.scale))
@@ -152,8 +152,8 @@ def diagnosis_of_observation(
         places=list(observation.place_reports("forward", "backward")),
         weights=list(observation.place_reports("weight")),
         gradients=list(observation.place_reports("gradient")),
-        map=observation.cells_of_map(),
-        headroom=headroom_of_steps(observation.facts),
+        map=observation.module_steps_of_map(),
+        headroom=headroom_over_steps(observation.facts),
         updates=list(observation.updates.values()),
         faults=faults_with_cast_of_inputs(arm, find_faults(observation, left_out)),
         notes=[*notes, *_diagnosis_notes(arm, observation)],

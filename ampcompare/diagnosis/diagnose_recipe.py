@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from ampcompare.diagnosis.diagnose import diagnose_loop_by_options
-from ampcompare.diagnosis.loops import recipe_loop
+from ampcompare.diagnosis.loops import make_recipe_loop
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.settings.examination import return_user_errors
 from ampcompare.training.process.switches import enter_examining_process
@@ -19,6 +19,6 @@ def diagnose_recipe(
     settings, device = enter_examining_process(config)
     recipe = settings.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
-    loop = recipe_loop(settings, device)
+    loop = make_recipe_loop(settings, device)
     options = DiagnoseOptions(settings, steps=steps, reference=reference, cures=cures)
     return diagnose_loop_by_options(loop, options, subject=subject).model_dump(mode="json")

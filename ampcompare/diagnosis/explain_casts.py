@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 
-from ampcompare.base.tensors.cuda_casts import RECURRENT, CastKind, cast_of_operation, operations_cast_on
+from ampcompare.base.tensors.cuda_casts import (
+    RECURRENT,
+    CastKind,
+    cast_of_operation,
+    operations_with_autocast_kernel,
+)
 from ampcompare.settings.examination import return_user_errors
 
 # Between torch 2.6 and 2.14: the version, and what it changed.
@@ -23,7 +28,7 @@ def explain_casts() -> dict[str, Any]:
     """Return the names of operations by what is done with them, the version of torch, and what changed since 2.6."""
     casts: dict[str, set[str]] = {}
     with _StderrOfTorchHidden():
-        for name in operations_cast_on("CUDA"):
+        for name in operations_with_autocast_kernel("CUDA"):
             operation = name.partition("::")[2].partition(".")[0]
             if not operation.startswith(("_", "cudnn")):
                 casts.setdefault(cast_of_operation(name).value, set()).add(operation)

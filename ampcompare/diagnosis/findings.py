@@ -67,13 +67,13 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
         return [source for source in events[at].sources if source < at and share_lost_to_zero(events[source])]
 
     zeros = sorted(set(_places_reached_backwards([origin], operations_before)) - {origin})
-    if (reason := _rounded_limit_reason(events, [*zeros, origin], origin)) is not None:
+    if (reason := _reason_of_limit_rounded_to_one(events, [*zeros, origin], origin)) is not None:
         return reason
     if not zeros:
         return None
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
     at = max(small, default=zeros[0])
-    name = _place_name_beside(events[at], events[origin])
+    name = _place_name_for_reader_of(events[at], events[origin])
     made = None if _module_and_line_key(events[at]) == _module_and_line_key(events[origin]) else at
     if small:
         return FaultReason(f"{events[at].number:g} in {name} is zero in fp16", made)
@@ -83,7 +83,7 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     )
 
 
-def _rounded_limit_reason(
+def _reason_of_limit_rounded_to_one(
     events: Sequence[OperationResult], places: Sequence[int], origin: int
 ) -> FaultReason | None:
     """Return that a limit lets 1 through, if one of it does that leads to some places by at most two operations.
@@ -97,7 +97,7 @@ def _rounded_limit_reason(
     if at is None:
         return None
     one = math.copysign(1, events[at].limit)
-    name, half = _place_name_beside(events[at], events[origin]), dtype_name(events[at].dtype)
+    name, half = _place_name_for_reader_of(events[at], events[origin]), dtype_name(events[at].dtype)
     made = None if _module_and_line_key(events[at]) == _module_and_line_key(events[origin]) else at
     return FaultReason(f"{events[at].limit:.9g} in {name} is {one:g} in {half}", made)
 
@@ -108,7 +108,7 @@ def share_lost_to_zero(event: OperationResult) -> float:
     return lost / elements if elements else 0.0
 
 
-def _place_name_beside(event: OperationResult, other: OperationResult) -> str:
+def _place_name_for_reader_of(event: OperationResult, other: OperationResult) -> str:
     """Return the name of a place for a reader who knows another one."""
     place = operation_place_of(event.key)
     if _module_and_line_key(event) == _module_and_line_key(other):
@@ -144,16 +144,16 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
 
 def _fault_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
     events = facts.step.events
-    loss = None if facts.step.place_of_loss is None else events[facts.step.place_of_loss]
+    loss = None if facts.step.index_of_loss is None else events[facts.step.index_of_loss]
     if loss is not None and _is_nonfinite_result(loss):
-        yield _overflow_fault(facts, facts.step.place_of_loss or 0)
+        yield _overflow_fault(facts, facts.step.index_of_loss or 0)
         return
     gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
     broken = [at for at, event in gradients if _is_nonfinite_result(event)]
     if broken:
         yield _gradient_overflow_fault(facts, broken)
         return
-    if (fault := _changed_gradients_fault(facts) or _update_fault(facts)) is not None:
+    if (fault := _changed_gradients_fault(facts) or _nonfinite_update_fault(facts)) is not None:
         yield fault
         return
     harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
@@ -167,10 +167,10 @@ def _fault_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
     elif (
         loss is not None
         and error_of_event(loss) > harm
-        and not _is_cancelled_sum(events, facts.step.place_of_loss or 0)
+        and not _is_cancelled_sum(events, facts.step.index_of_loss or 0)
     ):
-        yield _inexact_result_fault(facts, [(facts.step.place_of_loss or 0, loss)])
-    elif (swallowed := _find_swallowed_overflow(events, harm)) is not None:
+        yield _inexact_result_fault(facts, [(facts.step.index_of_loss or 0, loss)])
+    elif (swallowed := _find_overflow_and_value_made_wrong(events, harm)) is not None:
         yield _swallowed_overflow_fault(facts, *swallowed)
     elif (fault := _fault_of_rounded_argument(facts)) is not None:
         yield fault
@@ -178,13 +178,13 @@ def _fault_of_applied_step(facts: StepFacts) -> Iterator[Fault]:
 
 def _fault_of_rounded_argument(facts: StepFacts) -> Fault | None:
     """Return the fault of one rounding that a function amplifies, or that changes indices; None without."""
-    if (amplified := _find_amplified_rounding(facts.step.events)) is not None:
+    if (amplified := _find_index_and_event_of_amplified_rounding(facts.step.events)) is not None:
         return _inexact_result_fault(facts, [amplified])
-    indices = _find_rounded_indices(facts.step.events)
+    indices = _find_cast_and_user_of_rounded_indices(facts.step.events)
     return None if indices is None else _rounded_indices_fault(facts, *indices)
 
 
-def _update_fault(facts: StepFacts) -> Fault | None:
+def _nonfinite_update_fault(facts: StepFacts) -> Fault | None:
     """Return the fault of an optimizer that makes a weight that is not finite."""
     update = next((one for one in facts.updates if one.nonfinite), None)
     if update is None:
@@ -232,7 +232,9 @@ def _is_cancelled_sum(events: Sequence[OperationResult], at: int) -> bool:
     )  # which would round the sum itself
 
 
-def _find_amplified_rounding(events: Sequence[OperationResult]) -> tuple[int, OperationResult] | None:
+def _find_index_and_event_of_amplified_rounding(
+    events: Sequence[OperationResult],
+) -> tuple[int, OperationResult] | None:
     """Return a result that is wrong since a function amplifies one rounding of its argument; None without.
 
     That is a gradient that is wrong by more than half of its size, as it also may be in a sound network in bf16, or a
@@ -253,7 +255,7 @@ def _find_amplified_rounding(events: Sequence[OperationResult]) -> tuple[int, Op
     return max(caused, key=lambda pair: _finite_error_of(pair[1]), default=None)
 
 
-def _find_rounded_indices(events: Sequence[OperationResult]) -> tuple[int, int] | None:
+def _find_cast_and_user_of_rounded_indices(events: Sequence[OperationResult]) -> tuple[int, int] | None:
     """Return the result that was cast to indices of which many are others than in fp32, and what takes them.
 
     The wide run takes the indices of the arm, so that nothing behind them is wrong there.
@@ -276,7 +278,7 @@ def _are_wrong_indices(event: OperationResult) -> bool:
 def _rounded_indices_fault(facts: StepFacts, place: int, at: int) -> Fault:
     events = facts.step.events
     share = float(events[place].integers[0])
-    origin = _where_rounding_began(events, place)
+    origin = _index_of_line_where_rounding_began(events, place)
     first, name = operation_place_of(events[origin].key).name, operation_place_of(events[at].key).name
     text = (
         f"{first} rounds what becomes indices: {100 * share:.0f} % of those of {name} are others than in fp32"
@@ -284,7 +286,9 @@ def _rounded_indices_fault(facts: StepFacts, place: int, at: int) -> Fault:
     return _make_fault("rounding", facts, origin, text, [first, name], severity=share)
 
 
-def _find_swallowed_overflow(events: Sequence[OperationResult], harm: float) -> tuple[int, int] | None:
+def _find_overflow_and_value_made_wrong(
+    events: Sequence[OperationResult], harm: float
+) -> tuple[int, int] | None:
     """Return a result that is not finite in the arm alone, and the finite one that it has made wrong; None without.
 
     An infinity may end in a 0, as behind `rsqrt`, so that neither loss nor gradients show it. Where what comes of it is
@@ -308,7 +312,8 @@ def _find_swallowed_overflow(events: Sequence[OperationResult], harm: float) -> 
 def _swallowed_overflow_fault(facts: StepFacts, origin: int, at: int) -> Fault:
     events = facts.step.events
     name, first = operation_place_of(events[at].key).name, operation_place_of(events[origin].key).name
-    text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {_distance_text(events[at])}"
+    distance = _distance_from_fp32_text(events[at])
+    text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {distance}"
     onward = _places_on_path(events, origin, at)
     return _make_fault(
         "overflow",
@@ -326,7 +331,7 @@ def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iter
 
     `fallen_from` is a scale far above this step's at which others are applied.
     """
-    events, end = facts.step.events, facts.step.place_of_loss
+    events, end = facts.step.events, facts.step.index_of_loss
     if end is not None and _is_nonfinite_result(events[end]):
         yield _overflow_fault(facts, end)
         return
@@ -342,7 +347,7 @@ def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iter
 def _overflowed_before_scaling(facts: StepFacts, origin: int) -> bool:
     """Return whether a result of the forward pass comes before the loss is scaled."""
     is_forward = facts.step.events[origin].key[3] == "forward"
-    return is_forward and (facts.step.place_of_loss is None or origin < facts.step.place_of_loss)
+    return is_forward and (facts.step.index_of_loss is None or origin < facts.step.index_of_loss)
 
 
 def _overflow_fault(facts: StepFacts, at: int) -> Fault:
@@ -453,7 +458,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
             "zero in the arm alone"
         )
         if at_origin:
-            text += f", and the gradient of {name} {_distance_text(worst)}"
+            text += f", and the gradient of {name} {_distance_from_fp32_text(worst)}"
     elif rounded is not None:
         rounding = format_rough_percent(error_of_event(events[rounded]))
         how = (
@@ -463,11 +468,11 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         )
         text = (
             f"{operation_place_of(events[rounded].key).name} {how} % of its size, "
-            f"which {first} amplifies: {name} {_distance_text(worst)}"
+            f"which {first} amplifies: {name} {_distance_from_fp32_text(worst)}"
         )
         origin = rounded
     else:
-        text = f"{first} makes or amplifies rounding errors: {name} {_distance_text(worst)}"
+        text = f"{first} makes or amplifies rounding errors: {name} {_distance_from_fp32_text(worst)}"
     return _make_fault(
         kind, facts, origin, text, _places_on_path(events, origin, at), severity=_finite_error_of(worst)
     )
@@ -491,10 +496,14 @@ def _find_amplified_argument(events: Sequence[OperationResult], origin: int) -> 
             break
         at = before[0]
     is_amplified = at != origin and error_of_event(events[at]) < large * AMPLIFIED
-    return _where_rounding_began(events, at) if is_amplified and events[at].key[3] == "forward" else None
+    return (
+        _index_of_line_where_rounding_began(events, at)
+        if is_amplified and events[at].key[3] == "forward"
+        else None
+    )
 
 
-def _where_rounding_began(events: Sequence[OperationResult], rounded: int) -> int:
+def _index_of_line_where_rounding_began(events: Sequence[OperationResult], rounded: int) -> int:
     """Return where half of the error of a rounded result or more was made on an earlier line, as by a cast."""
     at = first = rounded
     while True:
@@ -512,7 +521,7 @@ def _where_rounding_began(events: Sequence[OperationResult], rounded: int) -> in
             first = at
 
 
-def _distance_text(event: OperationResult) -> str:
+def _distance_from_fp32_text(event: OperationResult) -> str:
     """Return how far a result is from that of the wide run, as a predicate."""
     error = error_of_event(event)
     if error < 10:

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.diagnosis.sites import calling_user_line
+from ampcompare.diagnosis.sites import nearest_user_location_text
 from ampcompare.training.precision.keep_fp32 import make_o1_casts_off_factory
 
 UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
@@ -55,7 +55,7 @@ class _FunctionsInFp32(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in UNCHANGED:
             return func(*args, **kwargs)
-        is_kept = calling_user_line(sys._getframe(1)) in self.lines
+        is_kept = nearest_user_location_text(sys._getframe(1)) in self.lines
         if name in CASTS:
             result = func(*args, **kwargs)
             # A cast to 16 bits would undo what the line is kept for.
@@ -78,7 +78,8 @@ class _FunctionsInFp32(TorchFunctionMode):
             ):
                 (dtype,) = half
                 return func(
-                    *tree_map(_cast_from_fp32_to(dtype), args), **tree_map(_cast_from_fp32_to(dtype), kwargs)
+                    *tree_map(_make_cast_from_fp32_to(dtype), args),
+                    **tree_map(_make_cast_from_fp32_to(dtype), kwargs),
                 )
         return func(*args, **kwargs)
 
@@ -100,7 +101,7 @@ def _widened_value(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value
 
 
-def _cast_from_fp32_to(dtype: torch.dtype) -> Callable[[Any], Any]:
+def _make_cast_from_fp32_to(dtype: torch.dtype) -> Callable[[Any], Any]:
     """Return a function that casts an fp32 tensor, and returns anything else as it is."""
 
     def cast(value: Any) -> Any:

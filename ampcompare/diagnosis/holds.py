@@ -22,7 +22,7 @@ from ampcompare.diagnosis.findings import HARM, HARM_IN_BF16, NEGLIGIBLE
 from ampcompare.diagnosis.loops import Loop, LoopConditions, arm_precision_isolated
 from ampcompare.diagnosis.observation import relative_error
 from ampcompare.diagnosis.remedies import fault_and_cure_sentence
-from ampcompare.diagnosis.sites import shown_line_of_frame
+from ampcompare.diagnosis.sites import location_text_of_frame
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
 from ampcompare.diagnosis.watched_precision import StepsDone
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceReport
@@ -252,7 +252,7 @@ class _ArmCheck:
     def _compared_figures(self, captured: _FigureCapture, reference: Mapping[str, Tensor]) -> list[Figure]:
         half = captured.half_dtype
         if self.rtol == "auto":
-            unit = _rounding_unit(half)
+            unit = _largest_rounding_error(half)
             if unit not in self.rounded:
                 draws = (_RoundingNoise(unit, seed) for seed in range(DRAWS))
                 self.rounded[unit] = [self._run_loop(FP32, rounding).figures for rounding in draws]
@@ -278,7 +278,7 @@ def _place_of_error(error: BaseException, modules: Mapping[int, str]) -> str:
     trace = error.__traceback__
     while trace is not None:
         module = modules.get(id(trace.tb_frame.f_locals.get("self")), module)
-        if shown := shown_line_of_frame(trace.tb_frame):
+        if shown := location_text_of_frame(trace.tb_frame):
             line = f"{shown.rpartition(':')[0]}:{trace.tb_lineno}"
         trace = trace.tb_next
     return " ".join(filter(None, [f"in {module}" if module else "", f"({line})" if line else ""]))
@@ -334,10 +334,10 @@ class _RoundingNoise:
         self._unit = unit
         self._draws = torch.Generator().manual_seed(seed)
 
-    def add_noise_to(self, value: Any) -> Any:
-        return tree_map(self._add_noise_to_tensor, value)
+    def value_with_noise(self, value: Any) -> Any:
+        return tree_map(self._tensor_with_noise, value)
 
-    def _add_noise_to_tensor(self, value: Any) -> Any:
+    def _tensor_with_noise(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         up = torch.randint(2, value.shape, generator=self._draws).to(value.device) * 2 - 1
@@ -349,13 +349,13 @@ class _RoundingNoise:
             for model in models:
                 for param in model.parameters():
                     if param.is_floating_point():
-                        param.copy_(self._add_noise_to_tensor(param))
+                        param.copy_(self._tensor_with_noise(param))
                 model.register_forward_pre_hook(
-                    lambda _, args, kwargs: self.add_noise_to((args, kwargs)), with_kwargs=True
+                    lambda _, args, kwargs: self.value_with_noise((args, kwargs)), with_kwargs=True
                 )
                 for module in model.modules():
                     if not any(module.children()):
-                        module.register_forward_hook(lambda _, args, output: self.add_noise_to(output))
+                        module.register_forward_hook(lambda _, args, output: self.value_with_noise(output))
 
 
 class _FigureCapture(PrecisionWrapper):
@@ -522,7 +522,7 @@ class _FunctionModule(nn.Module):
         return value.to(self._dtype) if self._dtype is not None and isinstance(value, nn.Parameter) else value
 
 
-def _rounding_unit(half: torch.dtype | None) -> float:
+def _largest_rounding_error(half: torch.dtype | None) -> float:
     """Return the largest relative error of one rounding to a type; that of fp32 for none."""
     return torch.finfo(torch.float32 if half is None else half).eps / 2
 
@@ -564,7 +564,7 @@ def tolerances_by_figure(
     """
     found: Sequence[dict[str, float]] = [_relative_errors_of(figures, reference) for figures in rounded]
     most = HARM_IN_BF16 if half is torch.bfloat16 else HARM
-    unit = _rounding_unit(half)
+    unit = _largest_rounding_error(half)
     return {name: min(most, FLOOR * unit + FACTOR * max(one[name] for one in found)) for name in reference}
 
 

@@ -53,14 +53,17 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         prefix: what the first steps showed.
         twin: the distance of a twin of the prefix, by `loss_distance`; None if none was trained.
     """
-    roles = _find_roles_of(arm, prefix)
+    roles = _find_declared_or_seen_roles(arm, prefix)
     name = str(arm)
     if roles is None:
         return ArmOutlook(arm=name, word="cannot know", why="what it holds in which type is not declared")
     share = prefix.zero_denominators.get(roles.state, 0.0)
     if share:
         why = f"the optimizer's denominator is 0 in {roles.state} for {_percent_text(share)} of the elements, at once"
-        cure = f"{_options_taken_text(arm, 'state=fp32') or _options_taken_text(arm, 'masters=fp32')}, or a larger eps"
+        options = _text_of_options_arm_takes(arm, "state=fp32") or _text_of_options_arm_takes(
+            arm, "masters=fp32"
+        )
+        cure = f"{options}, or a larger eps"
         return ArmOutlook(arm=name, word="will not hold", part="state", why=why, cure=cure)
     overflow = _overflow_text(roles, prefix)
     if overflow:
@@ -84,9 +87,9 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
             arm=name, word="cannot know", part="weights" if rounds_weights else "state", why=why
         )
     if rounds_weights and roles.weights in prefix.shares:
-        found = _outlook_by_weights(arm, roles, prefix)
+        found = _outlook_by_lost_updates(arm, roles, prefix)
     if found.word == "no fault in sight":
-        return _find_outlook_by_state(arm, roles, prefix) or found
+        return _find_outlook_by_rounded_state(arm, roles, prefix) or found
     return found
 
 
@@ -102,7 +105,7 @@ def _why_twin_too_far(prefix: Prefix, twin: float) -> str:
     return f"{why}; --prefix {longer} tells whether they come together again"
 
 
-def _find_outlook_by_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
+def _find_outlook_by_rounded_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
     """Return what rounding the state that divides the steps means; None where it means nothing."""
     found = prefix.state_errors.get(roles.state)
     if found is None or found.largest_error <= MAX_STEP_ERROR:
@@ -117,12 +120,14 @@ def _find_outlook_by_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook
     when = "if gradients fall to a tenth" if found.falling >= found.steady else "with gradients as they are"
     away = f"steps are {_percent_text(found.largest_error)} away from fp32's in the mean of the next {found.steps}"
     why = f"{moves}: {away}, {when}"
-    fp32 = f"no state={roles.state}" if "state" in arm.options else _options_taken_text(arm, "state=fp32")
+    fp32 = (
+        f"no state={roles.state}" if "state" in arm.options else _text_of_options_arm_takes(arm, "state=fp32")
+    )
     cure = f"{fp32}, or a smaller beta2" if found.decay < 1 else fp32
     return ArmOutlook(arm=str(arm), word="cannot know", part="state", why=why, cure=cure)
 
 
-def _find_roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
+def _find_declared_or_seen_roles(arm: Arm, prefix: Prefix) -> Roles | None:
     """Return what an arm declares; of the script as it is written, what was seen of its weights."""
     if not arm.is_as_written:
         return arm.roles
@@ -144,7 +149,7 @@ def _overflow_text(roles: Roles, prefix: Prefix) -> str:
     return f"a gradient of {largest:.3g}{times} was seen, beyond {FP16_MAX:g}, the largest number of fp16"
 
 
-def _options_taken_text(arm: Arm, *options: str) -> str:
+def _text_of_options_arm_takes(arm: Arm, *options: str) -> str:
     """Return those of some options that an arm takes; of a script, those of the arm that takes its place."""
     place, before = ("half:bf16", "half:bf16 with ") if arm.is_as_written else (str(arm), "")
     taken = []
@@ -155,7 +160,7 @@ def _options_taken_text(arm: Arm, *options: str) -> str:
     return before + " or ".join([*filter(None, [", ".join(taken[:-1])]), *taken[-1:]])
 
 
-def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
+def _outlook_by_lost_updates(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis
@@ -170,7 +175,7 @@ def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     figures = f"{lost} of the update is below half an ulp {when}"
     if arm.is_as_written:
         figures = f"your script loses {lost} of its updates {when}"
-    cure = _options_taken_text(arm, "masters=fp32", "kahan", "rounding=stochastic")
+    cure = _text_of_options_arm_takes(arm, "masters=fp32", "kahan", "rounding=stochastic")
     base = {"arm": str(arm), "part": "weights", "share_now": share.now, "share_rest": share.rest}
     if not prefix.rates_known and share.now <= HIGH:
         why = f"the learning rates ahead are not known ({prefix.basis}); {figures}"

@@ -56,7 +56,7 @@ def arm_precision_isolated(
             state.close()
 
 
-def recipe_loop(
+def make_recipe_loop(
     config: RunConfig,
     device: torch.device,
     *,

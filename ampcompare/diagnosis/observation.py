@@ -44,8 +44,8 @@ class _PlaceTotal:
         self.calls += 1
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
-            self.error = _larger_of(self.error, error_of_event(event))
-            self.made = _larger_of(self.made, own_error_of_event(event))
+            self.error = _larger_of_known(self.error, error_of_event(event))
+            self.made = _larger_of_known(self.made, own_error_of_event(event))
 
 
 class Observation:
@@ -74,7 +74,7 @@ class Observation:
     def add_step(self, facts: StepFacts) -> None:
         self.count_unwatched_step(facts.applied)
         self.facts = [*self.facts, facts][-self._keep :]
-        loss = facts.step.place_of_loss
+        loss = facts.step.index_of_loss
         is_finite = loss is None or not total_nonfinite_and_lost_of(facts.step.events[loss].row)[1]
         self._broken_losses = 0 if is_finite else self._broken_losses + 1
         self.is_broken |= self._broken_losses >= MAX_BROKEN_LOSSES
@@ -102,7 +102,7 @@ class Observation:
                     made=total.made,
                 )
 
-    def cells_of_map(self) -> list[ModuleStep]:
+    def module_steps_of_map(self) -> list[ModuleStep]:
         """Return the cells of the map of modules and steps."""
         return [
             ModuleStep(module=name, step=step, range=magnitude_range_of_counts(row))
@@ -135,7 +135,7 @@ def relative_error(difference: float, size: float) -> float:
     return math.inf if difference else 0.0
 
 
-def _larger_of(known: float | None, value: float) -> float:
+def _larger_of_known(known: float | None, value: float) -> float:
     return value if known is None else max(known, value)
 
 

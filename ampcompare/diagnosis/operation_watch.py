@@ -20,7 +20,7 @@ from ampcompare.diagnosis.ranges import (
     range_counts_without_lost,
     total_nonfinite_and_lost_of,
 )
-from ampcompare.diagnosis.sites import ModuleSites
+from ampcompare.diagnosis.sites import RunningModules
 from ampcompare.results.records.diagnosis import Phase
 
 MIN_SQUARE = 1e-30  # of sums in fp32: what is below has lost digits
@@ -117,7 +117,7 @@ class WatchedStep:
     losses: list[int] = field(default_factory=list)  # places among the events
 
     @property
-    def place_of_loss(self) -> int | None:
+    def index_of_loss(self) -> int | None:
         """The place of the first loss that is not finite, else of the last one; None without any."""
         broken = (at for at in self.losses if total_nonfinite_and_lost_of(self.events[at].row)[1])
         return next(broken, self.losses[-1] if self.losses else None)
@@ -131,7 +131,7 @@ class OperationWatch(TorchDispatchMode):
             first step, has one.
     """
 
-    def __init__(self, sites: ModuleSites, reference: Fp32Reference | None = None) -> None:
+    def __init__(self, sites: RunningModules, reference: Fp32Reference | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
         self.reference = reference
@@ -187,7 +187,7 @@ class OperationWatch(TorchDispatchMode):
     def _add_constant_event(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
         exact = None if self.reference is None else self.reference.wide_tensor_of(tensor)
         source = self._producer.get(_storage_address(tensor))
-        known = self._find_event_of(tensor)
+        known = self._find_event_that_counted(tensor)
         if key[3] == "weight":
             self._producer[_storage_address(tensor)] = len(self._step.events)
         row = (
@@ -199,7 +199,7 @@ class OperationWatch(TorchDispatchMode):
         constant = is_unused or (key[3] == "gradient" and source is None)
         self._step.events.append(OperationResult(key, tensor.dtype, row, errors, sources, constant, wide_row))
 
-    def _find_event_of(self, tensor: Tensor) -> OperationResult | None:
+    def _find_event_that_counted(self, tensor: Tensor) -> OperationResult | None:
         """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
         place = self._producer.get(_storage_address(tensor))
         event = None if place is None else self._step.events[place]
@@ -219,12 +219,12 @@ class OperationWatch(TorchDispatchMode):
                 if self.follows_unseen
                 else func(*args, **kwargs)
             )
-        module, where, phase = self.sites.module_line_and_phase()
+        module, where, phase = self.sites.module_location_and_phase()
         if func.is_view:
             return func(*args, **kwargs)
         tensors = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
         given = [value for value in tensors if value.is_floating_point()]
-        decided = self._deciding_places(tensors) if len(given) < len(tensors) else frozenset()
+        decided = self._indices_of_results_deciding(tensors) if len(given) < len(tensors) else frozenset()
         key = (module, _operation_name(func), where, phase)
         exact = None
         own = None
@@ -237,7 +237,9 @@ class OperationWatch(TorchDispatchMode):
                 torch._C._DisableTorchDispatch(),
             ):
                 written = tensors_written_by(func, tuple(args), kwargs)
-                exact, own = self._results_in_wide_type(func, key, tuple(args), kwargs, given, written)
+                exact, own = self._results_of_wide_run_and_of_arm_inputs(
+                    func, key, tuple(args), kwargs, given, written
+                )
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             numbers = [one for one in args if type(one) is float] if key[1] in WITH_NUMBER else []
@@ -260,7 +262,7 @@ class OperationWatch(TorchDispatchMode):
             written = tensors_written_by(func, args, kwargs)
             exact = None
             if all(tensor.numel() <= MAX_UNSEEN for tensor in given):
-                exact, _ = self._results_in_wide_type(
+                exact, _ = self._results_of_wide_run_and_of_arm_inputs(
                     func, ("", _operation_name(func), "", "forward"), args, kwargs, given, written
                 )
             if exact is None:
@@ -273,12 +275,12 @@ class OperationWatch(TorchDispatchMode):
                     reference.keep_wide_tensor(result, wide)
         return output
 
-    def _deciding_places(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+    def _indices_of_results_deciding(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the places of the results that decided whole numbers or booleans among some arguments."""
         known = (self._decided.get(_storage_address(one)) for one in tensors if not one.is_floating_point())
         return frozenset().union(*filter(None, known))
 
-    def _results_in_wide_type(
+    def _results_of_wide_run_and_of_arm_inputs(
         self,
         func: Any,
         key: Key,
@@ -311,7 +313,7 @@ class OperationWatch(TorchDispatchMode):
             own = reference.run_on_arm_values(func, args, kwargs, written)
         return reference.repeat_operation_wide(func, args, kwargs, written), own
 
-    def _keep_wide_result(self, result: Tensor, wide: Tensor) -> Tensor | None:
+    def _keep_and_return_wide_result(self, result: Tensor, wide: Tensor) -> Tensor | None:
         """Keep a result of the wide run for the operations that follow, and return it; None if its shape is another."""
         if self.reference is None:
             return wide
@@ -336,7 +338,7 @@ class OperationWatch(TorchDispatchMode):
         sources = tuple(
             {at for one in given if (at := self._producer.get(_storage_address(one))) is not None}
         )
-        self._note_integers_and_booleans(output, decided.union(sources))
+        self._note_sources_of_integers_and_booleans(output, decided.union(sources))
         if key[1] == "_to_copy" and sources:
             self._note_cast_to_integers(given[0], output, exact)
         results = _floating_tensors_in(output)
@@ -348,14 +350,14 @@ class OperationWatch(TorchDispatchMode):
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
         source = (
-            self._find_event_of(given[0])
+            self._find_event_that_counted(given[0])
             if key[1] == "_to_copy" and given and given[0].dtype in HALF_DTYPES
             else None
         )
         for place, result in enumerate(results):
             wide_result = wide[place] if wide else None
             if wide_result is not None and id(result) not in written:
-                wide_result = self._keep_wide_result(result, wide_result)
+                wide_result = self._keep_and_return_wide_result(result, wide_result)
             self._producer[_storage_address(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
@@ -368,10 +370,10 @@ class OperationWatch(TorchDispatchMode):
                 key, result.dtype, row, errors, sources, constant, None, version, tuple(decided)
             )
             if numbers and result.dtype in HALF_DTYPES:
-                _note_unfit_numbers(event, numbers, key[1])
+                _note_numbers_that_type_cannot_hold(event, numbers, key[1])
             self._step.events.append(event)
 
-    def _note_integers_and_booleans(self, output: Any, places: frozenset[int]) -> None:
+    def _note_sources_of_integers_and_booleans(self, output: Any, places: frozenset[int]) -> None:
         """Note of which results those that are no floating tensors are made."""
         for value in _tensors_in(output):
             if not value.is_floating_point():
@@ -408,7 +410,9 @@ def _storage_address(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _note_unfit_numbers(event: OperationResult, numbers: Sequence[float], operation: str) -> None:
+def _note_numbers_that_type_cannot_hold(
+    event: OperationResult, numbers: Sequence[float], operation: str
+) -> None:
     """Note in the event of a 16-bit result the number that its type cannot hold, and the limit that it rounds to 1."""
     event.number = _number_beyond_fp16(numbers) if event.dtype is torch.float16 else 0.0
     event.limit = _limit_rounded_to_one(numbers, event.dtype) if operation in LIMITS else 0.0

@@ -21,7 +21,7 @@ from ampcompare.diagnosis.step_watch import params_and_grads_to_step
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import Prefix, ShareLost
 from ampcompare.training.ledger import find_second_moment, is_eps_zero_in
-from ampcompare.training.precision.base import owned_params, rate_of
+from ampcompare.training.precision.base import learning_rate_of, owned_params
 
 PROBES = 8  # steps of the second half that are rounded
 POINTS = 12  # of the rest of the schedule, at which each of them is
@@ -119,7 +119,7 @@ class PrefixWatch(StepObserver):
             state_errors={name: error for name, error in errors.items() if error is not None},
             state_is_known=not self._state.has_unknown,
             shares={
-                name: _shares_lost_at_probes([(step, counts[name]) for step, counts in rows])
+                name: _shares_lost_over_probes([(step, counts[name]) for step, counts in rows])
                 for name in TYPES
                 if rows
             },
@@ -147,13 +147,13 @@ class PrefixWatch(StepObserver):
         self._made[id(optimizer)] = made + 1
         if made == 0 or self._before:
             self._no_denominator.append(
-                {name: zero_denominator_share(optimizer, dtype) for name, dtype in TYPES.items()}
+                {name: share_divided_by_zero(optimizer, dtype) for name, dtype in TYPES.items()}
             )
         if not self._before:
             return
         self._state.note_state_moves_after_step(optimizer)
         if id(optimizer) not in self._rates:
-            self._rates[id(optimizer)] = self._rates_ahead(optimizer, made)
+            self._rates[id(optimizer)] = self._forecast_rates_ahead(optimizer, made)
         rates = self._rates[id(optimizer)]
         self._is_floor |= not rates.are_all_falling or not any(
             find_second_moment(optimizer, p) is not None for p, _ in self._before
@@ -164,28 +164,28 @@ class PrefixWatch(StepObserver):
         counts = {name: torch.zeros(1 + POINTS, 2, dtype=torch.float64) for name in TYPES}
         for param, before in self._before:
             update = _vector_sample_of(param.detach()).float() - before
-            now = rate_of(optimizer.param_groups[group_of[id(param)]])
+            now = learning_rate_of(optimizer.param_groups[group_of[id(param)]])
             ahead = [
                 rates.rate_at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)
             ]
             factors = [1.0, *(rate / now if rate is not None else 1.0 for rate in ahead)]
             for name, dtype in TYPES.items():
-                counts[name] += update_masses_lost(before, update, dtype, factors).cpu()
+                counts[name] += lost_update_masses(before, update, dtype, factors).cpu()
         self._before = []
         self._lost.append((made, counts))
 
-    def _rates_ahead(self, optimizer: Optimizer, made: int) -> RateForecast:
+    def _forecast_rates_ahead(self, optimizer: Optimizer, made: int) -> RateForecast:
         if self._schedule is not None and self.total is not None:
             now = self._schedule(made) or 1.0
             rows = [
-                [rate_of(group) * self._schedule(step) / now for group in optimizer.param_groups]
+                [learning_rate_of(group) * self._schedule(step) / now for group in optimizer.param_groups]
                 for step in range(made, self.total)
             ]
             return RateForecast(f"the recipe's schedule, to step {self.total}", True, self.total, made, rows)
         return self._histories[id(optimizer)].forecast_rates(self.total, self.loops)
 
 
-def update_masses_lost(
+def lost_update_masses(
     weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]
 ) -> Tensor:
     """Return for each factor the mass of the fp32 update, and the mass that rounding loses, float64 (factors, 2)."""
@@ -198,7 +198,7 @@ def update_masses_lost(
     return torch.stack(rows)
 
 
-def zero_denominator_share(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
+def share_divided_by_zero(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
     """Return the share of elements whose step an optimizer would divide by zero with its state in a 16-bit type.
 
     That is where eps is zero in the type and so is the second moment; a gradient of zero gives 0 / 0.
@@ -224,7 +224,7 @@ def _vector_sample_of(tensor: Tensor) -> Tensor:
     return flat[:: math.ceil(flat.numel() / SAMPLE)] if flat.numel() > SAMPLE else flat
 
 
-def _shares_lost_at_probes(rows: Iterable[tuple[int, list[list[float]]]]) -> ShareLost:
+def _shares_lost_over_probes(rows: Iterable[tuple[int, list[list[float]]]]) -> ShareLost:
     """Return the shares of all probes of a type: at each probe, and over the rest as it was seen from each."""
     rows = list(rows)
     shares = [(step, [lost / mass if mass else 0.0 for mass, lost in counts]) for step, counts in rows]

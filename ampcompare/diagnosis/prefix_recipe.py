@@ -4,7 +4,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.loops import LoopConditions, arm_precision_isolated, recipe_loop
+from ampcompare.diagnosis.loops import LoopConditions, arm_precision_isolated, make_recipe_loop
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.settings.examination import return_user_errors
@@ -26,5 +26,5 @@ def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin
             watch.follow_schedule(assembly.schedule, total or assembly.total_steps)
 
         with suppress(StepsDone):
-            recipe_loop(settings, device, is_twin=is_twin, show=show)(WatchedPrecision(precision, watch))
+            make_recipe_loop(settings, device, is_twin=is_twin, show=show)(WatchedPrecision(precision, watch))
     return watch.prefix_seen().model_dump(mode="json")

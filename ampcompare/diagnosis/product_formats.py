@@ -38,7 +38,7 @@ TAIL = 5  # of the losses, the last of so many parts count
 MAX_LAYERS = 64
 
 
-class _LastStepGradient(PrecisionWrapper):
+class _GradientOfLastStep(PrecisionWrapper):
     """Trains in bf16, and ends in the last step with the gradient of all weights, one product of one layer rounded.
 
     Attributes:
@@ -107,7 +107,7 @@ class _LastStepGradient(PrecisionWrapper):
         return outcome
 
 
-class _LossesOfSteps(StepObserver):
+class _LossObserver(StepObserver):
     """The losses of some steps."""
 
     def __init__(self, steps: int) -> None:
@@ -124,7 +124,7 @@ class _LossesOfSteps(StepObserver):
     def see_update(self, outcome: StepOutcome, optimizers: Sequence[Optimizer]) -> None:
         self._left -= 1
 
-    def mean_of_last_fifth(self) -> float:
+    def mean_loss_of_last_fifth(self) -> float:
         """Return the mean of the last fifth."""
         losses = torch.stack([loss.flatten().mean() for loss in self._losses]).tolist()
         return float(statistics.mean(losses[-max(1, len(losses) // TAIL) :]))
@@ -146,7 +146,7 @@ def diagnose_formats(
     Raises:
         ConfigError: the loop made too few steps, or the model has too many layers to try each.
     """
-    exact = _measure_product(loop, arm, conditions, None, None)
+    exact = _train_to_gradient_with_rounded_product(loop, arm, conditions, None, None)
     layers = [name for name, layer in exact.layers.items() if layer.has_acted and not layer.is_kept]
     kept = [name for name, layer in exact.layers.items() if layer.is_kept]
     if len(layers) > MAX_LAYERS:
@@ -160,7 +160,9 @@ def diagnose_formats(
     errors = []
     for role in roles:
         for name in layers:
-            gradient = _measure_product(loop, arm, conditions, (name, role), exact.weights).gradient
+            gradient = _train_to_gradient_with_rounded_product(
+                loop, arm, conditions, (name, role), exact.weights
+            ).gradient
             error = float((gradient - exact.gradient).norm() / norm) if norm else 0.0
             errors.append(
                 FormatError(layer=name, role=role, error=error if math.isfinite(error) else math.inf)
@@ -173,23 +175,23 @@ def diagnose_formats(
         observed=[conditions.steps - 1],
         modules=list(exact.layers),
         formats=errors,
-        faults=_outstanding_layer_faults(errors, conditions.steps - 1),
+        faults=_fault_of_outstanding_layer(errors, conditions.steps - 1),
         notes=[f"kept in bf16 by the arm: {', '.join(kept)}"] if kept else [],
     )
     if found.faults and cures:
-        found = _add_proof_to_diagnosis(found, loop, arm, conditions, kept)
+        found = _diagnosis_with_proof(found, loop, arm, conditions, kept)
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 
-def _measure_product(
+def _train_to_gradient_with_rounded_product(
     loop: Loop,
     arm: Arm,
     conditions: LoopConditions,
     rounded: tuple[str, str] | None,
     weights: list[Tensor] | None,
-) -> _LastStepGradient:
+) -> _GradientOfLastStep:
     with arm_precision_isolated(arm, conditions) as precision:
-        measured = _LastStepGradient(cast(Gemm, precision), conditions.steps, rounded, weights)
+        measured = _GradientOfLastStep(cast(Gemm, precision), conditions.steps, rounded, weights)
         with suppress(StepsDone):
             loop(measured)
     if not len(measured.gradient):
@@ -199,7 +201,7 @@ def _measure_product(
     return measured
 
 
-def _outstanding_layer_faults(errors: Sequence[FormatError], step: int) -> list[Fault]:
+def _fault_of_outstanding_layer(errors: Sequence[FormatError], step: int) -> list[Fault]:
     """Return the layer whose largest error is so many times that of the next layer; none if there is none."""
     worst: dict[str, FormatError] = {}
     for one in errors:
@@ -218,7 +220,7 @@ def _outstanding_layer_faults(errors: Sequence[FormatError], step: int) -> list[
     ]
 
 
-def _add_proof_to_diagnosis(
+def _diagnosis_with_proof(
     found: Diagnosis, loop: Loop, arm: Arm, conditions: LoopConditions, kept: Sequence[str]
 ) -> Diagnosis:
     """Return a diagnosis with what training with the layer in bf16 showed, next to the arm, bf16 and its twin."""
@@ -229,9 +231,9 @@ def _add_proof_to_diagnosis(
         patterns = list(kept)
     cured = arm.with_options(keep="|".join(dict.fromkeys([*patterns, name])))
     plain = Arm.make(arm.backend, format="bf16", over=arm.options.get("over"), keep="none")
-    base = _mean_tail_loss(loop, plain, conditions)
-    floor = abs(_mean_tail_loss(loop, plain, conditions, is_twin=True) - base)
-    gap, rest = (_mean_tail_loss(loop, other, conditions) - base for other in (arm, cured))
+    base = _train_and_average_last_losses(loop, plain, conditions)
+    floor = abs(_train_and_average_last_losses(loop, plain, conditions, is_twin=True) - base)
+    gap, rest = (_train_and_average_last_losses(loop, other, conditions) - base for other in (arm, cured))
     left = ""
     if not gap > floor:
         left = f"the loss is {gap:+.3g} from that of bf16, and a twin's {floor:.3g}: more steps may show more"
@@ -249,9 +251,11 @@ def _add_proof_to_diagnosis(
     return found.model_copy(update={"trials": [trial], "cure": cure, "notes": notes})
 
 
-def _mean_tail_loss(loop: Loop, arm: Arm, conditions: LoopConditions, *, is_twin: bool = False) -> float:
+def _train_and_average_last_losses(
+    loop: Loop, arm: Arm, conditions: LoopConditions, *, is_twin: bool = False
+) -> float:
     """Return the mean loss of the last fifth of a training."""
-    losses = _LossesOfSteps(conditions.steps)
+    losses = _LossObserver(conditions.steps)
     with arm_precision_isolated(arm, conditions) as precision, suppress(StepsDone):
         loop((_PerturbedTwin if is_twin else WatchedPrecision)(precision, losses))
-    return losses.mean_of_last_fifth()
+    return losses.mean_loss_of_last_fifth()

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR, ReduceLROnPlateau
 
 from ampcompare.base.live_objects import live_objects_of
-from ampcompare.training.precision.base import rate_of
+from ampcompare.training.precision.base import learning_rate_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RateHistory:
 
     def note_rates(self) -> None:
         """Note the rates of the step that follows."""
-        self._rows.append([rate_of(group) for group in self._optimizer.param_groups])
+        self._rows.append([learning_rate_of(group) for group in self._optimizer.param_groups])
         self._moves.append([*map(_num_moves_of, self._schedulers)])
 
     def forecast_rates(self, total: int | None = None, loops: Sequence[float] = ()) -> RateForecast:
@@ -125,7 +125,7 @@ class RateHistory:
                     if step >= pace.due and (step - pace.due) % pace.period == 0:
                         for _ in range(pace.moves):
                             each.step()
-                rows.append([rate_of(group) for group in dummy.param_groups])
+                rows.append([learning_rate_of(group) for group in dummy.param_groups])
         return rows
 
 
@@ -149,7 +149,7 @@ def _dummy_optimizer_like(optimizer: Optimizer) -> Optimizer:
     groups = []
     for group in optimizer.param_groups:
         values = {key: value for key, value in group.items() if key != "params"}
-        values["lr"] = rate_of(group)
+        values["lr"] = learning_rate_of(group)
         groups.append({**copy.copy(values), "params": [torch.zeros(1)]})
     return torch.optim.SGD(groups, lr=0.1)
 

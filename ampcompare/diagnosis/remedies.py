@@ -44,7 +44,7 @@ class CureCandidate:
             tuple(dict([*self.options, *other.options]).items()),
         )
 
-    def single_parts(self) -> list[CureCandidate]:
+    def candidates_of_single_parts(self) -> list[CureCandidate]:
         return [
             *(CureCandidate(modules=(name,)) for name in self.modules),
             *(CureCandidate(lines=(line,)) for line in self.lines),
@@ -54,7 +54,7 @@ class CureCandidate:
     def __str__(self) -> str:
         return ", ".join([*self.modules, *self.lines, *(f"{name}={value}" for name, value in self.options)])
 
-    def applied_to(self, arm: Arm) -> Arm:
+    def arm_with_candidate(self, arm: Arm) -> Arm:
         names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
         kept = [*filter(None, arm.keep_fp32.split("|")), *names]
         changed = dict(self.options)
@@ -109,7 +109,7 @@ def search_for_cure(
         """Return what remains, or None if the change cannot be made."""
         if change not in tested and len(tested) < most:
             try:
-                result = tested[change] = run(change.applied_to(arm), change.lines)
+                result = tested[change] = run(change.arm_with_candidate(arm), change.lines)
                 left = result.faults
                 trials.append(
                     CandidateTrial(name=str(change), cures=not left, left=left[0].text if left else "")
@@ -133,12 +133,12 @@ def search_for_cure(
             step: tuple[CureCandidate, Sequence[Fault]] | None = None
             candidates = [
                 one
-                for one in _candidates_for_first_fault(arm, present, scale, modules)
+                for one in _candidates_likeliest_first(arm, present, scale, modules)
                 if not set(one.lines) & set(left_out)
             ]
             for candidate in candidates:
                 change = kept | candidate
-                if change == kept or (candidate.options and _has_options_of(arm, candidate)):
+                if change == kept or (candidate.options and _has_arm_options_of(arm, candidate)):
                     continue
                 left = faults_after(change)
                 if left is None:
@@ -178,9 +178,9 @@ def _prune_candidate(
     change: CureCandidate, faults_after: Callable[[CureCandidate], Sequence[Fault] | None]
 ) -> CureCandidate:
     """Drop each part without which the faults are gone as well."""
-    for part in change.single_parts():
+    for part in change.candidates_of_single_parts():
         rest = CureCandidate()
-        for other in change.single_parts():
+        for other in change.candidates_of_single_parts():
             rest = rest if other == part else rest | other
         if rest != CureCandidate() and (left := faults_after(rest)) is not None and not left:
             change = rest
@@ -198,7 +198,7 @@ def _is_progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
     return moved or now.severity < first.severity / 2
 
 
-def _candidates_for_first_fault(
+def _candidates_likeliest_first(
     arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str]
 ) -> Iterator[CureCandidate]:
     """Yield what may remove the first fault, the likeliest first: options, its place, its neighbors, its parents."""
@@ -230,7 +230,7 @@ def _find_scale_to_try(found: Headroom | None) -> float | None:
     return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None
 
 
-def _has_options_of(arm: Arm, candidate: CureCandidate) -> bool:
+def _has_arm_options_of(arm: Arm, candidate: CureCandidate) -> bool:
     """Return whether the arm runs with the options of a candidate as it is, by default too."""
     return all(
         arm.options.get(name) == value or (value == "dynamic" and arm.skips_overflows)
@@ -270,7 +270,7 @@ def cure_from_candidate(
     Args:
         inputs_cast: lines at which the arm casts the inputs of a model.
     """
-    changed = change.applied_to(arm)
+    changed = change.arm_with_candidate(arm)
     lines = [
         *_arm_code_lines(arm, changed, change),
         *(code for line in change.lines for code in _fp32_line_code(arm, line, device, inputs_cast)),
@@ -290,11 +290,11 @@ def _arm_code_lines(arm: Arm, changed: Arm, change: CureCandidate) -> list[str]:
         return []
     lines = [f"# as an arm: {changed}"]
     for name in change.modules:
-        module = _attribute_as_code(name)
+        module = _code_of_dotted_name(name)
         if (block := _block_without_casts(arm, "device_type")) is None:
             lines.append(f"{module}.float()  # and cast its inputs with .float()")
             continue
-        lines += [f"{module}.float()"] if _casts_weights(arm) else []
+        lines += [f"{module}.float()"] if _does_arm_cast_weights(arm) else []
         lines += [f"# around the call of {name}:", block, f"    output = {module}(input.float())"]
     return lines
 
@@ -307,24 +307,24 @@ def _block_without_casts(arm: Arm, device: str) -> str | None:
     return f"with torch.autocast({device}, enabled=False):" if lists else None
 
 
-def _casts_weights(arm: Arm) -> bool:
+def _does_arm_cast_weights(arm: Arm) -> bool:
     return arm.roles is not None and arm.roles.weights != "fp32"
 
 
-def _attribute_as_code(name: str) -> str:
+def _code_of_dotted_name(name: str) -> str:
     """Return a dotted name as code: "layers.0.norm" as model.layers[0].norm, "Net:norm" as net.norm."""
     model, _, inner = name.rpartition(":")
     parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in inner.split("."))
     return "".join([model.lower() or "model", *parts])
 
 
-def _source_of_line(place: str) -> str:
+def _source_line_at(place: str) -> str:
     name, _, number = place.rpartition(":")
     return linecache.getline(name, int(number)).strip()  # like `where`, from here or a folder of sys.path
 
 
 def _fp32_line_code(arm: Arm, place: str, device: str, inputs_cast: Collection[str]) -> list[str]:
-    source = _source_of_line(place)
+    source = _source_line_at(place)
     if place in inputs_cast:
         return [
             f"# {place}: the arm casts the inputs of the model, none of your lines; compute what needs them in fp32",
@@ -333,7 +333,7 @@ def _fp32_line_code(arm: Arm, place: str, device: str, inputs_cast: Collection[s
         ]
     without = " and fp32 in place of its 16-bit type" if NARROWING.search(source) else ""
     block = _block_without_casts(arm, f'"{device}"')
-    back = "; cast its result back for the next layer" if _casts_weights(arm) else ""
+    back = "; cast its result back for the next layer" if _does_arm_cast_weights(arm) else ""
     return [
         f"# {place}, with .float() on its 16-bit inputs{without}{back}:",
         *([] if block is None else [block]),
@@ -347,8 +347,8 @@ def is_cast_of_inputs(arm: Arm, place: OperationPlace) -> bool:
     return (
         is_cast
         and bool(place.where)
-        and _casts_weights(arm)
-        and not NARROWING.search(_source_of_line(place.where))
+        and _does_arm_cast_weights(arm)
+        and not NARROWING.search(_source_line_at(place.where))
     )
 
 
@@ -438,14 +438,14 @@ def fault_and_cure_sentence(found: Diagnosis) -> str:
         return f"{fault}; {found.trials[0].name} is not proven to cure it: {found.trials[0].left}"
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
-    changes = [*cure.keeps, *([_options_as_written(found.arm, cure.option)] if cure.option else [])]
+    changes = [*cure.keeps, *([_option_texts_of_cure(found.arm, cure.option)] if cure.option else [])]
     how = ""
     if cure.keeps and not cure.option:
         how = " in bf16" if first.kind == "format" else " in fp32"
     return f"{fault}; {' and '.join(changes)}{how} {'cures' if len(changes) == 1 else 'cure'} it"
 
 
-def _options_as_written(arm: str, options: str) -> str:
+def _option_texts_of_cure(arm: str, options: str) -> str:
     """Return the options of a cure as people write them in an arm, such as masters=fp32 for master_weights=True."""
     spellings = Arm.parse(arm).spec.spellings
     words = (one.removesuffix("=True") for one in options.split(", "))

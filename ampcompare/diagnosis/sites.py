@@ -25,7 +25,7 @@ HIDDEN = (
 
 
 @lru_cache(maxsize=4096)
-def _shown_file_of_code(name: str) -> str | None:
+def _file_text_of_code(name: str) -> str | None:
     """Return the file of a frame's code as it is shown; None for code of torch and of ampcompare's engines."""
     if (
         name.startswith(("<frozen", "<string"))
@@ -34,7 +34,7 @@ def _shown_file_of_code(name: str) -> str | None:
     ):
         return None
     if os.path.basename(os.path.dirname(name)).startswith("ipykernel_"):
-        return _notebook_cell_shown(name)
+        return _notebook_cell_text(name)
     roots = [os.getcwd(), *sorted(filter(None, sys.path), key=len, reverse=True)]
     for root in roots:
         if name.startswith(root + os.sep):
@@ -42,7 +42,7 @@ def _shown_file_of_code(name: str) -> str | None:
     return name
 
 
-def _notebook_cell_shown(name: str) -> str:
+def _notebook_cell_text(name: str) -> str:
     """Return a notebook's cell as the notebook shows it, such as In[3], for the file that its kernel compiles it as."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(name)
@@ -55,22 +55,22 @@ def _notebook_cell_shown(name: str) -> str:
     return shown
 
 
-def shown_line_of_frame(frame: FrameType) -> str:
+def location_text_of_frame(frame: FrameType) -> str:
     """Return file:line of a frame of the user's or the model's code; "" for another one."""
-    name = _shown_file_of_code(frame.f_code.co_filename)
+    name = _file_text_of_code(frame.f_code.co_filename)
     return "" if name is None else f"{name}:{frame.f_lineno}"
 
 
-def calling_user_line(frame: FrameType | None) -> str:
+def nearest_user_location_text(frame: FrameType | None) -> str:
     """Return file:line of the nearest frame of the user's or the model's code; "" if there is none."""
     while frame is not None:
-        if line := shown_line_of_frame(frame):
+        if line := location_text_of_frame(frame):
             return line
         frame = frame.f_back
     return ""
 
 
-class ModuleSites:
+class RunningModules:
     """Keeps the stack of running modules, and where each autograd node was made.
 
     A node is known by its sequence number, which torch gives out before it runs the operation of the forward pass.
@@ -155,12 +155,12 @@ class ModuleSites:
             handle.remove()
         self._handles.clear()
 
-    def module_line_and_phase(self) -> tuple[str, str, Phase]:
+    def module_location_and_phase(self) -> tuple[str, str, Phase]:
         """Return module, line and phase of the operation that is being dispatched."""
         node = None if self._stack else self._current_node()
         if node is None:
             number = torch._C._autograd._get_sequence_nr() - 1
-            made = (self.running_module, calling_user_line(sys._getframe(2)))
+            made = (self.running_module, nearest_user_location_text(sys._getframe(2)))
             self._made.setdefault(number, made)
             return (*made, "forward")
         number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1

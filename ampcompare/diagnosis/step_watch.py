@@ -13,11 +13,11 @@ from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.operation_watch import Key, OperationWatch, computing_without_modes
-from ampcompare.diagnosis.sites import ModuleSites
+from ampcompare.diagnosis.sites import RunningModules
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_eps_zero_in
-from ampcompare.training.precision.base import StepOutcome, owned_params, rate_of
+from ampcompare.training.precision.base import StepOutcome, learning_rate_of, owned_params
 
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
@@ -46,7 +46,7 @@ class StepOperationsWatch(StepObserver):
         self.steps = steps
         self.is_watched = not is_idle
         self.scale = 1.0
-        self.sites = ModuleSites()
+        self.sites = RunningModules()
         self.updates = LostUpdateCounter(self.sites.named_parameters_of_step)
         self._reference = None if reference is None else Fp32Reference(reference)
         self.operations = OperationWatch(self.sites, self._reference)
@@ -142,7 +142,7 @@ class StepOperationsWatch(StepObserver):
             tensor = param if phase == "weight" else param.grad
             self.observation.device_type = param.device.type
             if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
-                key: Key = (*_split_parameter_name(name), "", phase)
+                key: Key = (*_module_and_own_name_of_parameter(name), "", phase)
                 named.append((key, tensor))
                 if phase == "gradient" and name in stepped:  # what comes behind its step is not used by it
                     unused.add(key)
@@ -150,7 +150,7 @@ class StepOperationsWatch(StepObserver):
             self.operations.add_weights_or_gradients(named, unused)
 
 
-def _split_parameter_name(name: str) -> tuple[str, str]:
+def _module_and_own_name_of_parameter(name: str) -> tuple[str, str]:
     """Return the module of a parameter, and the parameter's own name."""
     place = max(name.rfind("."), name.rfind(":"))
     is_model = place >= 0 and name[place] == ":"
@@ -214,7 +214,7 @@ class LostUpdateCounter:
         with computing_without_modes():
             for param, before, moved, broken in self._before:
                 name = names.get(id(param)) or _name_of_loose_tensor(param)
-                counts = torch.stack([*_count_lost_updates(param, before, moved), broken])
+                counts = torch.stack([*_due_lost_and_nonfinite_counts(param, before, moved), broken])
                 self._counts.append((name, dtype_name(param.dtype), eps.get(id(param)), counts))
         self._before = []
 
@@ -243,7 +243,7 @@ def params_and_grads_to_step(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]
     """Return what a step will change: the parameters with a learning rate and a dense gradient, and their gradients."""
     found: list[tuple[Tensor, Tensor]] = []
     for group in optimizer.param_groups:
-        if rate_of(group) == 0:
+        if learning_rate_of(group) == 0:
             continue
         for param in group["params"]:
             if param.grad is not None and not param.grad.is_sparse:
@@ -261,7 +261,9 @@ def _vanishing_eps_by_weight(optimizer: Optimizer) -> dict[int, float]:
     return found
 
 
-def _count_lost_updates(param: Tensor, before: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _due_lost_and_nonfinite_counts(
+    param: Tensor, before: Tensor, moved: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return how many elements should have moved, how many of them stayed, and how many are not finite."""
     lost = torch.count_nonzero((param == before).logical_and_(moved))
     return torch.count_nonzero(moved), lost, _num_nonfinite(param)

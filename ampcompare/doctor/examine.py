@@ -20,7 +20,7 @@ from ampcompare.base.processes.call import TIME_LIMIT, ChildAnswer
 from ampcompare.base.version import __version__
 from ampcompare.doctor.apex import examine_apex
 from ampcompare.doctor.finding import VERDICTS, Check, Verdict, ask
-from ampcompare.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
+from ampcompare.doctor.gpu import driver_version_and_evidence, examine_gpus, has_nvidia_gpu
 from ampcompare.doctor.importers import examine_importers
 from ampcompare.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
 from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
@@ -208,7 +208,10 @@ def examine(
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
     findings = [python, torch_check, vision_check]
     findings += examine_gpus(
-        gpus, driver=driver_version(), hip=build["hip"] if build else None, build_known=build is not None
+        gpus,
+        driver=driver_version_and_evidence(),
+        hip=build["hip"] if build else None,
+        build_known=build is not None,
     )
     findings += examine_accelerators(others) if others and torch.has_returned else []
     findings += examine_processor(build)

@@ -14,7 +14,7 @@ WSL_DRIVER = Path("/usr/lib/wsl/lib/libcuda.so.1")
 DRIVER_SECONDS = 20.0
 
 
-def driver_version() -> tuple[str | None, str]:
+def driver_version_and_evidence() -> tuple[str | None, str]:
     """Return the version of NVIDIA's driver, and how it is known or why not; torch is not asked."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -55,7 +55,7 @@ def examine_gpus(
 
     Args:
         answer: of the probe `gpus`; None where torch cannot use any.
-        driver: from `driver_version`.
+        driver: from `driver_version_and_evidence`.
         hip: version of ROCm that torch is built for.
         build_known: whether torch told what it is built for; an old or absent one does not.
     """

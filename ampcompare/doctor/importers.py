@@ -139,7 +139,7 @@ def outcome_of_import(one: ApexImport, importer: Importer, supply: ImportedApex)
     return {"tried": "does without", "called": "fails when called"}.get(one.reach, "fails")  # type: ignore[return-value]
 
 
-def find_importers(
+def importers_and_is_all_read(
     scripts: Sequence[Path] = (), path: Sequence[str] | None = None, *, seconds: float = 20.0
 ) -> tuple[list[Importer], bool]:
     """Return who imports Apex, and whether all was read within the time.
@@ -205,7 +205,7 @@ def examine_importers(
     apex: Check, scripts: Sequence[Path] = (), path: Sequence[str] | None = None, *, seconds: float = 20.0
 ) -> list[Check]:
     """Return a finding for each library and script that imports Apex, with what it gets and the one cure."""
-    importers, whole = find_importers(scripts, path, seconds=seconds)
+    importers, whole = importers_and_is_all_read(scripts, path, seconds=seconds)
     supply = ImportedApex.from_check(apex)
     found = [one for one in importers if one.is_script]
     libraries = [one for one in importers if not one.is_script]

@@ -346,7 +346,10 @@ def pairs_needed_and_neediest_arm(comparison: Comparison, error_rate: float) -> 
     alpha = error_rate / max(1, len(able))
     needs = {
         arm: pairs_needed_by_stein(
-            _spread_of_effect(effect), effect.freedom, margin.margin_of_score_differences().size, alpha
+            _standard_deviation_of_differences(effect),
+            effect.freedom,
+            margin.margin_of_score_differences().size,
+            alpha,
         )
         for arm, effect in able.items()
     }
@@ -354,7 +357,7 @@ def pairs_needed_and_neediest_arm(comparison: Comparison, error_rate: float) -> 
     return needs.get(arm, 0), arm
 
 
-def _spread_of_effect(effect: Effect) -> float:
+def _standard_deviation_of_differences(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 

@@ -100,7 +100,9 @@ def diagnose_script(
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
         say_writable_files(say)
         say(f"running the script under {arm}, watched, for {format_count(options.steps, 'step')}")
-        found, _, device_type = _watch_script(options, arm, (), Path(name), environment)
+        found, _, device_type = _diagnosis_kept_functions_and_device_type(
+            options, arm, (), Path(name), environment
+        )
         if not options.cures or not found.faults:
             return found
         once = time.perf_counter() - begun
@@ -110,7 +112,9 @@ def diagnose_script(
             say(
                 f"running it again from its start under {what} (about {once:.0f} s, at most {MAX_RUNS} such runs)"
             )
-            seen, functions, _ = _watch_script(options, other, lines, Path(name), environment)
+            seen, functions, _ = _diagnosis_kept_functions_and_device_type(
+                options, other, lines, Path(name), environment
+            )
             return TestedCandidate(seen.faults, functions)
 
         found = diagnosis_with_cure(found, arm, test_arm, device_type=device_type, most=MAX_RUNS)
@@ -121,7 +125,7 @@ def diagnose_script(
     return found.model_copy(update={"notes": [*found.notes, cost]})
 
 
-def _watch_script(
+def _diagnosis_kept_functions_and_device_type(
     options: DiagnoseOptions,
     arm: Arm,
     lines: Sequence[str],

@@ -16,7 +16,7 @@ from ampcompare.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
-class _RemainingCost:
+class _RemainingCellsAndCost:
     """What is left to do.
 
     Attributes:
@@ -31,7 +31,9 @@ class _RemainingCost:
     unknown: tuple[str, ...]
 
 
-def estimate_remaining_cost(plan: Plan, folder: Path, found: Preflight | None = None) -> _RemainingCost:
+def estimate_remaining_cost(
+    plan: Plan, folder: Path, found: Preflight | None = None
+) -> _RemainingCellsAndCost:
     """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe.
 
     Args:
@@ -46,7 +48,7 @@ def estimate_remaining_cost(plan: Plan, folder: Path, found: Preflight | None = 
         is_refused = found is not None and found.is_refused(label)
         if not is_done and not is_refused:
             left.append((label, cell))
-    records = _finished_records(run)
+    records = _records_with_result(run)
     alike = {
         label: [
             run for run in records if run.config.arm == cell.arm and not changed_settings(run.config, cell)
@@ -62,10 +64,10 @@ def estimate_remaining_cost(plan: Plan, folder: Path, found: Preflight | None = 
         rest = None if found is None else found.estimate_seconds(untrained)
     if rest is not None:
         rest += sum(_mean_seconds_of_records(alike[label]) for label, _ in left if label not in unknown)
-    return _RemainingCost(len(left), rest, peak, unknown)
+    return _RemainingCellsAndCost(len(left), rest, peak, unknown)
 
 
-def _finished_records(run: RunDirectory) -> list[RunRecord]:
+def _records_with_result(run: RunDirectory) -> list[RunRecord]:
     try:
         return [record for record in run.records()[0] if record.status in RESULTS]
     except RecordError:

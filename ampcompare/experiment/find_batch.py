@@ -163,7 +163,7 @@ def find_largest_batches(search: BatchSearchTerms, launcher: Launcher) -> list[B
         raise _no_limit_error()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
         searches = [_ArmSearch(search, config, launcher, Path(folder)) for config in search.configs]
-        return [each.find_limit(faults.get(each.config.arm_with_stack)) for each in searches]
+        return [each.search_limit(faults.get(each.config.arm_with_stack)) for each in searches]
 
 
 class _ArmSearch:
@@ -176,7 +176,7 @@ class _ArmSearch:
         self._limits: set[int] = set()
         self._environment: Mapping[str, Any] = {}
 
-    def find_limit(self, fault: str | None) -> BatchLimit:
+    def search_limit(self, fault: str | None) -> BatchLimit:
         """Return what was found, and of a stack why nothing could be.
 
         Args:
@@ -187,7 +187,7 @@ class _ArmSearch:
         if fault is None:
             try:
                 largest = largest_passing_multiple(
-                    self._fits, recipe.batch_size, multiple=recipe.grad_accum_steps
+                    self._does_batch_fit, recipe.batch_size, multiple=recipe.grad_accum_steps
                 )
             except LaunchError as error:
                 if stack is None:
@@ -207,7 +207,7 @@ class _ArmSearch:
             environment=self._environment,
         )
 
-    def _fits(self, batch: int) -> bool:
+    def _does_batch_fit(self, batch: int) -> bool:
         tried = _config_with_batch(self.config, batch, self.config.arm)
         record = self._launcher.launch(tried, self._folder / tried.digest())
         if record.status != "failed" or not self._environment:

@@ -38,7 +38,7 @@ NO_JOURNAL = (
 
 
 @dataclass(frozen=True)
-class _RunsOfFolder:
+class _RecordsOfFolder:
     """The runs of one folder, each record with the label of its row."""
 
     run: RunDirectory
@@ -121,7 +121,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
         )
 
 
-def _read_runs_of_folder(path: Path) -> _RunsOfFolder:
+def _read_runs_of_folder(path: Path) -> _RecordsOfFolder:
     run = RunDirectory(path)
     if not path.is_dir() or (plan := read_plan(run)) is None:
         raise RecordError(
@@ -134,10 +134,10 @@ def _read_runs_of_folder(path: Path) -> _RunsOfFolder:
         for label, cell in plan.cells.items()
         if cell in by_cell
     ]
-    return _RunsOfFolder(run, plan, tuple(mine), tuple(excluded))
+    return _RecordsOfFolder(run, plan, tuple(mine), tuple(excluded))
 
 
-def _require_same_comparison(parts: Sequence[_RunsOfFolder]) -> None:
+def _require_same_comparison(parts: Sequence[_RecordsOfFolder]) -> None:
     """Refuse folders that differ in more than their seeds.
 
     Raises:
@@ -171,7 +171,7 @@ def _require_same_comparison(parts: Sequence[_RunsOfFolder]) -> None:
             owners[label] = part.run.path
 
 
-def _join_plans(parts: Sequence[_RunsOfFolder], reference: str | None) -> StoredPlan:
+def _join_plans(parts: Sequence[_RecordsOfFolder], reference: str | None) -> StoredPlan:
     first = parts[0].plan
     chosen = [] if reference is None else ["--reference", reference]
     return first.model_copy(

@@ -71,10 +71,10 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: ResumeTrace, record: s
                 else "; nor does any before it"
             )
         return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
-    return _resumption_with_words(trace, whole)
+    return _resumes_and_words(trace, whole)
 
 
-def _resumption_with_words(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
+def _resumes_and_words(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     first = trace.steps[0]
     steps: dict[str, list[int]] = {}
@@ -116,7 +116,9 @@ def _no_loss_by_kills_text(count: int, bare: int) -> str:
     )
 
 
-def kill_outcome_lines(kills: Sequence[KillOutcome], *, is_first: bool) -> tuple[list[str], bool]:
+def kill_outcome_lines_and_is_all_well(
+    kills: Sequence[KillOutcome], *, is_first: bool
+) -> tuple[list[str], bool]:
     """Return what came of kills in words, equal ones in a row, and whether all is well.
 
     Args:

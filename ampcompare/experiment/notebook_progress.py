@@ -81,7 +81,7 @@ class NotebookProgress(Observer):
 
     def _show_progress(self) -> None:
         self._shown = time.monotonic()
-        cells, matrix = self._cells.views(self._shown)
+        cells, matrix = self._cells.cell_views_and_matrix_progress(self._shown)
         rows = [
             (cell.share_of_steps_made, f"{cell.full_name}: {', '.join(cell.phase_steps_and_figures())}")
             for cell in cells

@@ -82,8 +82,8 @@ def run_trials_of_rows(
         cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
-    builds = {label: _key_of_cell_build(cell) for label, cell in rows.items()}
-    trials: dict[str, _ArmTrial] = {}  # by build
+    builds = {label: _text_deciding_cell_build(cell) for label, cell in rows.items()}
+    trials: dict[str, _CellTrial] = {}  # by build
     untried: list[str] = []
     left = 0.0  # seconds
     with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
@@ -96,7 +96,7 @@ def run_trials_of_rows(
             ):
                 untried.append(label)
                 continue
-            trial = _run_trial(
+            trial = _run_trial_of_cell(
                 cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials)))
             )
             left = trial.seconds_for_other_arms(cells) if first is None else left - trial.busy_seconds
@@ -115,19 +115,23 @@ def run_trials_of_rows(
             and tried[0].is_trained
             and left >= tried[0].busy_seconds
         ):
-            tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
+            tried += [
+                _run_trial_of_cell(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()
+            ]
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
-    seen = {"arms": _trial_summaries(builds, trials), "remarks": _remarks_of_trials(builds, trials)}
+    seen = {"arms": _stored_trials_by_label(builds, trials), "remarks": _labels_by_remark(builds, trials)}
     return found.model_copy(update={**seen, "untried": untried})
 
 
-def _trial_summaries(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial]) -> dict[str, ArmTrial]:
+def _stored_trials_by_label(
+    builds: Mapping[str, str], trials: Mapping[str, _CellTrial]
+) -> dict[str, ArmTrial]:
     """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
     found = {label: trials[build] for label, build in builds.items() if build in trials}
     return {label: trial.summary() for label, trial in found.items() if not trial.must_start_by_hand}
 
 
-def _remarks_of_trials(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial]) -> dict[str, list[str]]:
+def _labels_by_remark(builds: Mapping[str, str], trials: Mapping[str, _CellTrial]) -> dict[str, list[str]]:
     """Return what guards and the ledger remark of the labels that were tried: the labels by the text."""
     found: dict[str, list[str]] = {}
     for label, build in builds.items():
@@ -138,9 +142,9 @@ def _remarks_of_trials(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial
 
 
 def _try_advised_arms(
-    failed: _ArmTrial,
+    failed: _CellTrial,
     cell: RunConfig,
-    trials: dict[str, _ArmTrial],
+    trials: dict[str, _CellTrial],
     left: float,
     seed: int,
     launcher: Launcher,
@@ -164,9 +168,9 @@ def _try_advised_arms(
             continue  # the first that trains keeps the least
         for _ in range(MAX_FOLLOWED):
             other = cell.model_copy(update={"arm": str(Arm.parse(arm or ""))})
-            build = _key_of_cell_build(other)
+            build = _text_deciding_cell_build(other)
             if build not in trials and left >= failed.busy_seconds:
-                trials[build] = _run_trial(other, seed, launcher, place / str(len(trials)))
+                trials[build] = _run_trial_of_cell(other, seed, launcher, place / str(len(trials)))
                 left -= trials[build].busy_seconds
             if build in trials and trials[build].is_trained:
                 able += [arm] if arm and arm not in able else []
@@ -260,7 +264,7 @@ def run_trials_of_configs(
         say(line)
 
 
-def _key_of_cell_build(cell: RunConfig) -> str:
+def _text_deciding_cell_build(cell: RunConfig) -> str:
     """Return what decides how a cell is built, as one text."""
     recipe = cell.recipe
     return repr(
@@ -270,7 +274,7 @@ def _key_of_cell_build(cell: RunConfig) -> str:
 
 
 @dataclass
-class _ArmTrial:
+class _CellTrial:
     """A few steps of a cell.
 
     Attributes:
@@ -355,7 +359,7 @@ class _ArmTrial:
         )
 
 
-def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _ArmTrial:
+def _run_trial_of_cell(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _CellTrial:
     recipe = cell.recipe.model_copy(update={"seed": seed})
     brief = cell.model_copy(update={"recipe": recipe, "warmup_steps": 1, "drain_every": 1})
     script = cell.script
@@ -374,11 +378,11 @@ def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> 
     busy = min(seconds, limit.elapsed_seconds())
     steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
-        return _ArmTrial(record, seconds, busy, steps, limit.total_steps)
+        return _CellTrial(record, seconds, busy, steps, limit.total_steps)
     rows = rows_of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
-    trial = _ArmTrial(record, seconds, busy, steps, min(known, default=0), rows)
-    _check_metric_matches(trial, script, folder)
+    trial = _CellTrial(record, seconds, busy, steps, min(known, default=0), rows)
+    _require_usable_metric_matches(trial, script, folder)
     return trial
 
 
@@ -419,7 +423,7 @@ class _TimeLimit:
         self._timer.start()
 
 
-def _check_metric_matches(trial: _ArmTrial, script: ScriptConfig, folder: Path) -> None:
+def _require_usable_metric_matches(trial: _CellTrial, script: ScriptConfig, folder: Path) -> None:
     log = folder / CellFile.LOG
     assert trial.rows is not None
     if log.exists():
@@ -438,7 +442,7 @@ def _check_metric_matches(trial: _ArmTrial, script: ScriptConfig, folder: Path) 
     trial.numbers |= {name: name for name in trial.rows.scalars}
 
 
-def _preflight_of_trials(trials: Sequence[_ArmTrial], seconds: float) -> Preflight:
+def _preflight_of_trials(trials: Sequence[_CellTrial], seconds: float) -> Preflight:
     if not trials:
         return Preflight()
     first, *others = [trial for trial in trials if not trial.error] or trials

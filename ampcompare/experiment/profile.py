@@ -13,8 +13,8 @@ from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
-from ampcompare.diagnosis.profiling.reasons import add_reasons_to_profiles, headline_of_profiles
-from ampcompare.diagnosis.profiling.trace import merged_trace
+from ampcompare.diagnosis.profiling.reasons import headline_of_profiles, profiles_with_reasons
+from ampcompare.diagnosis.profiling.trace import trace_of_all_arms
 from ampcompare.experiment.diagnose import (
     ENDED,
     exec_settings_for_watching,
@@ -69,7 +69,7 @@ def profile(
             found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
         arms.append(found)
         traces.append((config.arm, trace))
-    config, profiles = options.reference, add_reasons_to_profiles(arms)
+    config, profiles = options.reference, profiles_with_reasons(arms)
     recipe = config.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
     if config.script is not None:
@@ -87,7 +87,7 @@ def profile(
     )
     if output_dir is not None:
         written = write_result(result, output_dir, ("json", "md", "html"))
-        merged = merged_trace(traces)
+        merged = trace_of_all_arms(traces)
         if merged["traceEvents"]:
             written = [*written, output_dir / RunFile.TRACE]
             write_atomically(written[-1], json.dumps(merged) + "\n")
@@ -100,12 +100,14 @@ def _profile_and_trace_of_arm(
     options: ProfileOptions, config: RunConfig, loop: Loop | None
 ) -> tuple[ArmProfile, Mapping[str, Any]]:
     if loop is not None:
-        from ampcompare.diagnosis.profiling.measure import profile_loop
+        from ampcompare.diagnosis.profiling.measure import profile_and_trace_of_loop
 
-        return profile_loop(loop, config, steps=options.steps, profiled=options.profiled)
+        return profile_and_trace_of_loop(loop, config, steps=options.steps, profiled=options.profiled)
     with tempfile.TemporaryDirectory(prefix="ampcompare-profile-") as folder:
         if config.script is not None:
-            return profile_script(config, Path(folder), steps=options.steps, profiled=options.profiled)
+            return profile_and_trace_of_script(
+                config, Path(folder), steps=options.steps, profiled=options.profiled
+            )
         path = Path(folder) / RunFile.TRACE
         found = profile_in_child(config, options, path)
         return found, json.loads(path.read_text(encoding="utf-8"))
@@ -121,7 +123,7 @@ def steps_needed_for_profile(steps: int, profiled: int) -> int:
     return steps + profiled + 8
 
 
-def profile_script(
+def profile_and_trace_of_script(
     config: RunConfig, folder: Path, *, steps: int, profiled: int
 ) -> tuple[ArmProfile, dict[str, Any]]:
     """Run a script under the arm of a configuration until its steps are profiled; return the profile and the trace.

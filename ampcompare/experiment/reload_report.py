@@ -137,13 +137,13 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
     if not journal.has_every_cell_ended(mine):
         return sum_up(journal.sequential_design_without_test())
     if is_other:
-        return _summarize_at_last_look(journal, mine, sum_up)
+        return _summary_at_last_look(journal, mine, sum_up)
     return sum_up(
         journal.sequential_design_without_test(NOT_COUNTED) if looks or plan.journal is not None else None
     )
 
 
-def _summarize_at_last_look(
+def _summary_at_last_look(
     journal: Journal, records: Sequence[RunRecord], summarize: Callable[[SequentialDesign | None], Comparison]
 ) -> Comparison:
     """Return the comparison against the reference of a journal, at the error rate that earlier looks left."""

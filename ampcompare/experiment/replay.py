@@ -208,7 +208,7 @@ class _StepRuns:
             )
             said = ""
         else:
-            code, said = _run_words_in_stack(side.stack, words, self._folder)
+            code, said = _exit_code_and_output_in_stack(side.stack, words, self._folder)
         try:
             found: dict[str, Any] = json.loads(rows.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -216,7 +216,7 @@ class _StepRuns:
         return found
 
 
-def _run_words_in_stack(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
+def _exit_code_and_output_in_stack(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
     from ampcompare.experiment.launch.script.stacks import (
         copy_recorder,
         environment_without_own_python,

@@ -176,18 +176,18 @@ def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
         ]
         answer, parted = ResumptionAnswer.NOT_RESUMED, distance_of_last_losses(whole, resumed)
     else:
-        found = _first_role_differences(whole, at, broken, resumed)
+        found = _first_difference_of_each_role(whole, at, broken, resumed)
         answer = _answer_from_differences(found, whole, at, resumed)
         # those of other steps tell nothing
         parted = None if resumed.error else distance_of_last_losses(whole, resumed)
     return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
 
 
-def _first_role_differences(
+def _first_difference_of_each_role(
     whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
 ) -> list[RoleDifference]:
     """Return the first difference of each role, those of the first steps first."""
-    shift = _count_steps_behind(whole, at, resumed)
+    shift = _num_steps_count_is_behind(whole, at, resumed)
     found: list[RoleDifference] = []
     for role in ROLES:
         if role == "steps":
@@ -201,7 +201,7 @@ def _first_role_differences(
         difference = _first_difference_of_role(role, whole, at, broken, resumed)
         if difference is not None:
             found.append(difference)
-    if lost := _count_lost_passes(whole, at, resumed):
+    if lost := _num_lost_forward_passes(whole, at, resumed):
         drawn = ("learning rate", "options", "batches", "generators")
         found = [one for one in found if one.step > at + 1 or one.role not in drawn]
         text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
@@ -227,10 +227,14 @@ def _answer_from_differences(
     is_whole = not {one.role for one in found if one.step == at + 1} & set(RESTORED)
     if not is_whole or others[0].role != "batches":  # generators aside, which draw them
         return ResumptionAnswer.DIFFERS
-    return ResumptionAnswer.DIFFERS if _has_unseen_samples(whole, resumed) else ResumptionAnswer.DATA_ORDER
+    return (
+        ResumptionAnswer.DIFFERS
+        if _trains_samples_not_yet_trained(whole, resumed)
+        else ResumptionAnswer.DATA_ORDER
+    )
 
 
-def _has_unseen_samples(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
+def _trains_samples_not_yet_trained(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
     """Return whether a script that was started again trains samples that the run without a break has not seen.
 
     Those of an augmentation that is not restored are others, and those of a sampler may be.
@@ -239,7 +243,7 @@ def _has_unseen_samples(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
     return not {sample for step in resumed.steps for sample in step.samples} <= seen
 
 
-def _count_steps_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
+def _num_steps_count_is_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
     """Return by how many steps the count of a script is behind that of the run without a break; 0 if it is not.
 
     Its batches are then those of steps so much earlier, and it trains so many steps more.
@@ -249,14 +253,14 @@ def _count_steps_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> in
         return 0
     pairs = list(zip(whole.steps[at - shift :], resumed.steps, strict=False))
     unshifted = list(zip(whole.steps[at:], resumed.steps, strict=False))
-    for numbers in (_first_batch_of_step, _learning_rates_of_step):  # either goes by the script's count
+    for numbers in (_digests_of_first_batch, _learning_rates_of_step):  # either goes by the script's count
         is_same = bool(pairs) and all(numbers(one) == numbers(other) for one, other in pairs)
         if is_same and any(numbers(one) != numbers(other) for one, other in unshifted):
             return shift
     return 0
 
 
-def _first_batch_of_step(step: TracedStep) -> list[str]:
+def _digests_of_first_batch(step: TracedStep) -> list[str]:
     """Return the first batch of a step: the next may be noise, say, whose generator goes on."""
     return step.batches[:1]
 
@@ -265,7 +269,7 @@ def _learning_rates_of_step(step: TracedStep) -> Any:
     return step.value_of_role("learning rate")
 
 
-def _count_lost_passes(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
+def _num_lost_forward_passes(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
     """Return how many forward passes at the begin of the step behind the break were made before the script saved."""
     has_ended = bool(resumed.steps) and resumed.steps[0].has_ended
     due, given = whole.steps[at].batches, resumed.steps[0].batches if has_ended else []
@@ -323,7 +327,7 @@ def _first_difference_of_role(
             break
         if role == "weights" and first.value_of_role("masters") and not _has_masters(resumed):
             continue  # 16-bit copies of the masters, which the other trains as its weights
-        values = _compared_values_of_role(role, first, second, resumed)
+        values = _both_values_of_role(role, first, second, resumed)
         if role in ("weights", "buffers", "masters", "moments"):
             what = _first_differing_tensor_name(role, *values)
         elif role == "options":
@@ -342,7 +346,7 @@ def _first_difference_of_role(
     return None
 
 
-def _compared_values_of_role(
+def _both_values_of_role(
     role: str, first: TracedStep, second: TracedStep, resumed: ResumeTrace
 ) -> tuple[Any, Any]:
     """Return what is compared of a role: with masters, the weights of a script that has none."""
@@ -393,7 +397,7 @@ def _remade_masters_type(due: TracedStep, first: TracedStep) -> str:
     return ""
 
 
-def _differing_moments(whole: dict[str, Any], resumed: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _names_of_differing_moments(whole: dict[str, Any], resumed: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the moments that differ, of parameters that both runs have: the parameter, and the key of the moment."""
     for name in whole:
         if name not in resumed:
@@ -409,7 +413,7 @@ def _first_differing_tensor_name(role: str, whole: dict[str, Any], resumed: dict
     Models that a step has not called yet, and optimizers that are not made yet, are left out.
     """
     if role == "moments":
-        apart = sorted(_differing_moments(whole, resumed), key=lambda one: one[1] in COUNTS)
+        apart = sorted(_names_of_differing_moments(whole, resumed), key=lambda one: one[1] in COUNTS)
         return f"{apart[0][1]} of {apart[0][0]}" if apart else ""
     both = sorted(whole.keys() & resumed.keys())
     names = [name for name in both if whole[name]["values"] != resumed[name]["values"]]
@@ -486,7 +490,7 @@ def _why_role_differs(
         return _why_role_differs_later(role, index, at, whole, broken, resumed)
     first, second = whole.steps[at], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
-        values = _compared_values_of_role(role, first, second, resumed)
+        values = _both_values_of_role(role, first, second, resumed)
         rounded = _why_tensors_differ(role, *values, broken, has_masters=_has_masters(resumed))
         average = _name_of_average_taken_as_weights(first, second) if role == "weights" else ""
         if average:
@@ -677,7 +681,7 @@ def _why_moments_differ(
     ]
     if half := _type_of_rounded_tensors(pairs):
         return _why_moments_are_rounded(half, both, pairs, broken, again)
-    apart = {key for _, key in _differing_moments(whole, resumed)}
+    apart = {key for _, key in _names_of_differing_moments(whole, resumed)}
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
 
@@ -779,7 +783,7 @@ def _why_batches_differ(index: int, at: int, whole: ResumeTrace, resumed: Resume
     )
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
-    if _has_unseen_samples(whole, resumed):
+    if _trains_samples_not_yet_trained(whole, resumed):
         return f"samples are others: generators from which a sampler or an augmentation draws are not restored{others}"
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 

@@ -255,7 +255,7 @@ def _compare_scales(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str
     return EQUAL, "loss scales: equal"
 
 
-def _outcome_text(optimizer: int, is_taken: bool) -> str:
+def _step_taken_text(optimizer: int, is_taken: bool) -> str:
     return f"{'taken' if is_taken else 'skipped'} by optimizer {optimizer + 1}"
 
 
@@ -265,7 +265,7 @@ def _compare_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]
         return DIFFERENT, f"steps: {DIFFERENT}; {how}"
     for number, (first, second) in enumerate(zip(original.applied, rewritten.applied, strict=False), 1):
         if first != second:
-            how = f"{_outcome_text(*first)} against {_outcome_text(*second)}"
+            how = f"{_step_taken_text(*first)} against {_step_taken_text(*second)}"
             return DIFFERENT, f"steps: first different at step {number}: {how}"
     if len(original.applied) != len(rewritten.applied):
         return DIFFERENT, f"steps: {len(original.applied)} against {len(rewritten.applied)}"
@@ -280,7 +280,7 @@ def _compare_weights(
     Args:
         apart: how far a twin is from its run.
     """
-    place = _first_differing_weight(original, rewritten)
+    place = _first_differing_step_and_tensor(original, rewritten)
     if place is None and original.digests:
         return EQUAL, f"weights: {EQUAL} after every step"
     keys = [key for key in original.weights if key in rewritten.weights and original.weights[key].size]
@@ -329,7 +329,7 @@ def _allowed_distances(original: ScriptRun, rewritten: ScriptRun, keys: Sequence
     return allowed
 
 
-def _first_differing_weight(original: ScriptRun, rewritten: ScriptRun) -> tuple[int, str] | None:
+def _first_differing_step_and_tensor(original: ScriptRun, rewritten: ScriptRun) -> tuple[int, str] | None:
     found: list[tuple[int, str]] = []
     for number, steps in original.digests.items():
         for index, (first, second) in enumerate(

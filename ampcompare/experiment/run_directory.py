@@ -312,7 +312,7 @@ class RunDirectory:
         except RecordError as error:
             return _set_record_aside(path, CellFile.REJECTED, error)
 
-    def find_reusable_cell(
+    def find_cell_and_reusable_record(
         self, config: RunConfig, others: Collection[str]
     ) -> tuple[RunConfig, ReusableRecord]:
         """Return a cell and its record; that of another launcher where it has one alone.

@@ -31,7 +31,7 @@ from ampcompare.settings.stack import StackConfig, parse_stacks
 Jobs: TypeAlias = int | Literal["auto"] | None
 
 
-def _times_cells_that_run_at_once(values: Values) -> bool:
+def _asks_to_time_cells_at_once(values: Values) -> bool:
     is_on_queue = bool(values["launchers"] & {"slurm", "ray"})
     return values["timing_rounds"] > 0 and (values["jobs"] not in (None, 1) or is_on_queue)
 
@@ -64,7 +64,7 @@ COMPARE_RULES = (
         "--timing-rounds",
         "is not for --jobs, Slurm or Ray: it times one arm after the other on this machine",
         "leave it out, or run without them",
-        _times_cells_that_run_at_once,
+        _asks_to_time_cells_at_once,
     ),
 )
 
@@ -356,7 +356,7 @@ class CompareOptions(_BuiltOptions):
             settings=settings_request(
                 recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
             ),
-            arms=_tuple_of_texts(arms) or (SCRIPT_ARMS if script is not None else ()),
+            arms=_texts_as_tuple(arms) or (SCRIPT_ARMS if script is not None else ()),
             reference=reference,
             tag=tag,
             seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),
@@ -376,7 +376,7 @@ class CompareOptions(_BuiltOptions):
             timing_rounds=timing_rounds,
             twin=twin,
             preflight=preflight,
-            fail_on=_tuple_of_texts(fail_on),
+            fail_on=_texts_as_tuple(fail_on),
             baseline=_path_or_none(baseline),
             output_dir=_path_or_none(output_dir),
             force=force,
@@ -462,9 +462,9 @@ def settings_with_script(
     max_steps = values.pop("recipe.max_steps", None)
     config = script_config(
         script,
-        metrics=_tuple_of_texts(metrics),
+        metrics=_texts_as_tuple(metrics),
         max_steps=max_steps,
-        mask=_tuple_of_texts(mask),
+        mask=_texts_as_tuple(mask),
         shift_seeds=shift_seeds,
     )
     return {**values, "script": config}
@@ -482,6 +482,6 @@ def _path_or_none(path: str | Path | None) -> Path | None:
     return Path(path) if path else None
 
 
-def _tuple_of_texts(given: Sequence[str] | str) -> tuple[str, ...]:
+def _texts_as_tuple(given: Sequence[str] | str) -> tuple[str, ...]:
     """Return several texts, or one, as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)

@@ -180,7 +180,7 @@ class RunningPlan:
                 set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
             )
             cells, self._known = zip(
-                *(run.find_reusable_cell(cell, others) for cell in plan.cells), strict=True
+                *(run.find_cell_and_reusable_record(cell, others) for cell in plan.cells), strict=True
             )
             plan = replace(plan, cells=cells)
         self.plan = plan

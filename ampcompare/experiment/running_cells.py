@@ -223,7 +223,7 @@ class RunningCells:
             self._ended.setdefault(cell.label, []).append(now - cell.began)
         return cell
 
-    def views(self, now: float) -> tuple[list[CellView], MatrixProgress]:
+    def cell_views_and_matrix_progress(self, now: float) -> tuple[list[CellView], MatrixProgress]:
         """Return what is to be shown now."""
         made = self.done + sum(cell.share_of_steps_made for cell in self._running.values())
         matrix = MatrixProgress(

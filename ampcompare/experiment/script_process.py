@@ -93,11 +93,11 @@ def run_script_in_child(
                 command = module_command("ampcompare.script.examination.rewrite_run", words)
             else:
                 from ampcompare.experiment.launch.script.stacks import (  # it imports torch
-                    command_that_traces_script,
                     environment_without_own_python,
+                    trace_command_and_stack_facts,
                 )
 
-                command, found = command_that_traces_script(
+                command, found = trace_command_and_stack_facts(
                     stack, at, arguments, folder, seed=SEED, steps=steps, request=words
                 )
                 place = f"in the stack {stack.name} ({found.versions_text})"

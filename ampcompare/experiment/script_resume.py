@@ -17,7 +17,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
 from ampcompare.base.processes.script_environment import EXAMINING, script_environment
 from ampcompare.base.processes.start import module_command
-from ampcompare.experiment.killed_saves import kill_outcome_lines, read_kill_outcomes
+from ampcompare.experiment.killed_saves import kill_outcome_lines_and_is_all_well, read_kill_outcomes
 from ampcompare.experiment.resume_comparison import (
     ResumeTrace,
     Resumption,
@@ -208,7 +208,7 @@ class _ResumeRuns:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
                               f"{run_error_text(requests[0].with_name(RECORD), text)}")  # fmt: skip
         is_first = not any(row["step"] < broken.stopped for row in whole.saves)
-        return kill_outcome_lines(
+        return kill_outcome_lines_and_is_all_well(
             read_kill_outcomes(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first
         )
 

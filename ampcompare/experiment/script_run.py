@@ -119,7 +119,7 @@ def _run_from_trace(folder: Path) -> ScriptRun:
 
         with numpy.load(folder / "weights.npz") as data:
             weights = {key: data[key] for key in data.files}
-    by_step = _optimizer_renamer([rows[number] for number in stepped])
+    by_step = _make_optimizer_renamer([rows[number] for number in stepped])
     return dataclasses.replace(
         _run_from_rows(rows[:end], [rows[number] for number in stepped], rows),
         digests=by_step(trace["digests"]),
@@ -154,7 +154,7 @@ def _run_from_recording(folder: Path, steps: int) -> ScriptRun:
     if scaled:
         stepped = [row for row in stepped if row["optimizer"] in scaled]
     is_cut = any(row["step"] + 1 >= steps for row in stepped)
-    by_step = _optimizer_renamer(stepped)
+    by_step = _make_optimizer_renamer(stepped)
     norms: dict[str, list[float | None]] = {}
     for row in stepped:
         norm = row["grad_norm"]
@@ -186,7 +186,7 @@ def _run_from_recording(folder: Path, steps: int) -> ScriptRun:
     )
 
 
-def _optimizer_renamer(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _make_optimizer_renamer(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return what renames the optimizers of values: by their first step.
 
     Apex sees all at once, a scaler each at its step.

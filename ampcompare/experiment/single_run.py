@@ -84,7 +84,7 @@ def run_single(
         LaunchError: no process could be started.
     """
     launcher, observer = _launcher_and_observer(options, observer)
-    with launcher, _hold_run_directory(options, launcher), while_running(launcher):
+    with launcher, _run_directory_held(options, launcher), while_running(launcher):
         try:
             record = _train_cell(options, launcher, observer)
         except (KeyboardInterrupt, Ended):
@@ -113,7 +113,7 @@ def verify_resume_of_run(
         LaunchError: a training failed.
     """
     launcher, observer = _launcher_and_observer(options, observer)
-    with launcher, _hold_run_directory(options, launcher), while_running(launcher):
+    with launcher, _run_directory_held(options, launcher), while_running(launcher):
         return verify_resume(
             options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer
         )
@@ -130,7 +130,7 @@ def _launcher_and_observer(options: RunOptions, observer: Observer | None) -> tu
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 
 
-def _hold_run_directory(options: RunOptions, launcher: Launcher) -> AbstractContextManager[None]:
+def _run_directory_held(options: RunOptions, launcher: Launcher) -> AbstractContextManager[None]:
     return RunDirectory(options.folder).make_and_lock(launcher, command=options.command)
 
 
@@ -185,15 +185,15 @@ def verify_resume(
     observer = observer or Observer()
     launcher.on_note = observer.note
     unbroken, resumed = (folder / name for name in RunFile.VERIFIED)
-    whole = _train_part(config, unbroken, launcher, observer, 1)
+    whole = _train_cell_keeping_checkpoint(config, unbroken, launcher, observer, 1)
     steps = whole.summary.num_steps
     if steps < 2:
         raise ConfigError(
             f"the run has {steps} updates, but --verify-resume needs at least 2 to stop in between; use more --epochs"
         )
     step = random.Random(config.digest()).randrange(1, steps)
-    _train_part(config, resumed, launcher, observer, 2, stop_at_step=step)
-    again = _train_part(config, resumed, launcher, observer, 3, resume="auto")
+    _train_cell_keeping_checkpoint(config, resumed, launcher, observer, 2, stop_at_step=step)
+    again = _train_cell_keeping_checkpoint(config, resumed, launcher, observer, 3, resume="auto")
     difference = (
         _step_difference_text(unbroken, resumed)
         or _result_difference_text(whole, again)
@@ -202,7 +202,7 @@ def verify_resume(
     return ResumeVerification(step, steps, difference)
 
 
-def _train_part(
+def _train_cell_keeping_checkpoint(
     config: RunConfig, folder: Path, launcher: Launcher, observer: Observer, number: int, **saving: Any
 ) -> RunRecord:
     values = config.model_dump()

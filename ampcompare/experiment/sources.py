@@ -125,7 +125,7 @@ def collect_settings(
     above_recipe = [Layer(f"file {request.file}", file.settings), *request.layers]
     matrix = join_matrices(matrix, file.matrix)
     if one_run:
-        layers += _layers_of_first_row(matrix, above_recipe)
+        layers += _layers_with_first_row_and_seed(matrix, above_recipe)
     resolved = resolve_settings([*layers, *above_recipe])
     # A file that describes rows may vary a setting that it also gives a value; an override fixes it.
     above_rows = request.layers if file.matrix.rows or file.matrix.vary else above_recipe
@@ -133,7 +133,7 @@ def collect_settings(
     return SettingsSources(resolved, matrix, fixed, name, size, full, recipe_matrix)
 
 
-def _layers_of_first_row(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
+def _layers_with_first_row_and_seed(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
     """Return the settings of the first row with the arm that layers ask for, and the first seed."""
     arms = [layer.values["arm"] for layer in layers if isinstance(layer.values.get("arm"), str)]
     row = first_row_of_arm(matrix, arms[-1] if arms else None)
@@ -199,12 +199,12 @@ def published_table_beside_rows(sources: SettingsSources, measured: Sequence[Mat
         machine=full.matrix.reference.machine,
         recipe=sources.recipe,
         scale=size,
-        differs=[] if size is not None else _departures_from_published(as_published, config, varied),
-        rows=[_published_row(figure, beside, base) for figure in full.matrix.reference.figures],
+        differs=[] if size is not None else _settings_unlike_published(as_published, config, varied),
+        rows=[_published_row_beside(figure, beside, base) for figure in full.matrix.reference.figures],
     )
 
 
-def _published_row(
+def _published_row_beside(
     figure: PublishedResult, beside: Sequence[tuple[str, MatrixRow]], base: Mapping[str, Any]
 ) -> PublishedRow:
     own = MatrixRow(
@@ -240,7 +240,7 @@ def _parse_seconds(text: str | None) -> float | None:
     return seconds
 
 
-def _departures_from_published(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
+def _settings_unlike_published(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
     """Return the settings in which a comparison differs from the publication, except the location of its data."""
     there, here = dict(iter_settings(published.model_dump())), dict(iter_settings(measured.model_dump()))
     hidden = {"recipe.data.dir", "recipe.data.download", *varied}

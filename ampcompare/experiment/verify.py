@@ -112,7 +112,7 @@ class _Verification:
         original = self._run() if self._stack is None else self._run(stack=self._stack)
         if not original.applied or (self._stack is not None and not original.losses):
             raise LaunchError(_why_nothing_to_compare(original))
-        migrations = self._migrate_files(original)
+        migrations = self._migrations_of_script_and_files(original)
         self._say_what_original_did(original)
         rewritten = self._run_moved()
         self._say(
@@ -137,8 +137,8 @@ class _Verification:
         elif self._stack is not None and verdict == DIFFERENT and not unpaired:
             self._say_whether_stacks_differ(rewritten)
         if verdict != EQUAL or is_of_level:
-            self._say_lines(_known_differences(migrations))
-        mistakes = _known_mistakes(migrations)
+            self._say_lines(_notes_on_known_differences(migrations))
+        mistakes = _mistakes_few_steps_hide(migrations)
         self._say_lines(mistakes)
 
         if unpaired and verdict == DIFFERENT:
@@ -158,7 +158,7 @@ class _Verification:
         for line in lines:
             self._say(line)
 
-    def _migrate_files(self, original: ScriptRun) -> list[FileMigration]:
+    def _migrations_of_script_and_files(self, original: ScriptRun) -> list[FileMigration]:
         """Return what becomes of the script and of the files of it that use Apex."""
         imported = _project_files_with_apex(self._script)
         if self._stack is None:  # the run has seen which of them it imports
@@ -312,7 +312,7 @@ def _why_nothing_to_compare(run: ScriptRun) -> str:
     return f"there is nothing to compare: the unchanged script {did}, and {unseen}. It {amp[run.initialize]}"
 
 
-def _known_differences(migrations: list[FileMigration]) -> list[str]:
+def _notes_on_known_differences(migrations: list[FileMigration]) -> list[str]:
     """Return the notes of migrations: where the result is known to act otherwise than Apex."""
     return [
         f"known difference, {result.path}:{place}: {message}"
@@ -322,7 +322,7 @@ def _known_differences(migrations: list[FileMigration]) -> list[str]:
     ]
 
 
-def _known_mistakes(migrations: list[FileMigration]) -> list[str]:
+def _mistakes_few_steps_hide(migrations: list[FileMigration]) -> list[str]:
     """Return the mistakes of the original, or else of the result, that few steps do not show."""
     found = []
     for result in migrations:

@@ -123,7 +123,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
     arm = Arm.parse(settings.arm)
 
     def stand_in(rows: Rows | None) -> bool:
-        half, emulation = _cpu_half_context(arm, settings)
+        half, emulation = _half_mode_and_context(arm, settings)
         emulation.__enter__()  # until the process ends
         if settings.autocast_lists == "cuda" and (settings.device == "cpu" or not torch.cuda.is_available()):
             cuda_casts(everywhere=True).__enter__()  # likewise: also for blocks that name the CPU
@@ -203,7 +203,9 @@ def _follow_script_seeds(settings: ExecSettings, prepared: PreparedProcess) -> N
         recorder.call_before_close(lambda: recorder.add_row({"kind": "seeds", "calls": seeding.seed_calls}))
 
 
-def _cpu_half_context(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
+def _half_mode_and_context(
+    arm: Arm, settings: ExecSettings
+) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
     dtype = half_dtype_of(arm)
     if settings.device == "cpu":  # the replaced device computes so already

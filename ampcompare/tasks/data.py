@@ -87,7 +87,7 @@ class Data(abc.ABC):
             ConfigError: no batch can be made.
         """
         count = self.num_batches(batch_size, world_size, drop_last=drop_last)
-        order = training_order(self.seed, epoch, self.num_train)
+        order = order_of_epoch(self.seed, epoch, self.num_train)
         batches = self._cut_batches(order, batch_size, count, torch.device(device), rank, world_size)
         return self._read_batches("train", epoch, batches[start:], torch.device(device), workers, pin_memory)
 
@@ -154,12 +154,14 @@ class LabeledData(Data):
     sample_shape: tuple[int, ...]
 
 
-def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:
+def order_of_epoch(seed: int, epoch: int, num_samples: int) -> Tensor:
     """Return the order of an epoch: a permutation of `range(num_samples)`, int64."""
     return torch.randperm(num_samples, generator=seeded_generator("order", seed, epoch))
 
 
-def choose_evenly(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
+def choose_indices_evenly(
+    num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None
+) -> Tensor:
     """Choose `size` of `num_samples` samples evenly, over the classes too if `labels` are given; all if `size` is None.
 
     The choice depends on nothing random: a subset is the same for every seed. Positions ascend, int64.
@@ -217,8 +219,8 @@ def seeded_generator(purpose: str, *key: int) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(purpose, *key))
 
 
-def seed_globals(seed: int) -> None:
-    """Seed the global generators of torch (CPU), numpy and `random`; for data, use it inside `isolated_globals`."""
+def seed_global_generators(seed: int) -> None:
+    """Seed the global generators of torch (CPU), numpy and `random`; for data, inside `global_generators_restored`."""
     # torch.manual_seed would seed the devices as well, or defer that until CUDA is initialized.
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
@@ -226,7 +228,7 @@ def seed_globals(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def isolated_globals() -> Iterator[None]:
+def global_generators_restored() -> Iterator[None]:
     """Restore the global generators of torch (CPU), numpy and `random` on exit, also after an error."""
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
     try:

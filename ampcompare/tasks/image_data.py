@@ -34,15 +34,15 @@ from ampcompare.tasks.data import (
     LabeledData,
     Part,
     SampleOptions,
-    choose_evenly,
+    choose_indices_evenly,
     derive_seed,
-    isolated_globals,
-    seed_globals,
+    global_generators_restored,
+    seed_global_generators,
     seeded_generator,
 )
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import image_parts_and_num_classes
-from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
+from ampcompare.tasks.in_memory import MemoryData, make_memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 _DEFAULT_SIZE = 224
@@ -184,7 +184,7 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return values, int(self.labels[index])
 
 
-def _torchvision_set(
+def _load_torchvision_set(
     name: str, data_dir: str | None, options: SampleOptions, *, download: bool
 ) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set."""
@@ -253,8 +253,8 @@ def _load_user_data(
     """
     factory, channels = resolve_factory(path), options.channels
     taken = select_arguments(factory, {**vars(options), "data_dir": data_dir, "download": download})
-    with isolated_globals():
-        seed_globals(derive_seed("user's factory"))
+    with global_generators_restored():
+        seed_global_generators(derive_seed("user's factory"))
         with blame_factory(path, "calling it"):
             result = factory(**taken)
         is_whole = isinstance(result, LabeledData)
@@ -368,7 +368,7 @@ def load_data(
     if name in ("digits", "synthetic"):
         return digits(options) if name == "digits" else _make_synthetic_images(options)
     if name in TORCHVISION_FILES:
-        return _torchvision_set(name, data_dir, options, download=download)
+        return _load_torchvision_set(name, data_dir, options, download=download)
     kind, _, path = name.partition(":")
     if kind == "imagefolder":
         return _load_imagefolder(name, path or data_dir or "", options)
@@ -406,10 +406,10 @@ class _KeyedSamples(Dataset[tuple[Tensor, int]]):
     def __getitems__(self, keys: Sequence[Key]) -> list[tuple[Tensor, int]]:
         """Return the samples of one batch, seeding the global generators before each; torch's loader calls this."""
         batch = []
-        with isolated_globals():
+        with global_generators_restored():
             for epoch, position in keys:
                 index = int(self.positions[position])
-                seed_globals(derive_seed(self.purpose, self.seed, epoch, index))
+                seed_global_generators(derive_seed(self.purpose, self.seed, epoch, index))
                 sample, label = self.samples[index]
                 if self.channels is not None and sample.shape[0] == 1:
                     sample = sample.expand(self.channels, *sample.shape[1:])
@@ -462,7 +462,9 @@ class _StreamData(LabeledData):
         """Return the data set of two parts, of as many of their samples as are wanted."""
         keyed = {}
         for part, (samples, what, labels) in parts.items():
-            chosen = choose_evenly(len(samples), options.sizes_by_part[part], what=what, labels=labels)
+            chosen = choose_indices_evenly(
+                len(samples), options.sizes_by_part[part], what=what, labels=labels
+            )
             keyed[part] = _KeyedSamples(
                 samples, chosen, name, part, options.seed, num_classes, options.channels
             )
@@ -552,7 +554,7 @@ def digits(options: SampleOptions) -> MemoryData:
     images = (images - _DIGITS_MEAN) / _DIGITS_STD
     held_out = torch.zeros(len(labels), dtype=torch.bool)
     held_out[torch.argsort(labels, stable=True)[::_DIGITS_HOLDOUT]] = True
-    return memory_data(
+    return make_memory_data(
         "digits",
         (images[~held_out], labels[~held_out]),
         (images[held_out], labels[held_out]),
@@ -572,7 +574,7 @@ def _make_synthetic_images(options: SampleOptions) -> MemoryData:
     size, planes = options.image_size or _SYNTHETIC_SIZE, options.channels or 3
     draws = seeded_generator("synthetic patterns", planes)
     patterns = resize_images(torch.randn(_SYNTHETIC_CLASSES, planes, 4, 4, generator=draws), size)
-    return memory_data(
+    return make_memory_data(
         "synthetic",
         _draw_noisy_images_and_labels(patterns, "training", options.train_size or _SYNTHETIC_TRAIN),
         _draw_noisy_images_and_labels(patterns, "validation", options.val_size or _SYNTHETIC_VAL),

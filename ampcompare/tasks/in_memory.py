@@ -12,7 +12,14 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
-from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, choose_evenly, seeded_generator
+from ampcompare.tasks.data import (
+    Data,
+    LabeledData,
+    Part,
+    SampleOptions,
+    choose_indices_evenly,
+    seeded_generator,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +108,7 @@ class MemoryData(TensorData, LabeledData):
         return shifted, labels
 
 
-def memory_data(
+def make_memory_data(
     name: str,
     train: tuple[Tensor, Tensor],
     val: tuple[Tensor, Tensor],
@@ -117,7 +124,7 @@ def memory_data(
     """
     parts = []
     for (images, labels), (part, size) in zip((train, val), options.sizes_by_part.items(), strict=True):
-        chosen = choose_evenly(len(labels), size, what=f"the {part} part of {name}", labels=labels)
+        chosen = choose_indices_evenly(len(labels), size, what=f"the {part} part of {name}", labels=labels)
         images, labels = images[chosen], labels[chosen]
         if options.image_size is not None:
             images = resize_images(images, options.image_size)

@@ -31,11 +31,11 @@ from ampcompare.tasks.catalog import (
     explain_missing_package,
     translate_errors,
 )
-from ampcompare.tasks.data import choose_evenly, derive_seed
+from ampcompare.tasks.data import choose_indices_evenly, derive_seed
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
-from ampcompare.tasks.models import check_network_arguments, user_model
+from ampcompare.tasks.models import build_user_model, check_network_arguments
 from ampcompare.tasks.networks import AttentionBlock, require_positive
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -60,7 +60,7 @@ NEWLINE = 10
 
 def lm(recipe: Recipe) -> LanguageModeling:
     length = recipe.data.sequence_length or SEQUENCE_LENGTH
-    data = text_data(
+    data = load_text_data(
         recipe.data.name,
         seed=recipe.seed,
         sequence_length=length,
@@ -95,7 +95,7 @@ class LanguageModeling(Task):
         self._model = model or ModelConfig(arch="gpt")
         self._sequence_length = sequence_length
         self._label_smoothing = label_smoothing
-        self._train_length, self._val_length = map(_mean_length, (data.train, data.val))
+        self._train_length, self._val_length = map(_mean_num_bytes_to_predict, (data.train, data.val))
         self.units_per_sample = round(self._train_length)
 
     def make_models(self) -> Sequence[nn.Module]:
@@ -176,7 +176,7 @@ def _bytes_to_predict(batch: Mapping[str, Tensor]) -> Tensor:
     return targets.masked_fill(~batch["mask"], IGNORED) if "mask" in batch else targets
 
 
-def _mean_length(samples: Mapping[str, Tensor]) -> float:
+def _mean_num_bytes_to_predict(samples: Mapping[str, Tensor]) -> float:
     """Return the average number of bytes of a sample that are predicted."""
     tokens = samples["tokens"]
     counted = int(samples["mask"].sum()) if "mask" in samples else len(tokens) * (tokens.shape[1] - 1)
@@ -244,7 +244,7 @@ def _rotate_query_and_key(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     return rotate_part(query), rotate_part(key)
 
 
-def _causal_model(
+def _build_causal_model(
     name: str, *, vocabulary: int, sequence_length: int, arguments: Mapping[str, Any]
 ) -> nn.Module:
     """Build a model of Transformers that gives logits, with weights from torch's global generator.
@@ -305,11 +305,11 @@ def build_language_model(
         return Gpt(vocabulary, **arguments)
     library, _, name = arch.partition(":")
     if library == "hf":
-        return _causal_model(
+        return _build_causal_model(
             name, vocabulary=vocabulary, sequence_length=sequence_length, arguments=arguments
         )
     check_model(arch, "lm")
-    return user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
+    return build_user_model(arch, {"vocabulary": vocabulary, "sequence_length": sequence_length}, arguments)
 
 
 def repeated_blocks(model: nn.Module) -> Sequence[nn.Module]:
@@ -383,7 +383,7 @@ class _RandomLanguage:
         return words[int((len(words) + 1) ** self._random()) - 1]
 
 
-def text_data(
+def load_text_data(
     name: str, *, seed: int, sequence_length: int, train_size: int | None = None, val_size: int | None = None
 ) -> TensorData:
     """Load text by its name. The last tenth is for validation, whatever the seed.
@@ -406,7 +406,7 @@ def text_data(
                 f"the {word} part of {name} has {len(text)} bytes, too few for one sample of {sequence_length}; use a "
                 "smaller --sequence-length or more text"
             )
-        chosen = choose_evenly(count, size, what=f"the {word} part of {name}")
+        chosen = choose_indices_evenly(count, size, what=f"the {word} part of {name}")
         parts.append({key: tensor[chosen] for key, tensor in samples.items()})
     return TensorData.of(name, *parts, seed=seed)
 

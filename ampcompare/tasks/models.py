@@ -16,7 +16,7 @@ from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 
-def timm_model(
+def build_timm_model(
     name: str, *, num_classes: int, sample_shape: Sequence[int], arguments: Mapping[str, Any]
 ) -> nn.Module:
     """Build a model of timm for images (channels, height, width), with weights from torch's global generator."""
@@ -81,14 +81,14 @@ def build_model(
     arguments = dict(model_args or {})
     library, _, name = arch.partition(":")
     if library == "timm" and kind == "classification":
-        return timm_model(name, num_classes=num_classes, sample_shape=sample_shape, arguments=arguments)
+        return build_timm_model(name, num_classes=num_classes, sample_shape=sample_shape, arguments=arguments)
     if ":" in arch:
         offered = {
             "num_classes": num_classes,
             "sample_shape": tuple(sample_shape),
             "in_channels": sample_shape[0],
         }
-        return user_model(arch, offered, arguments)
+        return build_user_model(arch, offered, arguments)
     if network := _NETWORKS[kind].get(arch):
         check_network_arguments(arch, network, arguments)
         return network(num_classes, sample_shape, **arguments)
@@ -100,7 +100,7 @@ def build_model(
         if not arch.startswith("ssd"):  # which have one size; the others would enlarge an image to 800 pixels
             sides = sample_shape[1:]
             arguments = {"min_size": min(sides), "max_size": max(sides), **arguments}
-    return _torchvision_model(arch, kind, num_classes, tuple(sample_shape), arguments)
+    return _build_torchvision_model(arch, kind, num_classes, tuple(sample_shape), arguments)
 
 
 def fixed_channels(arch: str, kind: str = "classification") -> int | None:
@@ -111,7 +111,7 @@ def fixed_channels(arch: str, kind: str = "classification") -> int | None:
     return _TORCHVISION_CHANNELS
 
 
-def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
+def build_user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
     """Return the model of a user's factory, called with those of `offered` that it names, and with `arguments`."""
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
@@ -123,7 +123,7 @@ def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, An
     return model
 
 
-def _torchvision_model(
+def _build_torchvision_model(
     arch: str, kind: str, num_classes: int, shape: tuple[int, ...], model_args: Mapping[str, Any]
 ) -> nn.Module:
     """Build a model of torchvision without weights from elsewhere, and run it once on meta tensors if it takes those.

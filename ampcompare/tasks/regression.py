@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import REGRESSION, RMSE, explain_missing_package
-from ampcompare.tasks.data import choose_evenly
+from ampcompare.tasks.data import choose_indices_evenly
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model
@@ -29,8 +29,8 @@ Part = tuple[Tensor, Tensor]
 def regression(recipe: Recipe) -> Regression:
     name = recipe.data.name
     train, val = diabetes() if name == "diabetes" else _parts_from_factory(name)
-    train = _subset_of_part(train, recipe.data.train_size, f"the training part of {name}")
-    val = _subset_of_part(val, recipe.data.val_size, f"the validation part of {name}")
+    train = _evenly_chosen_subset(train, recipe.data.train_size, f"the training part of {name}")
+    val = _evenly_chosen_subset(val, recipe.data.val_size, f"the validation part of {name}")
     return Regression(train, val, recipe.model, name=name, seed=recipe.seed)
 
 
@@ -106,8 +106,8 @@ def _parts_from_factory(path: str) -> tuple[Part, Part]:
     return train, val
 
 
-def _subset_of_part(part: Part, size: int | None, what: str) -> Part:
-    rows = choose_evenly(len(part[1]), size, what=what)
+def _evenly_chosen_subset(part: Part, size: int | None, what: str) -> Part:
+    rows = choose_indices_evenly(len(part[1]), size, what=what)
     return part[0][rows], part[1][rows]
 
 

@@ -30,7 +30,7 @@ from ampcompare.base.tensors.skippable_step import make_step_skippable
 from ampcompare.settings.config import ParallelConfig
 from ampcompare.settings.optimizers import APEX, LIBRARIES, OWN_APEX, optimizer_path, require_optimizer
 from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, ScheduleConfig
-from ampcompare.tasks.data import seed_globals
+from ampcompare.tasks.data import seed_global_generators
 from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.task import Task
 from ampcompare.training.checkpoint.capture import restore_training_state
@@ -47,7 +47,7 @@ from ampcompare.training.parallel.replication import (
     apex_parallel_module,
     find_batch_norm_converter,
 )
-from ampcompare.training.precision.base import Precision, owned_params, rate_of
+from ampcompare.training.precision.base import Precision, learning_rate_of, owned_params
 from ampcompare.training.twin import perturb_weights
 
 SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
@@ -143,7 +143,7 @@ def assemble_run(
     """
     ranks, parallel = ranks or Communicator(), parallel or SingleProcess()
     torch.manual_seed(recipe.seed)
-    seed_globals(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
+    seed_global_generators(recipe.seed)  # numpy and Python too: a user's model may draw from their generators
     built = [parallel.convert_batchnorm(model).to(device) for model in task.make_models()]
     if recipe.channels_last:
         built = [model.to(memory_format=torch.channels_last) for model in built]  # type: ignore[call-overload]
@@ -166,7 +166,7 @@ def assemble_run(
         ranks, "model", model_facts_by_parameter(replicas), "build the same model on every rank"
     )
     parallel.shard(replicas, optimizers)
-    base_lrs = [[rate_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
+    base_lrs = [[learning_rate_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:

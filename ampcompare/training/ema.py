@@ -35,7 +35,7 @@ class ModelEma:
         self._replicas: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
         self._owned: list[Tensor] = []
-        self._sources: _AveragedTensors | None = None
+        self._sources: _TensorsWithAverages | None = None
 
     def follow(
         self, replicas: Sequence[nn.Module], optimizers: Sequence[Optimizer], owned: Sequence[Tensor]
@@ -54,7 +54,7 @@ class ModelEma:
     def update(self) -> None:
         """Average in the current weights, without waiting for the device; call it once after each step."""
         if self._sources is None:
-            self._sources = self._averaged_tensors()
+            self._sources = self._lists_of_averaged_tensors()
         for means, sources in self._sources.averages_and_sources():
             if self._num_updates:
                 self._blend(means, sources, self._num_updates)
@@ -62,11 +62,11 @@ class ModelEma:
                 torch._foreach_copy_(means, sources)
         self._num_updates += 1
 
-    def _averaged_tensors(self) -> _AveragedTensors:
+    def _lists_of_averaged_tensors(self) -> _TensorsWithAverages:
         updated = [param for optimizer in self._optimizers for param in owned_params(optimizer)]
         masters = {id(param): master for param, master in zip(self._owned, updated, strict=True)}
         tensors = [masters.get(id(tensor), tensor) for tensor in _parameters_and_buffers(self._replicas)]
-        return _AveragedTensors(_parameters_and_buffers(self._models), tensors)
+        return _TensorsWithAverages(_parameters_and_buffers(self._models), tensors)
 
     @contextmanager
     def average_in_place(self, precision: Precision) -> Iterator[None]:
@@ -110,7 +110,7 @@ class ModelEma:
         self._num_updates = int(state["num_updates"])
 
 
-class _AveragedTensors:
+class _TensorsWithAverages:
     """What is averaged: lists of tensors of one dtype, each with the list of their averages; counts are ignored.
 
     A source of another dtype than its average is read through a copy in the average's.

@@ -72,7 +72,7 @@ def evaluate_models(
             measure(any_batch())
         if not sums.by_name and any_batch is not None:
             sums.take_shapes_of_batch(measure(any_batch()))
-    by_index = _values_by_index(sums.outcomes, indices if keeps_samples else None, device)
+    by_index = _flag_values_and_labels_by_index(sums.outcomes, indices if keeps_samples else None, device)
     whole, samples, by_sample = _sums_sample_count_and_values_over_ranks(sums, by_index, total)
     extras = {name.removeprefix(EXTRA): float(part) for name, part in whole.items() if name.startswith(EXTRA)}
     return EvaluationResult(
@@ -83,7 +83,7 @@ def evaluate_models(
         },
         loss=float(whole["loss"]) / samples if "loss" in whole else None,
         chance=task.chance(whole, samples),
-        per_sample=_find_sample_results(by_sample, is_share=first.over_samples == "share"),
+        per_sample=_sample_results_if_equal_on_ranks(by_sample, is_share=first.over_samples == "share"),
         extras=extras,
     )
 
@@ -137,7 +137,7 @@ def _models_in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
 def _sums_sample_count_and_values_over_ranks(
     sums: _RankSums, by_index: Tensor, total: Callable[[Tensor], Tensor] | None
 ) -> tuple[dict[str, np.ndarray], int, np.ndarray]:
-    """Return sums by name, the number of samples, and what `_values_by_index` made, summed over all ranks by `total`.
+    """Return sums by name, the number of samples, and flag, values and labels by index, summed by `total`.
 
     All of it goes to other ranks, and to the host, as one tensor.
     """
@@ -152,8 +152,8 @@ def _sums_sample_count_and_values_over_ranks(
     return by_name, int(rest[0]), rest[1:]
 
 
-def _find_sample_results(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
-    """Return the results by sample that `_values_by_index` made numbers of; None if ranks had other samples.
+def _sample_results_if_equal_on_ranks(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
+    """Return the results by sample of which numbers were made by index; None if ranks had other samples.
 
     Args:
         kept: how many ranks had others, then all values and all labels; empty where samples are not kept.
@@ -184,7 +184,9 @@ def _measure_batch(
     return {**measured, **{EXTRA + name: value for name, value in extra(outputs, measured, batch).items()}}
 
 
-def _values_by_index(outcomes: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
+def _flag_values_and_labels_by_index(
+    outcomes: Sequence[Tensor], indices: range | None, device: torch.device
+) -> Tensor:
     """Return values and labels at the indices of their samples, after a flag: whether there are more or fewer samples.
 
     The indices of other ranks hold zeros, so that the sum over ranks has all of them and counts the flags. Its shape is

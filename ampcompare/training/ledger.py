@@ -31,7 +31,7 @@ from ampcompare.base.tensors.products import (
 from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
-from ampcompare.training.precision.base import Precision, PrecisionWrapper, rate_of
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, learning_rate_of
 from ampcompare.training.precision.stepped_weights import COMPENSATION
 
 DETAILED = 2  # steps that are looked at operation by operation
@@ -193,7 +193,7 @@ class StepLook:
         if not any(map(callable, (*args[1:], *kwargs.values()))):
             self._operations.is_idle = True
             self._given.add(id(optimizer))
-            self._follow_sampled_update(optimizer, self._note_gradient_types(optimizer))
+            self._follow_sampled_update(optimizer, self._dense_gradients_after_noting_types(optimizer))
 
     # A step that is looked at stays on the device, as the others do.
     _note_gradients_at_step.only_looks = True  # type: ignore[attr-defined]
@@ -209,32 +209,34 @@ class StepLook:
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         stepped = self._stepped[id(optimizer)] = []
         for group in optimizer.param_groups:
-            is_moved = bool(rate_of(group))
+            is_moved = bool(learning_rate_of(group))
             for param in group["params"]:
-                before = None if is_over else _sample_of_tensor(param).clone()
+                before = None if is_over else _first_elements_of(param).clone()
                 stepped.append(
                     (param.detach(), before, _find_moving_elements(param.grad, is_good) if is_moved else None)
                 )
 
-    def _note_gradient_types(self, optimizer: Optimizer) -> list[Tensor]:
+    def _dense_gradients_after_noting_types(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""
         grads = []
         for number, group in enumerate(optimizer.param_groups):
             own = [param.grad for param in group["params"] if param.grad is not None]
             self._seen.stepped.update(id(param) for param in group["params"] if param.grad is not None)
-            _count_elements_by_type(self._type_counts_of_group(optimizer, number)["gradients"], own)
+            _count_elements_by_type(self._type_counts_to_add_to(optimizer, number)["gradients"], own)
             grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
         return grads
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._operations.is_idle = False
         if id(optimizer) not in self._given:  # a closure has computed them in the step
-            self._follow_sampled_update(optimizer, self._note_gradient_types(optimizer), is_over=True)
+            self._follow_sampled_update(
+                optimizer, self._dense_gradients_after_noting_types(optimizer), is_over=True
+            )
         self._given.discard(id(optimizer))
 
     _after_step.only_looks = True  # type: ignore[attr-defined]
 
-    def _type_counts_of_group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
+    def _type_counts_to_add_to(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
         key = (self._number_of_optimizer(optimizer), number)
         self._seen.names[key] = f"{type(optimizer).__name__} {number}"
         return self._seen.groups.setdefault(key, defaultdict(Counter))
@@ -252,7 +254,7 @@ class StepLook:
         trained = [one for one in weights if one.requires_grad and id(one) not in all_held]
         free = [one for one in trained if type_name(one) in HALF]
         for number, group in enumerate(optimizer.param_groups):
-            counts = self._type_counts_of_group(optimizer, number)
+            counts = self._type_counts_to_add_to(optimizer, number)
             elements = 0
             for param in group["params"]:
                 mastered = self._weights_behind_master(param, pairs, [] if id(param) in own else free)
@@ -300,7 +302,7 @@ class StepLook:
             if len(alike) > 1:
                 alike.sort(
                     key=lambda one: float(
-                        (_sample_of_tensor(one).to(param) - _sample_of_tensor(param)).abs().sum()
+                        (_first_elements_of(one).to(param) - _first_elements_of(param)).abs().sum()
                     )
                 )
             if not alike and (param.dim() != 1 or param.numel() > sum(one.numel() for one in free)):
@@ -324,7 +326,7 @@ class StepLook:
             second = find_second_moment(optimizer, param)
             if moves is not None and second is not None:
                 zero = (
-                    (_sample_of_tensor(second) == 0)
+                    (_first_elements_of(second) == 0)
                     if is_eps_zero_in(group, second.dtype)
                     else torch.zeros_like(moves)
                 )
@@ -332,14 +334,14 @@ class StepLook:
         for old, (copy, given, moves), (new, _) in zip(
             self._before.get(id(optimizer), []), stepped, held, strict=False
         ):
-            now = _sample_of_tensor(new)
+            now = _first_elements_of(new)
             before = old if old.dtype is now.dtype else given  # masters that were made in this step
             if before is None or moves is None or moves.shape != old.shape:
                 continue
             stayed = (before == now).logical_and_(moves)
             apart = torch.zeros_like(stayed)
             if copy.dtype is not now.dtype:
-                apart = (_sample_of_tensor(copy).to(now.dtype) != now).logical_and_(moves)
+                apart = (_first_elements_of(copy).to(now.dtype) != now).logical_and_(moves)
             self._seen.updates.append(torch.stack([moves.sum(), stayed.sum(), apart.sum()]))
 
     def ledger_of_looks(self, **facts: Any) -> Ledger:
@@ -350,12 +352,12 @@ class StepLook:
         frozen: Counter[str] = Counter()
         for key, (_, name, elements) in seen.weights.items():
             frozen[name] += elements * (key not in seen.trained)
-        moved, stayed, apart = _sums_of_rows(seen.updates) or (0, 0, 0)
+        moved, stayed, apart = _column_sums_read_from_device(seen.updates) or (0, 0, 0)
         if moved:
             lost, update = stayed / moved, "stochastic" if apart else "nearest"
         if seen.has_compensation:
             update = "kahan"
-        adam, zero = _sums_of_rows(seen.denominators) or (0, 0)
+        adam, zero = _column_sums_read_from_device(seen.denominators) or (0, 0)
         main = max(seen.forward, key=lambda name: seen.forward[name], default="")
         groups = []
         for place, counts in sorted(seen.groups.items()):
@@ -559,7 +561,7 @@ def is_eps_zero_in(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
     return isinstance(eps, float) and not group.get("fused") and float(torch.tensor(eps).to(dtype)) == 0
 
 
-def _sums_of_rows(rows: Sequence[Tensor]) -> list[int]:
+def _column_sums_read_from_device(rows: Sequence[Tensor]) -> list[int]:
     """Return the sums of counts over all rows, read from the device."""
     return torch.stack([row.to(rows[0].device) for row in rows]).sum(dim=0).tolist() if rows else []
 
@@ -578,7 +580,7 @@ def _is_gradient_statistic(name: str, value: Any, param: Tensor) -> bool:
     )
 
 
-def _sample_of_tensor(tensor: Tensor) -> Tensor:
+def _first_elements_of(tensor: Tensor) -> Tensor:
     return local_part(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
@@ -587,10 +589,12 @@ def _find_moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None
     return (
         None
         if grad is None or grad.is_sparse
-        else (_sample_of_tensor(grad) != 0).logical_and_(is_good.to(grad.device))
+        else (_first_elements_of(grad) != 0).logical_and_(is_good.to(grad.device))
     )
 
 
 def _copies_of_sampled_weights(optimizer: Optimizer) -> list[Tensor]:
     """Return copies of the first elements of what an optimizer steps."""
-    return [_sample_of_tensor(param).clone() for group in optimizer.param_groups for param in group["params"]]
+    return [
+        _first_elements_of(param).clone() for group in optimizer.param_groups for param in group["params"]
+    ]

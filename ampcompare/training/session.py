@@ -66,7 +66,7 @@ class Session:
             config.nan_patience, assembly.replicas, ranks.any, stops=config.on_nan != "continue"
         )
         self.policies = make_policies(config, assembly, self.divergence)
-        self.stateful: dict[str, _HasState] = {
+        self.stateful: dict[str, _HasStateDict] = {
             policy.name: policy for policy in self.policies if policy.name is not None
         }
         if assembly.average is not None:
@@ -113,7 +113,7 @@ class Session:
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
             if (left <= 0 and position.batch == 0) or self.why_ended_early:
                 break
-            self._tell_phase("training")
+            self._report_phase("training")
             begin = self._wall_time_after_device() - position.train_seconds
             batches: Iterator[Any] = assembly.task.data.train_batches(
                 epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
@@ -129,7 +129,7 @@ class Session:
             trained = self._wall_time_after_device()
             if ranks.size > 1:
                 self._require_equal_ranks(epoch)
-            self._tell_phase("evaluating")
+            self._report_phase("evaluating")
             result = self._evaluate_trained_weights()
             averaged = self._evaluate_average_if_any()
             position.epoch = epoch + 1
@@ -155,7 +155,7 @@ class Session:
             if self._saver is not None:
                 self._save_after_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
-            self._tell_phase("saving")
+            self._report_phase("saving")
             self._saver.save_run(position, self.state_dict, last=True)
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -230,9 +230,9 @@ class Session:
             self.interrupted = ranks.any(asked) if ranks.size > 1 else asked
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
             position.train_seconds = self._wall_time_after_device() - begin
-            self._tell_phase("saving")
+            self._report_phase("saving")
             self._saver.save_run(position, self.state_dict, last=self.interrupted)
-            self._tell_phase("training")
+            self._report_phase("training")
         return self.interrupted
 
     def _save_after_epoch(self, saver: CheckpointSaver, result: EvaluationResult) -> None:
@@ -243,10 +243,10 @@ class Session:
         if improved:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
-            self._tell_phase("saving")
+            self._report_phase("saving")
             saver.save_run(self.position, self.state_dict, best=improved)
 
-    def _tell_phase(self, phase: TrainingPhase) -> None:
+    def _report_phase(self, phase: TrainingPhase) -> None:
         if self.on_phase is not None:
             self.on_phase(phase)
 
@@ -379,7 +379,7 @@ def prefetch_batches(batches: Iterable[Any], depth: int, stream: CudaCopyStream)
         yield batch
 
 
-class _HasState(Protocol):
+class _HasStateDict(Protocol):
     """A part of a run that changes while it trains."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, lr_scheduler
 
-from ampcompare.diagnosis.prefix import PrefixWatch, update_masses_lost, zero_denominator_share
+from ampcompare.diagnosis.prefix import PrefixWatch, lost_update_masses, share_divided_by_zero
 from ampcompare.results.records.outlook import Prefix
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
@@ -25,7 +25,7 @@ ULP = 2.0**-7  # of bf16 in [1, 2)
 )
 def test_half_an_ulp_is_the_border(dtype: torch.dtype, update: float, lost: int) -> None:
     """An update of half an ulp or less leaves a weight of 1 as it is, more moves it."""
-    ((mass, gone),) = update_masses_lost(torch.ones(1), torch.tensor([update]), dtype, [1.0]).tolist()
+    ((mass, gone),) = lost_update_masses(torch.ones(1), torch.tensor([update]), dtype, [1.0]).tolist()
     assert (mass, gone) == (pytest.approx(abs(update)), pytest.approx(lost * abs(update)))
 
 
@@ -126,7 +126,7 @@ def test_an_optimizer_divides_by_zero_in_fp16(make: Any) -> None:
     optimizer = make([param], lr=0.1, eps=1e-8)
     param.grad = torch.tensor([1e-6, 1e-6, 1.0, 0.0])
     optimizer.step()
-    assert float(zero_denominator_share(optimizer, torch.float16)) == 0.75
-    assert float(zero_denominator_share(optimizer, torch.bfloat16)) == 0.0
+    assert float(share_divided_by_zero(optimizer, torch.float16)) == 0.75
+    assert float(share_divided_by_zero(optimizer, torch.bfloat16)) == 0.0
     optimizer.param_groups[0]["eps"] = 1e-4
-    assert float(zero_denominator_share(optimizer, torch.float16)) == 0.0
+    assert float(share_divided_by_zero(optimizer, torch.float16)) == 0.0

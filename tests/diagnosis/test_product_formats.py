@@ -80,7 +80,7 @@ def test_a_cure_is_proven_by_training_or_said_not_to_be(monkeypatch: pytest.Monk
     def train(loop: Any, arm: Any, conditions: Any, *, is_twin: bool = False) -> float:
         return losses["twin" if is_twin else str(arm)]
 
-    monkeypatch.setattr("ampcompare.diagnosis.product_formats._mean_tail_loss", train)
+    monkeypatch.setattr("ampcompare.diagnosis.product_formats._train_and_average_last_losses", train)
     found = ampcompare.diagnose(loop_of(64.0), arm="gemm:mxfp4,keep=none", device="cpu", steps=4)
     assert found.cure is not None
     assert found.cure.arm == "gemm:mxfp4,keep=second"

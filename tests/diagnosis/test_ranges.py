@@ -18,7 +18,7 @@ from ampcompare.diagnosis.ranges import (
     sum_of_range_counts,
     total_nonfinite_and_lost_of,
 )
-from ampcompare.diagnosis.sites import ModuleSites
+from ampcompare.diagnosis.sites import RunningModules
 from ampcompare.results.records.diagnosis import MagnitudeRange
 
 
@@ -90,7 +90,7 @@ def group() -> Iterator[None]:
 def test_a_collective_runs_once_and_ends_the_wide_run() -> None:
     """Other ranks would wait for a second one, and the wide values of this rank are not those of all."""
     reference = Fp32Reference()
-    with OperationWatch(ModuleSites(), reference) as watch:
+    with OperationWatch(RunningModules(), reference) as watch:
         reduced = torch.ones(3).bfloat16() * 2
         assert reference.wide_tensor_of(reduced) is not None
         distributed.all_reduce(reduced)
@@ -102,7 +102,7 @@ def test_a_collective_runs_once_and_ends_the_wide_run() -> None:
 def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
     """An fp32 result whose elements do not lie in order keeps what was computed from rounded inputs."""
     exact = torch.tensor([[1 + 2.0**-12, 2.0], [3.0, 4.0]])
-    with OperationWatch(ModuleSites(), Fp32Reference()) as watch:
+    with OperationWatch(RunningModules(), Fp32Reference()) as watch:
         result = exact.bfloat16().float().t() * 2
     assert not result.is_contiguous()
     assert result[0, 0] == 2
@@ -113,7 +113,7 @@ def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
 
 def test_a_cast_of_integers_is_counted() -> None:
     """It has no floating input whose counts could be reused."""
-    with OperationWatch(ModuleSites(), Fp32Reference()) as watch:
+    with OperationWatch(RunningModules(), Fp32Reference()) as watch:
         torch.arange(4).half()
     (event,) = (one for one in watch.drain().events if one.key[1] == "_to_copy")
     assert event.row[:256].sum() == 4

@@ -9,7 +9,7 @@ from torch import Tensor
 from ampcompare.diagnosis.findings import nonfinite_reason_of
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.operation_watch import OperationWatch, WatchedStep
-from ampcompare.diagnosis.sites import ModuleSites
+from ampcompare.diagnosis.sites import RunningModules
 from ampcompare.diagnosis.step_watch import LostUpdateCounter
 
 TINY = 1e-6
@@ -36,7 +36,7 @@ def by_size(x: Tensor) -> Tensor:
 
 
 def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> WatchedStep:
-    watch = OperationWatch(ModuleSites(), Fp32Reference())
+    watch = OperationWatch(RunningModules(), Fp32Reference())
     with watch:
         function(torch.ones(4, dtype=dtype))
     return watch.drain()

@@ -15,7 +15,7 @@ from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.operation_watch import OperationWatch
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
-from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, ModuleSites, calling_user_line
+from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, RunningModules, nearest_user_location_text
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 
 
@@ -86,7 +86,7 @@ def test_a_gradient_that_an_earlier_step_has_left_does_not_count(
 def test_a_kept_line_casts_nothing_to_16_bits() -> None:
     x = torch.full((2,), 300.0)
     called: set[str] = set()
-    file, _, number = calling_user_line(sys._getframe()).rpartition(":")
+    file, _, number = nearest_user_location_text(sys._getframe()).rpartition(":")
     with run_lines_in_fp32([f"{file}:{int(number) + 2}"], called):
         kept = x.half() * x.to(torch.float16)
         cast = x.half() * x.to(torch.float16)
@@ -99,7 +99,7 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
 def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
     """So that a pattern of `keep_fp32` finds them; a profile leaves out the wrapper of DistributedDataParallel."""
     outer = nn.ModuleDict({"module": model})
-    sites, marks = ModuleSites(), PhaseMarks()
+    sites, marks = RunningModules(), PhaseMarks()
     sites.name_modules(outer)
     marks.name_modules_of_new_models([outer])
     for known, name in ((sites, "module"), (marks, "")):
@@ -117,7 +117,7 @@ def test_what_is_hidden_is_there() -> None:
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_table_that_is_cast_before_the_first_step_is_known_in_fp32(follows: bool) -> None:
     """What its rounding has made zero is zero in the arm alone, as of a noise schedule that begins near 1."""
-    operations = OperationWatch(ModuleSites(), Fp32Reference())
+    operations = OperationWatch(RunningModules(), Fp32Reference())
     schedule = torch.tensor([1 - 1e-4, 0.5])
     with operations:
         operations.is_paused, operations.follows_unseen = True, follows

@@ -17,7 +17,7 @@ from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.data import SampleOptions
-from ampcompare.tasks.in_memory import memory_data
+from ampcompare.tasks.in_memory import make_memory_data
 from ampcompare.training.evaluate import evaluate_models
 from ampcompare.training.parallel.ranks import ProcessGroup, digest_of_weights
 from ampcompare.training.precision.base import make_precision
@@ -197,7 +197,7 @@ def evaluated_with_padding() -> Any:
     batches = [(logits[part], labels[part]) for part in mine.split(5)]
     indices = range(group.rank, 33, group.size)
     part = (torch.zeros(11, 11), torch.arange(11))
-    data = memory_data(
+    data = make_memory_data(
         "eleven", part, part, SampleOptions(0), num_classes=11, moved_share=0.0, background=0.0
     )
     return evaluate_models(

@@ -7,7 +7,7 @@ import pytest
 
 from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor import gpu
-from ampcompare.doctor.gpu import driver_version, examine_gpus, gpu_gains_text, has_nvidia_gpu
+from ampcompare.doctor.gpu import driver_version_and_evidence, examine_gpus, gpu_gains_text, has_nvidia_gpu
 
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi")
@@ -88,13 +88,13 @@ def test_cuda_that_crashes() -> None:
 def test_driver_from_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi tells its version, or why it cannot."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert driver_version() == (None, "there is no nvidia-smi")
+    assert driver_version_and_evidence() == (None, "there is no nvidia-smi")
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 550.54.15\n")
     tool.chmod(0o755)
-    assert driver_version() == ("550.54.15", "from nvidia-smi")
+    assert driver_version_and_evidence() == ("550.54.15", "from nvidia-smi")
     tool.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
-    assert driver_version() == (None, "nvidia-smi does not answer (CalledProcessError)")
+    assert driver_version_and_evidence() == (None, "nvidia-smi does not answer (CalledProcessError)")
 
 
 @pytest.mark.parametrize(

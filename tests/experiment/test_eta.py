@@ -67,12 +67,12 @@ def end(cells: RunningCells, number: int, now: float, *, reused: bool = False) -
 
 def left(cells: RunningCells, now: float) -> float | None:
     """Return how long all cells still take."""
-    return cells.views(now)[1].left
+    return cells.cell_views_and_matrix_progress(now)[1].left
 
 
 def left_of(cells: RunningCells, place: int, now: float) -> float | None:
     """Return how long a running cell still takes, by its place among those."""
-    return cells.views(now)[0][place].left
+    return cells.cell_views_and_matrix_progress(now)[0][place].left
 
 
 @dataclass

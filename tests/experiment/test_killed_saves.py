@@ -2,7 +2,7 @@
 
 import pytest
 
-from ampcompare.experiment.killed_saves import KillOutcome, kill_outcome_lines
+from ampcompare.experiment.killed_saves import KillOutcome, kill_outcome_lines_and_is_all_well
 
 LOADS = KillOutcome("94 % of last.pt written", True, "resumes behind step 2")
 BARE = KillOutcome("before it writes last.pt", False, "no file is left to start from")
@@ -30,6 +30,6 @@ SPOILED = KillOutcome("5 % of last.pt written", False, "last.pt does not load: E
 def test_files_that_are_gone_are_not_said_to_load(
     kills: list[KillOutcome], is_first: bool, said: str
 ) -> None:
-    lines, is_well = kill_outcome_lines(kills, is_first=is_first)
+    lines, is_well = kill_outcome_lines_and_is_all_well(kills, is_first=is_first)
     assert lines[-1].startswith(said)
     assert is_well == ("does not serve" not in said)

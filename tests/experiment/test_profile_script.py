@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.experiment.profile import profile_script
+from ampcompare.experiment.profile import profile_and_trace_of_script
 from ampcompare.results.records.profile import ArmProfile
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
@@ -46,7 +46,7 @@ def profiled(
         config = RunConfig(arm=arm, device="cpu", script=script_config(["train.py"]))
         folder = tmp_path / "run"
         folder.mkdir()
-        return profile_script(config, folder, steps=2, profiled=1)[0]
+        return profile_and_trace_of_script(config, folder, steps=2, profiled=1)[0]
 
     return run
 

@@ -53,5 +53,5 @@ def test_a_side_in_a_stack_has_the_threads_and_hashes_of_the_others(
     path = tmp_path / "environment.json"
     code = f"import json, os; open({str(path)!r}, 'w').write(json.dumps(dict(os.environ)))"
     stack = StackConfig(name="own", command=(sys.executable,))
-    assert replay._run_words_in_stack(stack, ["-c", code], tmp_path) == (0, "")
+    assert replay._exit_code_and_output_in_stack(stack, ["-c", code], tmp_path) == (0, "")
     assert ONE_THREAD.items() <= json.loads(path.read_text(encoding="utf-8")).items()

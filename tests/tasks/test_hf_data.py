@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.tasks.image_data import load_data
-from ampcompare.tasks.lm import text_data
+from ampcompare.tasks.lm import load_text_data
 
 datasets = pytest.importorskip("datasets", reason="needs the extra hf")
 
@@ -94,5 +94,5 @@ def test_texts(tmp_path: Path) -> None:
     columns = {"id": [1, 2], "body": ["one line", "another"]}
     features = {"id": datasets.Value("int64"), "body": datasets.Value("string")}
     name = _save(tmp_path / "texts", features, {"train": columns, "validation": columns})
-    data = text_data(name, seed=0, sequence_length=4)
+    data = load_text_data(name, seed=0, sequence_length=4)
     assert bytes(data.train["tokens"][0].tolist()) == b"one l"

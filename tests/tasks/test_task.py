@@ -8,7 +8,7 @@ from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.tasks import classification_loss, load_data
 from ampcompare.tasks.classification import Classification, make_image_views
 from ampcompare.tasks.data import SampleOptions
-from ampcompare.tasks.in_memory import memory_data
+from ampcompare.tasks.in_memory import make_memory_data
 from ampcompare.training.evaluate import evaluate_models
 from ampcompare.training.precision.base import make_precision
 
@@ -82,7 +82,9 @@ def test_logits_of_all_views_are_averaged(arm: str) -> None:
     cpu = torch.device("cpu")
     batches = [(images[:10], labels[:10]), (images[10:], labels[10:])]
     part = (images, labels)
-    data = memory_data("three", part, part, SampleOptions(0), num_classes=3, moved_share=0.0, background=0.0)
+    data = make_memory_data(
+        "three", part, part, SampleOptions(0), num_classes=3, moved_share=0.0, background=0.0
+    )
     found = evaluate_models(Classification(data, tta="flips"), [model], precision, batches, cpu)
     logits = (Columns()(images) + Columns()(images).flip(-1)) / 2
     assert found.samples == 16

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.lm import Gpt, sentences, text_data
+from ampcompare.tasks.lm import Gpt, load_text_data, sentences
 
 
 def test_windows_predict_each_byte_once(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_windows_predict_each_byte_once(tmp_path: Path) -> None:
     text = bytes(range(200))
     path = tmp_path / "all.bin"
     path.write_bytes(text)
-    data = text_data(f"text:{path}", seed=0, sequence_length=6)
+    data = load_text_data(f"text:{path}", seed=0, sequence_length=6)
     train, val = data.train["tokens"], data.val["tokens"]
     assert train.dtype is torch.uint8
     assert (train.shape, val.shape) == ((29, 7), (3, 7))
@@ -30,7 +30,7 @@ def test_lines_are_filled_up_and_masked(tmp_path: Path) -> None:
     """A line lies between two newlines, longer ones are cut, blank ones left out; the mask has what is predicted."""
     path = tmp_path / "lines.txt"
     path.write_text("ab\n\nabcdefgh\nc\n" + "xy\n")
-    data = text_data(f"lines:{path}", seed=0, sequence_length=5)
+    data = load_text_data(f"lines:{path}", seed=0, sequence_length=5)
     rows = [bytes(row.tolist()) for row in data.train["tokens"]]
     assert rows == [b"\nab\n\0\0", b"\nabcde", b"\nc\n\0\0\0"]
     assert data.train["mask"].tolist() == [[True] * 3 + [False] * 2, [True] * 5, [True] * 2 + [False] * 3]
@@ -42,10 +42,10 @@ def test_a_users_texts(user_module: Callable[[str, str], None]) -> None:
     user_module(
         "mytext", "def good():\n    return 'abcdefgh' * 4, b'abcdefgh'\n\n\ndef bad():\n    return 'x'\n"
     )
-    data = text_data("mytext:good", seed=0, sequence_length=7)
+    data = load_text_data("mytext:good", seed=0, sequence_length=7)
     assert (data.num_train, data.num_val) == (4, 1)
     with pytest.raises(ConfigError, match="must return two texts"):
-        text_data("mytext:bad", seed=0, sequence_length=7)
+        load_text_data("mytext:bad", seed=0, sequence_length=7)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_users_texts(user_module: Callable[[str, str], None]) -> None:
 def test_texts_that_cannot_be(name: str, length: int, message: str) -> None:
     """A wrong name, a missing file and too little text each have their message."""
     with pytest.raises(ConfigError, match=message):
-        text_data(name, seed=0, sequence_length=length)
+        load_text_data(name, seed=0, sequence_length=length)
 
 
 def test_the_text_never_changes() -> None:

@@ -17,7 +17,7 @@ from ampcompare.training.assemble import make_schedule
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import SingleProcess
-from ampcompare.training.precision.base import make_precision, rate_of
+from ampcompare.training.precision.base import learning_rate_of, make_precision
 from tests.host_reads import HostReads
 
 
@@ -182,7 +182,7 @@ def test_an_optimizer_without_a_rate_is_trained() -> None:
 
     model = net()
     optimizer = SignDescent(model.parameters(), {})
-    rates = [[rate_of(group) for group in optimizer.param_groups]]
+    rates = [[learning_rate_of(group) for group in optimizer.param_groups]]
     loop = Loop(
         [model], [optimizer], make_precision("fp32"), SingleProcess(), loss_of, HostClock(),
         schedule=lambda step: 1 / (step + 1), base_lrs=rates,

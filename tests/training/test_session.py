@@ -13,7 +13,7 @@ from ampcompare.results.records.step import StepRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.classification import Classification
 from ampcompare.tasks.data import SampleOptions
-from ampcompare.tasks.in_memory import memory_data
+from ampcompare.tasks.in_memory import make_memory_data
 from ampcompare.training.evaluate import evaluate_models
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock, PeakMemory
@@ -74,7 +74,9 @@ def seven_classes() -> Classification:
     """Return a task of seven classes, whose data are not used."""
     part = (torch.zeros(7, 7), torch.arange(7))
     return Classification(
-        memory_data("seven", part, part, SampleOptions(0), num_classes=7, moved_share=0.0, background=0.0)
+        make_memory_data(
+            "seven", part, part, SampleOptions(0), num_classes=7, moved_share=0.0, background=0.0
+        )
     )
 
 

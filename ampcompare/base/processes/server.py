@@ -50,7 +50,7 @@ def main(number: int, names: list[str]) -> int:
     with process_ended_at_hangup(number):
         _load_torch()
         for name in names:
-            _load_module(name)
+            _import_module_or_call_function(name)
     gc.collect()
     gc.freeze()  # a collection in a fork does not copy the pages of what is there now
     _send_event(channel, "ready")
@@ -59,7 +59,7 @@ def main(number: int, names: list[str]) -> int:
         # the fork reports what cannot be loaded
         with process_ended_at_hangup(number), contextlib.suppress(Exception):
             for name in request["load"]:
-                _load_module(name)
+                _import_module_or_call_function(name)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork.*", DeprecationWarning)
             child = os.fork()
@@ -86,7 +86,7 @@ def _load_torch() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
-def _load_module(name: str) -> None:
+def _import_module_or_call_function(name: str) -> None:
     """Import a module, or call a function of it without arguments."""
     if ":" in name:
         _function_named(name)()

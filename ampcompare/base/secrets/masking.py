@@ -81,7 +81,7 @@ def value_of_secret_names_variable() -> str:
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an argument or variable, such as `--hf-token` or `WANDB_API_KEY`, is of a secret."""
     words = [word for word in re.split(r"[^a-z0-9]+", _name_in_lower_case(name)) if word]
-    if _matches_users_secret_patterns(name):
+    if _does_match_users_secret_patterns(name):
         return True
     if not words or words[-1] in NOT_THE_SECRET:
         return False
@@ -95,7 +95,7 @@ def _name_in_lower_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
 
 
-def _matches_users_secret_patterns(name: str) -> bool:
+def _does_match_users_secret_patterns(name: str) -> bool:
     patterns = value_of_secret_names_variable().lower().replace("-", "_").split(",")
     return any(fnmatch.fnmatchcase(_name_in_lower_case(name), pattern) for pattern in patterns if pattern)
 
@@ -105,7 +105,9 @@ def _is_secret(name: str, value: str) -> bool:
         return False
     if is_secret_name(name):
         return (
-            not ORDINARY.fullmatch(value) or "passw" in name.lower() or _matches_users_secret_patterns(name)
+            not ORDINARY.fullmatch(value)
+            or "passw" in name.lower()
+            or _does_match_users_secret_patterns(name)
         )
     is_key = _name_in_lower_case(name).rpartition("_")[2] == "key"
     return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None

@@ -149,7 +149,7 @@ def find_operation(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet, None), which or "default", None)
 
 
-def operations_cast_on(device: str) -> set[str]:
+def operations_with_autocast_kernel(device: str) -> set[str]:
     """Return the names of all operations that autocast for "CUDA" or "CPU" has a kernel for."""
     return set(torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device}"))
 
@@ -266,7 +266,7 @@ def cast_of_operation(name: str, device: str = "cuda") -> CastKind:
         `Cast.NONE` where autocast has no kernel for it, or where no call of it could be tried.
     """
     function = find_operation(name)
-    if function is None or name not in operations_cast_on(device.upper()):
+    if function is None or name not in operations_with_autocast_kernel(device.upper()):
         return CastKind.NONE
     half, full = torch.float16, torch.float32
     seen = []
@@ -563,14 +563,14 @@ def _cast_rule_of_operation(name: str, function: Any) -> _Rule | None:
     """Return how an operation is cast; None where torch's own kernel for the CPU casts it so."""
     if name.removeprefix("aten::") in RECURRENT:
         return _lower_type_rule(function, cached=False)
-    if name == "aten::rms_norm" and name not in operations_cast_on("CUDA"):
+    if name == "aten::rms_norm" and name not in operations_with_autocast_kernel("CUDA"):
         return _fused_rms_norm_rule(function)
     if name.startswith(OF_LISTS):
         return functools.partial(_call_without_casts, function)
-    if name not in operations_cast_on("CUDA"):
+    if name not in operations_with_autocast_kernel("CUDA"):
         return _rule_of_uncast_operation(name, function)
     cast = cast_of_operation(name)
-    if name in operations_cast_on("CPU"):
+    if name in operations_with_autocast_kernel("CPU"):
         of_cpu = cast_of_operation(name, "cpu")
         if cast is of_cpu:
             return None
@@ -633,7 +633,7 @@ def install_cuda_casts() -> None:
             return  # what defines operations is imported or loaded
         if not _known:
             _library_for_operation("_").fallback(torch.library.fallthrough_kernel, SPARE)
-        names = operations_cast_on("CUDA") | operations_cast_on("CPU")
+        names = operations_with_autocast_kernel("CUDA") | operations_with_autocast_kernel("CPU")
         names |= {f"aten::{name}" for name in RECURRENT} | set(TRANSFORMS)
         names |= {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(OF_LISTS)}
         if find_operation("aten::_fused_rms_norm") is not None:

@@ -22,7 +22,7 @@ from ampcompare.diagnosis.loops import LoopConditions, arm_precision_isolated
 from ampcompare.diagnosis.profiling.operation_counter import (
     OperationCounts,
     repeated_casts_by_line,
-    untuned_sizes_of_product,
+    sizes_unfit_for_tensor_cores,
 )
 from ampcompare.diagnosis.profiling.step_profiler import MeasuredSteps, StepCounts, StepProfiler
 from ampcompare.diagnosis.profiling.trace import TraceTotals
@@ -134,7 +134,7 @@ def profile_from_steps(
     if profile.limits is None:
         return profile
     dtype = half or ("tf32" if device.type == "cuda" and _has_tf32_on() else "fp32")
-    peak = _peak_of_device(device, dtype, emulated="emulated" in (mode or ""))
+    peak = _peak_rates_of_device(device, dtype, emulated="emulated" in (mode or ""))
     limits = profile.limits.model_copy(
         update={
             "peak_flops": peak.flops,
@@ -192,7 +192,7 @@ def profile_from_measured(arm: str, measured: MeasuredSteps, **facts: object) ->
     }
     if counts is not None:
         found |= {
-            "products": _products_off_tensor_cores(counts),
+            "products": _products_too_odd_for_tensor_cores(counts),
             "syncs": _host_read_places(counts, account),
             "repeated": [
                 RepeatedCast(where=where, module=module, casts=count, bytes=size)
@@ -261,11 +261,11 @@ def _longest_operations(account: TraceTotals, factors: dict[Phase, float]) -> li
     return sorted(rows, key=lambda row: -row.seconds)[:MAX_OPERATIONS]
 
 
-def _products_off_tensor_cores(counts: OperationCounts) -> list[Product]:
+def _products_too_odd_for_tensor_cores(counts: OperationCounts) -> list[Product]:
     forward = sum(counts.products.values())
     rows: dict[tuple[str, str, str, tuple[str, ...]], float] = defaultdict(float)
     for shape, flops in counts.products.items():
-        missed = untuned_sizes_of_product(shape)
+        missed = sizes_unfit_for_tensor_cores(shape)
         if missed:
             rows[shape.module, shape.operation, shape.dtype, tuple(missed)] += flops / forward
     found = [
@@ -306,7 +306,7 @@ def _host_read_places(counts: OperationCounts, account: TraceTotals) -> list[Hos
 
 
 @dataclass(frozen=True)
-class _DevicePeak:
+class _DevicePeakRates:
     """FLOPs and bytes per second of a device for a type; None where unknown."""
 
     flops: float | None
@@ -315,55 +315,55 @@ class _DevicePeak:
 
 
 @cache
-def _rows_of_peak_table() -> list[dict[str, str]]:
+def _rows_of_data_sheet_peaks() -> list[dict[str, str]]:
     text = (files("ampcompare.diagnosis.profiling") / "data" / "peaks.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
-def find_peak_in_table(device_name: str, dtype: str) -> _DevicePeak | None:
+def find_peak_rates_in_table(device_name: str, dtype: str) -> _DevicePeakRates | None:
     """Return the peak of the data sheet; the first row whose name is in that of the device counts.
 
     A name stands alone: "L4" is not in "NVIDIA L40S". A row without figures is a device that is none of those below it.
     """
-    for row in _rows_of_peak_table():
+    for row in _rows_of_data_sheet_peaks():
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(row['name'])}(?![A-Za-z0-9])", device_name):
             if not row.get(dtype):
                 return None
-            return _DevicePeak(
+            return _DevicePeakRates(
                 1e12 * float(row[dtype]), 1e9 * float(row["gigabytes_per_second"]), row["source"]
             )
     return None
 
 
-def _peak_of_device(device: torch.device, dtype: str, *, emulated: bool = False) -> _DevicePeak:
+def _peak_rates_of_device(device: torch.device, dtype: str, *, emulated: bool = False) -> _DevicePeakRates:
     """Return the peak of a device for a type such as "bf16"; measured (in fp32 if emulated) without a data sheet."""
     if device.type == "cuda":
-        known = find_peak_in_table(torch.cuda.get_device_name(device), dtype)
+        known = find_peak_rates_in_table(torch.cuda.get_device_name(device), dtype)
         if known is not None:
             return known
-    return measured_peak_of_device(device, "fp32" if emulated else dtype)
+    return measured_peak_rates_of_device(device, "fp32" if emulated else dtype)
 
 
 @cache
-def measured_peak_of_device(device: torch.device, dtype: str) -> _DevicePeak:
+def measured_peak_rates_of_device(device: torch.device, dtype: str) -> _DevicePeakRates:
     """Measure the fastest of some square products, and of some copies."""
     kind = TYPES.get(dtype)
     if kind is None:
-        return _DevicePeak(None, None, "")
+        return _DevicePeakRates(None, None, "")
     size = SIZE if kind is torch.float32 else SIZE // 2
     if device.type != "cpu":
         size = GPU_SIZE
     left = torch.ones(size, size, dtype=kind, device=device)
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    products = _fastest_seconds(lambda: torch.mm(left, left), device)
-    copies = _fastest_seconds(lambda: target.copy_(source), device)
-    return _DevicePeak(
+    products = _seconds_of_fastest_call(lambda: torch.mm(left, left), device)
+    copies = _seconds_of_fastest_call(lambda: target.copy_(source), device)
+    return _DevicePeakRates(
         2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {dtype} products of {size}, copies"
     )
 
 
-def _fastest_seconds(call: Callable[[], object], device: torch.device) -> float:
+def _seconds_of_fastest_call(call: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     with torch.no_grad():
         for _ in range(REPEATS):
@@ -375,7 +375,7 @@ def _fastest_seconds(call: Callable[[], object], device: torch.device) -> float:
     return max(best, 1e-9)
 
 
-def profile_loop(
+def profile_and_trace_of_loop(
     loop: Loop, config: RunConfig, *, steps: int, profiled: int
 ) -> tuple[ArmProfile, dict[str, Any]]:
     """Train a loop under the arm of a configuration, and return its profile and trace.

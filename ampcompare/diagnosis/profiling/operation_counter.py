@@ -22,7 +22,7 @@ from ampcompare.base.tensors.products import OperationMode, narrowest_type_name,
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.diagnosis.sites import PACKAGE, calling_user_line, shown_line_of_frame
+from ampcompare.diagnosis.sites import PACKAGE, location_text_of_frame, nearest_user_location_text
 
 aten = torch.ops.aten
 OVERFLOW_CHECKS = tuple(
@@ -119,7 +119,7 @@ class OperationCounter(OperationMode):
         if self.device.type == "cpu":
             note = self._computed.update if marks.phase in COMPUTING else self._computed.difference_update
             note(map(_storage_address, outputs))
-        if what := self._how_host_is_read(name, inputs, outputs):
+        if what := self._why_host_waits(name, inputs, outputs):
             self._reads[self._reading_line_and_value(what)] += 1
         if counts.steps or name == READ_OF_NUMBER:
             return
@@ -138,7 +138,7 @@ class OperationCounter(OperationMode):
                 ForwardProduct(marks.running_module, name, narrowest_type_name(inputs), sizes)
             ] += flops
 
-    def _how_host_is_read(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
+    def _why_host_waits(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
         """Return how an operation makes the host wait for a value; "" if it does not."""
         if name == READ_OF_NUMBER:
             # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
@@ -159,13 +159,15 @@ class OperationCounter(OperationMode):
         storage = source.untyped_storage()
         counts.keep.append(storage)
         key = (storage.data_ptr(), source._version, type_name(result))
-        counts.casts[key].append((calling_user_line(sys._getframe(2)), self.marks.running_module, moved))
+        counts.casts[key].append(
+            (nearest_user_location_text(sys._getframe(2)), self.marks.running_module, moved)
+        )
 
     def _reading_line_and_value(self, what: str) -> tuple[str, str]:
         """Return the line that reads a value, and what it is: a gradient scaler reads whether there was an overflow."""
         frame: FrameType | None = sys._getframe(3)  # past the mode that has seen it
         while frame is not None:
-            if line := shown_line_of_frame(frame):
+            if line := location_text_of_frame(frame):
                 return line, what
             name = frame.f_code.co_filename
             if name.endswith(SCALER) or name.startswith(OVERFLOW_CHECKS):
@@ -208,7 +210,7 @@ def _storage_address(tensor: Tensor) -> int:
         return 0
 
 
-def untuned_sizes_of_product(shape: ForwardProduct) -> list[str]:
+def sizes_unfit_for_tensor_cores(shape: ForwardProduct) -> list[str]:
     """Return the sizes of a product that are no multiples of 8 and keep a GPU from its tensor cores, or slow it there.
 
     These are the sizes that are contiguous in memory: not the rows of a batch. The channels of an image at the input of

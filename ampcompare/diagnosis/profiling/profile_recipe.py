@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
-from ampcompare.diagnosis.loops import recipe_loop
+from ampcompare.diagnosis.loops import make_recipe_loop
 from ampcompare.diagnosis.profiling.measure import (
     Loop,
     ProfiledPrecision,
@@ -40,12 +40,12 @@ MORE = 4  # times the batch
 
 def _recipe_loop_without_end(config: RunConfig, device: torch.device) -> Loop:
     """Return the loop of the recipe, which trains epoch after epoch until it is stopped."""
-    return recipe_loop(
+    return make_recipe_loop(
         config, device, epochs=itertools.count(), batches_of=ProfiledPrecision.time_batches, drain_every=NEVER
     )
 
 
-def profile_config_here(
+def profile_and_trace_of_config(
     config: RunConfig, steps: StepCounts, device: torch.device, *, trials: bool
 ) -> tuple[ArmProfile, dict[str, Any]]:
     """Return the profile of the arm of a configuration in this process, which is set up, and its trace.
@@ -104,7 +104,7 @@ def profile_recipe(
 ) -> dict[str, Any]:
     """Profile the arm and recipe of a configuration; `trace` is the file for the trace."""
     settings, device = enter_examining_process(config)
-    found, events = profile_config_here(
+    found, events = profile_and_trace_of_config(
         settings, StepCounts(timed=steps, profiled=profiled), device, trials=trials
     )
     Path(trace).write_text(json.dumps(events), encoding="utf-8")

@@ -60,14 +60,14 @@ def _share_of_phase(arm: ArmProfile, phase: str) -> float:
     )
 
 
-def _find_best_trial(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | None:
+def _find_trial_that_saves_most(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | None:
     """Return the trial of a kind of change that saves most, if it saves enough."""
     tried = [one for one in arm.trials if not one.failure and one.change.startswith(change)]
     best = max(tried, key=lambda one: one.saved_share, default=None)
     return best if best is not None and best.saved_share >= least else None
 
 
-def _trial_gain_text(trial: TimedChange | None) -> str:
+def _saved_share_text(trial: TimedChange | None) -> str:
     return (
         ""
         if trial is None
@@ -78,12 +78,12 @@ def _trial_gain_text(trial: TimedChange | None) -> str:
 def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = _share_of_phase(arm, "data")
     if share >= DATA:
-        trial = _find_best_trial(arm, "--workers")
+        trial = _find_trial_that_saves_most(arm, "--workers")
         yield Reason(
             kind="data",
             text=f"{percent_text(share)} of the step waits for the next batch",
             share=share,
-            gain=_trial_gain_text(trial)
+            gain=_saved_share_text(trial)
             or f"up to {percent_text(share)}: load ahead in workers, or do less for each sample",
             tested=trial is not None,
         )
@@ -116,7 +116,7 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
-    best = _find_best_trial(arm, BATCH, SMALL_BATCH)
+    best = _find_trial_that_saves_most(arm, BATCH, SMALL_BATCH)
     if best is not None:
         yield Reason(
             kind="small batch",
@@ -253,7 +253,7 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = _share_of_phase(arm, "optimizer")
-    trial = _find_best_trial(arm, "--optimizer-implementation")
+    trial = _find_trial_that_saves_most(arm, "--optimizer-implementation")
     if trial is None and (share < OPTIMIZER or "for-loop" not in arm.optimizer or arm.trials):
         return
     if trial is not None and share < TRIED:
@@ -263,7 +263,7 @@ def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         kind="optimizer",
         text=f"{arm.optimizer or 'the optimizer'} takes {percent_text(share)} of the step{count}",
         share=share,
-        gain=_trial_gain_text(trial) or "try fused=True or foreach=True",
+        gain=_saved_share_text(trial) or "try fused=True or foreach=True",
         tested=trial is not None,
     )
 
@@ -327,7 +327,7 @@ RULES: Sequence[Rule] = (
 )
 
 
-def add_reasons_to_profiles(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
+def profiles_with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
     return [arm.model_copy(update={"reasons": reasons_of_profile(arm, arms[0])}) for arm in arms]
 
 

@@ -25,7 +25,7 @@ from ampcompare.base.files.run_files import RunFile
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.profiling.memory import AllocatorBlock, MemoryLedger
 from ampcompare.diagnosis.profiling.operation_counter import OperationCounter, OperationCounts
-from ampcompare.diagnosis.profiling.trace import TraceTotals, account_of_trace
+from ampcompare.diagnosis.profiling.trace import TraceTotals, totals_of_trace
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.profile import Memory, Phase
 from ampcompare.training.process.device import synchronize_device
@@ -154,7 +154,7 @@ class StepProfiler(StepObserver):
             synchronize_device(self.device)
             self._entered.close()
             self.measured.trace = _trace_events_of_profiler(self._profiler)
-            self.measured.account = account_of_trace(self.measured.trace["traceEvents"])
+            self.measured.account = totals_of_trace(self.measured.trace["traceEvents"])
         if not self._ledger.is_idle:
             if done == self._first_watched + 1:
                 self._measure_peak_memory_of_step()

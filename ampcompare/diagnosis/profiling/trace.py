@@ -113,14 +113,14 @@ class TraceTotals:
                 self.fp32_layers[module] += seconds
 
 
-def account_of_trace(events: Iterable[Mapping[str, Any]]) -> TraceTotals:
+def totals_of_trace(events: Iterable[Mapping[str, Any]]) -> TraceTotals:
     known = [_trace_event_from(event) for event in events if event.get("ph") == "X" and "dur" in event]
     marks = [event for event in known if event.name == STEP and event.category == "user_annotation"]
     account = TraceTotals(steps=len(marks))
     if not marks:
         return account
     steps = sorted((event.start, event.end) for event in marks)
-    host = _nest_events(_host_events_of_thread(known, marks[0].thread))
+    host = _outermost_events_with_nested(_host_events_of_thread(known, marks[0].thread))
     modules = _modules_by_node(host)
     if any(event.category in DEVICE_WORK for event in known):
         _add_kernel_times(account, known, host, steps, modules, marks[0].thread)
@@ -148,7 +148,7 @@ def _host_events_of_thread(known: Iterable[TraceEvent], thread: tuple[Any, Any])
     return [one for one in work if not _is_gloo_collective(one)]
 
 
-def _nest_events(events: list[TraceEvent]) -> list[TraceEvent]:
+def _outermost_events_with_nested(events: list[TraceEvent]) -> list[TraceEvent]:
     """Return the outermost events of a thread, with those inside them."""
     events.sort(key=lambda event: (event.start, -event.end))
     roots: list[TraceEvent] = []
@@ -216,16 +216,16 @@ def _is_emulated_product(event: TraceEvent) -> bool:
     if work_kind_of_operation(event.name) != "product" or not is_half(event.narrowest_input_type):
         return False
     inner = [
-        (work_kind_of_operation(one.name), one.narrowest_input_type) for one in _called_operations(event)
+        (work_kind_of_operation(one.name), one.narrowest_input_type) for one in _operations_called_by(event)
     ]
     return ("product", "fp32") in inner and any(kind == "cast" for kind, _ in inner)
 
 
-def _called_operations(event: TraceEvent) -> Iterator[TraceEvent]:
+def _operations_called_by(event: TraceEvent) -> Iterator[TraceEvent]:
     """Yield the operations that an operation calls, also those of a dispatch mode around it."""
     for one in event.inside:
         if one.name == MODE:
-            yield from _called_operations(one)
+            yield from _operations_called_by(one)
         else:
             yield one
 
@@ -254,7 +254,7 @@ def _add_own_times_of_host(
             kind = "emulation" if name == MODE else work_kind_of_operation(name)
         account.add_seconds_of(here.phase, kind, name, dtype, here.module, max(0.0, own))
         if is_range and collectives:
-            free = _span_parts_outside_of(
+            free = _span_parts_outside_others(
                 [(event.start, event.end)], [(one.start, one.end) for one in event.inside]
             )
             exposed = sum(_seconds_of_overlap(span, collectives) for span in free) * MICROSECOND
@@ -302,7 +302,7 @@ def _add_kernel_times(
     # The autograd engine launches from a thread of its own, whose events are matched the same way.
     begin = steps[0][0]
     for other in {event.thread for event in known if event.category == "cpu_op"} - {thread}:
-        for root in _nest_events(_host_events_of_thread(known, other)):
+        for root in _outermost_events_with_nested(_host_events_of_thread(known, other)):
             if root.end > begin:
                 visit(root, _WalkPlace("backward"), ("", ""), in_step=True)
     work = sorted(
@@ -318,7 +318,7 @@ def _add_kernel_times(
     idle_phases.sort()
     compute, wire = (_merged_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
     # a collective counts only where nothing is computed
-    for start, stop in _span_parts_outside_of(wire, compute):
+    for start, stop in _span_parts_outside_others(wire, compute):
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND
     reached = begin
     for event in kernels:
@@ -327,7 +327,7 @@ def _add_kernel_times(
         own = max(0.0, event.end - max(event.start, reached))
         account.add_seconds_of(place.phase, kind, operation or event.name, dtype, place.module, own)
         reached = max(reached, event.end)
-    for start, stop in _span_parts_outside_of([(begin, end)], _merged_spans([*compute, *wire])):
+    for start, stop in _span_parts_outside_others([(begin, end)], _merged_spans([*compute, *wire])):
         _add_idle_gap(account, start, stop, idle_phases)
 
 
@@ -354,7 +354,7 @@ def _merged_spans(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _span_parts_outside_of(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
+def _span_parts_outside_others(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
     """Yield the parts of disjoint spans that lie in none of some others, which are in order."""
     for start, end in spans:
         at = start
@@ -413,7 +413,7 @@ def _work_kind_of_kernel(kernel: str, operation: str) -> WorkKind:
     return "pointwise" if kind == "sync" else kind
 
 
-def merged_trace(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def trace_of_all_arms(traces: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the events of some arms' traces in one, each with the arm's name; one without a step is left out."""
     merged: list[dict[str, Any]] = []
     for place, (name, trace) in enumerate(traces):

@@ -230,7 +230,7 @@ def archive_checkpoints(folder: Path) -> None:
         path.replace(previous)
 
 
-def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]:
+def make_progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]:
     """Return a function that writes the progress of a cell, and where it runs, to a file in its folder."""
 
     path = folder / CellFile.PROGRESS
@@ -247,18 +247,18 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
     return write_progress
 
 
-def progress_reader_of_new_process(
+def make_progress_reader_of_new_process(
     folder: Path, on_progress: Callable[[Progress], None] | None
 ) -> Callable[[], None]:
-    """Return a `progress_reader` of a process that is about to start, to which nothing that is there now is news."""
-    progress_writer(folder)(Progress(0, 0, 0, "starting"))
+    """Return a reader of progress of a process that is about to start, to which nothing that is there now is news."""
+    make_progress_writer(folder)(Progress(0, 0, 0, "starting"))
     path = folder / CellFile.PROGRESS
-    return progress_reader(
+    return make_progress_reader(
         folder, on_progress, last=path.read_text(encoding="utf-8") if path.exists() else ""
     )
 
 
-def progress_reader(
+def make_progress_reader(
     folder: Path,
     on_progress: Callable[[Progress], None] | None,
     on_place: Callable[[str], None] = lambda place: None,

@@ -15,7 +15,7 @@ from ampcompare.base.processes.start import exit_code_text, isolated_environment
 from ampcompare.experiment.launch.cell_files import (
     log_tail,
     make_cell_folder,
-    progress_reader_of_new_process,
+    make_progress_reader_of_new_process,
     record_without_written_files,
     sandbox_of_cell,
     write_config,
@@ -171,7 +171,7 @@ class ForkedLauncher(ForkServerLauncher):
         on_progress: Callable[[Progress], None] | None,
     ) -> int:
         """Return the exit code of the cell."""
-        read = progress_reader_of_new_process(folder, on_progress)
+        read = make_progress_reader_of_new_process(folder, on_progress)
         words, load = [str(folder.resolve())], _libraries_to_preload(config.recipe)
         with (folder / CellFile.LOG).open("wb") as log:
             options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}

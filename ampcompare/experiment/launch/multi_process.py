@@ -17,7 +17,7 @@ from ampcompare.experiment.launch.cell_files import (
     last_lines_of_file,
     log_tail,
     make_cell_folder,
-    progress_reader_of_new_process,
+    make_progress_reader_of_new_process,
     record_without_written_files,
     remove_temporary_files_of_cell,
     sandbox_of_cell,
@@ -75,7 +75,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        report_progress = progress_reader_of_new_process(folder, on_progress)
+        report_progress = make_progress_reader_of_new_process(folder, on_progress)
         with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.processes_kept_on_cores():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._process.start(
@@ -101,7 +101,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        failures = _failures_of_ranks(folder)
+        failures = _read_exit_codes_of_failed_ranks(folder)
         # The others get SIGTERM when one has failed.
         killed = [
             failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM
@@ -130,7 +130,7 @@ def _end_agent(agent: subprocess.Popen[bytes]) -> None:
         agent.wait()
 
 
-def _failures_of_ranks(folder: Path) -> list[dict[str, int]]:
+def _read_exit_codes_of_failed_ranks(folder: Path) -> list[dict[str, int]]:
     try:
         failures: list[dict[str, int]] = json.loads((folder / CellFile.FAILURE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

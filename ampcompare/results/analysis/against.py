@@ -11,7 +11,7 @@ from ampcompare.backends.arm import find_same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.inference.terms import Terms
-from ampcompare.results.analysis.pairing.scores import common_metric, value_spacing
+from ampcompare.results.analysis.pairing.scores import common_metric, spacing_of_final_values
 from ampcompare.results.analysis.results_table import PrintedNumber, ResultsTable, RunOrMeanOfRuns, judge_arms
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, Verdict
@@ -78,7 +78,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
     if not ended:
         raise RecordError(f"{name} holds no run that was completed or diverged")
     metric = common_metric(ended).model_copy(update={"difference": "points"})
-    step = value_spacing(ended) or FINEST
+    step = spacing_of_final_values(ended) or FINEST
     runs: list[RunOrMeanOfRuns] = []
     for record in ended:
         seed, value = str(record.config.recipe.seed), record.summary.metric_final

@@ -104,7 +104,7 @@ class ModuleErrors:
     answer: Answer
 
 
-def _module_text(finding: ReplayFinding) -> str:
+def _module_and_kind_text(finding: ReplayFinding) -> str:
     """Return the module of a finding with its kind; in brackets stands what is no module, such as the gradients."""
     has_kind = bool(finding.kind) and not finding.module.startswith("(")
     return f"{finding.module} ({finding.kind})" if has_kind else finding.module
@@ -149,7 +149,9 @@ class ReplayJudgment:
         count = format_count(self.modules, "module")
         if self.answer == "noise":
             return f"{self.change}: noise: {count} and the update are the same functions, and as exact"
-        names = format_few_names([_module_text(one) for one in _first_finding_of_each_module(self.findings)])
+        names = format_few_names(
+            [_module_and_kind_text(one) for one in _first_finding_of_each_module(self.findings)]
+        )
         return f"{self.change}: {self.answer}: {names}; judged were {count}"
 
     def data(self) -> dict[str, Any]:
@@ -233,10 +235,12 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
         if row["module"] in WITHOUT_FP64:
             line = WITHOUT_FP64[row["module"]]
             answer, apart = "another function", _number_or_infinity(entry["error"])
-        elif _number_or_infinity(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
+        elif _number_or_infinity(entry.get("same", 0.0)) > (
+            line := _least_function_change_that_counts(entry, first)
+        ):
             answer, apart = "another function", _number_or_infinity(entry["same"])
         else:
-            line = _error_threshold(entry, first)
+            line = _least_error_change_that_counts(entry, first)
             answer = "less exact"
             apart = _number_or_infinity(entry["error"])
         if not apart > line:
@@ -249,7 +253,7 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
             name,
             apart,
             first and _number_or_infinity(first["error"]),
-            _first_operation_apart(row, known, answer) if part == "fwd" else "",
+            _first_operation_with_other_answer(row, known, answer) if part == "fwd" else "",
         )
         key = (answer == "less exact", part)
         weight = apart / line if line else math.inf
@@ -259,7 +263,9 @@ def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) ->
         yield found[key][1]
 
 
-def _first_operation_apart(row: Mapping[str, Any], known: Mapping[str, Any] | None, answer: Answer) -> str:
+def _first_operation_with_other_answer(
+    row: Mapping[str, Any], known: Mapping[str, Any] | None, answer: Answer
+) -> str:
     """Return the first operation of a module with another fp64 answer than any of the base, or with a larger error.
 
     An operation has the answer of another one, whatever they are called and in which order they are, if size and mark
@@ -289,7 +295,7 @@ def _number_or_infinity(value: Any) -> float:
     return float(value) if value is not None and not math.isnan(float(value)) else math.inf
 
 
-def _rounding_unit(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _rounding_unit_of_entry(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     return float((first or entry)["unit"])
 
 
@@ -297,15 +303,15 @@ def _largest_movement_in_units(entry: Mapping[str, Any], first: Mapping[str, Any
     return max(_number_or_infinity(entry["moved"]), _number_or_infinity(first["moved"]) if first else 0.0)
 
 
-def _function_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _least_function_change_that_counts(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     condition = _number_or_infinity(entry["moved"]) / float(entry["unit"])
     if math.isinf(_number_or_infinity(entry.get("same", 0.0))) and math.isfinite(condition):
         return SAME
     return max(SAME, OF_FP64 * FP64 * condition)
 
 
-def _error_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    unit = _rounding_unit(entry, first)
+def _least_error_change_that_counts(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+    unit = _rounding_unit_of_entry(entry, first)
     of_unit = OF_FP32 if unit < HALF else OF_HALF
     # Of the base alone: what the change computes in is what is judged.
     moved = _number_or_infinity(first["moved"]) if first else _number_or_infinity(entry["moved"])
@@ -320,7 +326,7 @@ def _errors_in_units(
     for part, _, entry, first in _pair_known_tensors(row, known):
         if _number_or_infinity((first or entry)["moved"]) > MOST_MOVED:
             continue  # terms that cancel out leave no digits
-        unit = _rounding_unit(entry, first) + float((first or entry).get("rounding", 0.0))
+        unit = _rounding_unit_of_entry(entry, first) + float((first or entry).get("rounding", 0.0))
         before, now = (_number_or_infinity(one["error"]) / unit if one else 0.0 for one in (first, entry))
         most = units.get(part, (0.0, 0.0))
         units[part] = max(most[0], before), max(most[1], now)

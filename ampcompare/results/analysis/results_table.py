@@ -34,7 +34,7 @@ from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, Seque
 from ampcompare.results.analysis.pairing.scores import (
     effect_in_spacings,
     largest_common_spacing,
-    rounding_spread,
+    rounding_deviation_of_spacings,
 )
 from ampcompare.results.analysis.summary import UndecidedRow, conclude_comparison, decided_rows
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
@@ -322,7 +322,7 @@ def _difference_of_arms(
     )
     rounding = [max(step, sample.step) ** 2 / 12 for sample in samples]  # variance of the error of a number
     counts = [sample.count for sample in samples]
-    pairs = _pairs_of_seeds(here, there)
+    pairs = _value_pairs_of_common_seeds(here, there)
     is_paired = 2 * len(pairs) > max(len(here), len(there))
     uses_sd = min(counts) < MIN_PAIRS and sd is not None
     if sd is not None and uses_sd:
@@ -339,12 +339,12 @@ def _difference_of_arms(
             for sample, rounded in zip(samples, rounding, strict=True)
         ]
         effect = welch_effect(ours.mean - theirs.mean, variances, [sample.known for sample in samples])
-    least, error = rounding_spread(ours.step, theirs.step), effect.error
+    least, error = rounding_deviation_of_spacings(ours.step, theirs.step), effect.error
     effect = replace(effect, error=max(least, error))
     return _ArmDifference(effect, error < least, not uses_sd and not is_paired, uses_sd)
 
 
-def _pairs_of_seeds(
+def _value_pairs_of_common_seeds(
     here: Sequence[tuple[RunOrMeanOfRuns, PrintedNumber]],
     there: Sequence[tuple[RunOrMeanOfRuns, PrintedNumber]],
 ) -> list[tuple[float, float]]:

@@ -122,7 +122,7 @@ def summarize(
         reference=reference,
         seeds=sorted({record.config.recipe.seed for record in records}),
         order=list(order),
-        environment=_environment_of_records(records),
+        environment=_environment_of_first_run(records),
         reading=[],
         excluded=excluded,
         only_copies=only_copies,
@@ -323,7 +323,7 @@ def conclude_comparison(
     return comparison.model_copy(update={"headline": headline(about)})
 
 
-def _environment_of_records(records: Sequence[RunRecord]) -> dict[str, Any]:
+def _environment_of_first_run(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return that of the first run that has one: of one here, if there is any, rather than of one in a stack."""
     ran = [record for record in records if record.status != "failed"]
     own = [record for record in ran if record.config.stack is None]

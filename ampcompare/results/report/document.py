@@ -285,7 +285,7 @@ class Document:
             if name is not None and not (mark == "?" and known[name].has_undrawn_figures_only):
                 section = known.pop(name)
                 blocks = section.blocks[: int(most) if most else None]
-                fold = _fold_state_of_blocks(mark, blocks) or section.fold
+                fold = _word_for_open_or_closed(mark, blocks) or section.fold
                 title = section.title
                 if fold and not title and isinstance(blocks[0], Table):
                     title, blocks = blocks[0].title, [replace(blocks[0], title="", caption=blocks[0].title)]
@@ -293,6 +293,6 @@ class Document:
         return found
 
 
-def _fold_state_of_blocks(mark: str, blocks: Sequence[Block]) -> str:
+def _word_for_open_or_closed(mark: str, blocks: Sequence[Block]) -> str:
     is_short = all(len(block.rows) <= MAX_OPEN for block in blocks if isinstance(block, Table))
     return {"+": "closed", "!": "open", "*": "open" if is_short else "closed"}.get(mark, "")

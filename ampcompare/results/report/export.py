@@ -103,16 +103,16 @@ def points_of_record(record: RunRecord, folder: Path) -> Iterator[Point]:
     last = None
     for step in iter_steps(steps):
         if last is not None and last.epoch != step.epoch and last.epoch in epochs:
-            yield elapsed, last.step, _epoch_values(epochs.pop(last.epoch), record)
+            yield elapsed, last.step, _tracked_values_of_epoch(epochs.pop(last.epoch), record)
         skipped += not all(step.applied)
         elapsed += step.seconds + step.data_seconds
-        yield elapsed, step.step, _step_values(step, skipped)
+        yield elapsed, step.step, _tracked_values_of_step(step, skipped)
         last = step
     if last is not None and last.epoch in epochs:
-        yield elapsed, last.step, _epoch_values(epochs[last.epoch], record)
+        yield elapsed, last.step, _tracked_values_of_epoch(epochs[last.epoch], record)
 
 
-def _step_values(step: StepRecord, skipped: int) -> dict[str, float]:
+def _tracked_values_of_step(step: StepRecord, skipped: int) -> dict[str, float]:
     # an unscaled loss is a loss times 1, and so has the name that all have
     scales = step.loss_scales or (1.0,)
     values = {"train/loss": step.loss, "train/skipped": float(skipped), "time/step_seconds": step.seconds}
@@ -121,7 +121,7 @@ def _step_values(step: StepRecord, skipped: int) -> dict[str, float]:
     return values | {name: value for name, value in known.items() if value is not None}
 
 
-def _epoch_values(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
+def _tracked_values_of_epoch(epoch: EpochResult, record: RunRecord) -> dict[str, float]:
     values = {
         f"eval/{metric.tag}": epoch.values[metric.name]
         for metric in record.metrics

@@ -67,12 +67,12 @@ def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: 
     )
     left = width - before
     if left < MIN_WIDTH:
-        return "\n".join(line for row in rows for line in _row_as_paragraph(row, names, width))
+        return "\n".join(line for row in rows for line in _row_as_lines(row, names, width))
     wrapped = [[*row[:-1], textwrap.fill(row[-1], left, break_on_hyphens=False)] for row in rows]
     return _simple_table(wrapped, names)
 
 
-def _row_as_paragraph(row: Sequence[str], names: Sequence[str], width: int) -> list[str]:
+def _row_as_lines(row: Sequence[str], names: Sequence[str], width: int) -> list[str]:
     """Return the lines of a row: its first column, the others that have a value with their heads, and its text."""
     facts = "; ".join(
         f"{name} {text}" for name, text in zip(names[1:-1], row[1:-1], strict=True) if text != "-"

@@ -299,7 +299,9 @@ def _lay_out_by_choice(
     if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
         return None
     drawn = _draw_table_lines(columns, widths, len(table.rows), paint)
-    return _TableText(drawn, [*everywhere, *_group_note_lines(table, notes)], _hidden_columns(table, choice))
+    return _TableText(
+        drawn, [*everywhere, *_note_lines_with_names_of_rows(table, notes)], _hidden_columns(table, choice)
+    )
 
 
 def _shown_columns_and_notes(table: Table, choice: _NarrowingChoice) -> tuple[_ShownColumns, list[list[str]]]:
@@ -377,7 +379,7 @@ def _row_lines(
     return lines
 
 
-def _group_note_lines(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
+def _note_lines_with_names_of_rows(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
     """Return the notes of rows as lines, each once with the names of its rows."""
     arms: dict[str, list[str]] = {}
     for row, its in zip(table.rows, notes, strict=False):
@@ -400,7 +402,7 @@ def _shared_note_lines_and_other_notes(
     """Return lines for the notes of all rows but at most one, and the notes of each row without them."""
     counts = Counter(note for its in notes for note in its)
     shared = [note for note, count in counts.items() if count > 2 and count >= len(notes) - 1]
-    lines = _group_note_lines(table, [[note for note in its if note in shared] for its in notes])
+    lines = _note_lines_with_names_of_rows(table, [[note for note in its if note in shared] for its in notes])
     return lines, [[note for note in its if note not in shared] for its in notes]
 
 

@@ -71,8 +71,8 @@ class SeedWatch:
         wrap = self._events.wrap
         self._note_known_torch_seed()
         self._follow_torch_seeds()
-        wrap(np.random, "seed", self._call_with_shifted_seed("numpy.random.seed", shifted_numpy_seed))
-        wrap(random, "seed", self._call_with_shifted_seed("random.seed", shifted_python_seed))
+        wrap(np.random, "seed", self._make_call_with_shifted_seed("numpy.random.seed", shifted_numpy_seed))
+        wrap(random, "seed", self._make_call_with_shifted_seed("random.seed", shifted_python_seed))
         # Under the names that scripts and trainers use; torch restores what it has saved under others.
         for owner, name in ((torch, "set_rng_state"), (np.random, "set_state"), (random, "setstate")):
             wrap(
@@ -102,7 +102,7 @@ class SeedWatch:
             around = (
                 self._seed_torch_from_entropy
                 if name == "seed"
-                else self._call_with_shifted_seed(told, shifted_torch_seed)
+                else self._make_call_with_shifted_seed(told, shifted_torch_seed)
             )
             self._events.wrap(owner, name, around)
             # The same object under both names: a process that is spawned gets functions by their name.
@@ -118,10 +118,10 @@ class SeedWatch:
                     self._events.wrap(
                         module,
                         name,
-                        self._call_with_shifted_seed(f"torch.{device}.{name}", shifted_torch_seed),
+                        self._make_call_with_shifted_seed(f"torch.{device}.{name}", shifted_torch_seed),
                     )
 
-    def _call_with_shifted_seed(
+    def _make_call_with_shifted_seed(
         self, function: str, shift: Shift, kind: str = "global"
     ) -> Callable[..., Any]:
         def around(inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,7 +226,7 @@ class SeedWatch:
             self._note_known_torch_seed()
 
     def _shift_new_python_generator(self, inner: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
-        around = self._call_with_shifted_seed("random.Random", shifted_python_seed, "own")
+        around = self._make_call_with_shifted_seed("random.Random", shifted_python_seed, "own")
         return around(functools.partial(inner, generator), *args, **kwargs)
 
     def _shift_new_default_rng(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,9 @@ class SeedWatch:
         if not _is_seed_of_numbers(seed):  # a generator, say
             return inner(*args, **kwargs)
         shift = functools.partial(shifted_numpy_seed, seeds=None)
-        return self._call_with_shifted_seed("numpy.random.default_rng", shift, "own")(inner, *args, **kwargs)
+        return self._make_call_with_shifted_seed("numpy.random.default_rng", shift, "own")(
+            inner, *args, **kwargs
+        )
 
     def _follow_generator_classes(self) -> None:
         """Let generators that are made from now on be seeded with the offset; what is made stays of its type."""

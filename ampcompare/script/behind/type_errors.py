@@ -460,12 +460,12 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
     trace = failure.error.__traceback__
     if failure.stands in (_WhatStandsIn.AUTOCAST, _WhatStandsIn.O1):
-        name = _name_in_model(_modules_that_raised(trace)[0])
+        name = _name_in_model(_raising_modules_and_their_locals(trace)[0])
     else:
-        name = _module_that_raised(trace)[0] if failure.stands is _WhatStandsIn.WEIGHTS else ""
+        name = _name_and_locals_of_raising_module(trace)[0] if failure.stands is _WhatStandsIn.WEIGHTS else ""
     if not name:
         return ("fp32",)
-    model = _modules_that_raised(trace)[0][0]
+    model = _raising_modules_and_their_locals(trace)[0][0]
     scales = half_dtype_of(failure.arm) is torch.float16
     # torch cannot unscale complex gradients, so another dtype without a scale is what trains such a model
     arm = UNSCALED if scales and any(each.is_complex() for each in model.parameters()) else failure.arm
@@ -484,7 +484,7 @@ def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
     The first give the type of their inputs if the arm keeps them. Of the second, which run whole in fp32 as they are,
     as a head behind a `.float()` of the model, the outermost counts that was given nothing else.
     """
-    modules, given = _modules_that_raised(failure.error.__traceback__)
+    modules, given = _raising_modules_and_their_locals(failure.error.__traceback__)
     if not modules:
         return []
     names = {id(module): name for name, module in modules[0].named_modules()}
@@ -499,12 +499,12 @@ def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
     return [*patterns, *([outermost] if outermost else [])]
 
 
-def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[Any]]:
+def _name_and_locals_of_raising_module(trace: types.TracebackType | None) -> tuple[str, list[Any]]:
     """Return the name of the innermost part of a model that has raised, and what its `forward` holds.
 
     The name is "" where that has no 16-bit weights, or weights of other types too.
     """
-    modules, given = _modules_that_raised(trace)
+    modules, given = _raising_modules_and_their_locals(trace)
     is_known = bool(modules) and _has_16_bit_weights_alone(modules[-1])
     return _name_in_model(modules) if is_known else "", given[-1] if given else []
 
@@ -514,7 +514,9 @@ def _has_16_bit_weights_alone(module: nn.Module) -> bool:
     return bool(weights) and weights <= set(HALF_DTYPES)
 
 
-def _modules_that_raised(trace: types.TracebackType | None) -> tuple[list[nn.Module], list[list[Any]]]:
+def _raising_modules_and_their_locals(
+    trace: types.TracebackType | None,
+) -> tuple[list[nn.Module], list[list[Any]]]:
     """Return the modules whose `forward` has raised, the model first, and what that of each holds."""
     modules: list[nn.Module] = []
     given: list[list[Any]] = []

@@ -56,7 +56,7 @@ def main(kind: str, path: str) -> int:
         elif isinstance(request, ProfileRequest):
             status = _profile_script(request, rank)
         elif isinstance(request, PrefixWatchRequest):
-            status = _watch_prefix(request, rank)
+            status = _run_prefix_watched(request, rank)
         elif isinstance(request, ResumeRequest):
             status = _run_traced_script(request, rank)
     except AmpCompareError as error:
@@ -153,7 +153,7 @@ def _profile_script(request: ProfileRequest, rank: int) -> int:
     return status
 
 
-def _watch_prefix(request: PrefixWatchRequest, rank: int) -> int:
+def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
     from ampcompare.diagnosis.prefix import PrefixWatch
     from ampcompare.script.arm_process import types_of_lifted_weights

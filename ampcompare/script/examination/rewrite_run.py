@@ -415,7 +415,7 @@ class _RewriteTrace:
         """Note the operations of a backward pass by their precision."""
         if self._is_inside:  # of a checkpoint: its operations run a second time
             return inner(tensors, *args, **options)
-        counts, halves = _count_results_by_precision(tensors)
+        counts, halves = _result_counts_and_half_types(tensors)
         self._passes.append(counts)
         self._halves |= halves
         self._is_inside = True
@@ -519,7 +519,7 @@ def _norm_of_step_gradients(optimizer: Any) -> float:
     return norm if scale is None else norm / float(scale)
 
 
-def _count_results_by_precision(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
+def _result_counts_and_half_types(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
     """Return how often each kind of operation below losses gave a 16-bit and a wider result, and the 16-bit types."""
     import torch
 

@@ -161,7 +161,7 @@ class Target:
             ConfigError: there is no such script or module, or it is not Python that can be run.
         """
         if not self.is_module:
-            return _load_script_code(self.name)
+            return _load_code_and_main_of_script(self.name)
         spec = self._find_module_to_run()
         if not hasattr(spec.loader, "get_code"):
             raise ConfigError(f"{spec.name} is not Python code that can be run")
@@ -220,7 +220,7 @@ def target_of(name: str, arguments: list[str], *, is_module: bool) -> Target:
     return Target(name, arguments, is_module=False)
 
 
-def _load_script_code(name: str) -> tuple[CodeType, ModuleType]:
+def _load_code_and_main_of_script(name: str) -> tuple[CodeType, ModuleType]:
     path = os.path.abspath(name)
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)

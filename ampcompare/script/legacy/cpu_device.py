@@ -113,7 +113,7 @@ def _replace_cuda_functions() -> None:
         torch.cuda.nccl.version = lambda: _NCCL_VERSION
 
 
-def _factory_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+def _make_factory_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -133,11 +133,11 @@ def _replace_factories() -> None:
         module = importlib.import_module(path)
         original = getattr(module, function, None)
         if original is not None:
-            replacement = _factory_on_cpu(original)
+            replacement = _make_factory_on_cpu(original)
             setattr(module, function, replacement)
             keep_operator_for_jit(original, replacement)
     for name in TENSOR_FACTORIES:
-        setattr(Tensor, name, _factory_on_cpu(getattr(Tensor, name)))
+        setattr(Tensor, name, _make_factory_on_cpu(getattr(Tensor, name)))
 
 
 def _replace_generator() -> None:
@@ -289,7 +289,7 @@ class _NoOperation(AbstractContextManager[Any]):
         return function
 
 
-def _function_returning(value: Any) -> Any:
+def _make_function_returning(value: Any) -> Any:
     def constant(*args: Any, **kwargs: Any) -> Any:
         return value
 
@@ -302,9 +302,9 @@ class _StreamOnCpu(_NoOperation):
     device = torch.device("cpu")
     cuda_stream = 0
     priority = 0
-    wait_stream = wait_event = synchronize = _function_returning(None)
-    query = _function_returning(True)
-    is_capturing = _function_returning(False)  # there are no graphs
+    wait_stream = wait_event = synchronize = _make_function_returning(None)
+    query = _make_function_returning(True)
+    is_capturing = _make_function_returning(False)  # there are no graphs
 
     def record_event(self, event: _EventOnCpu | None = None) -> _EventOnCpu:
         """Return an event recorded now."""
@@ -316,8 +316,8 @@ class _StreamOnCpu(_NoOperation):
 class _EventOnCpu:
     """A time on the wall clock; all work before it is complete."""
 
-    wait = synchronize = _function_returning(None)
-    query = _function_returning(True)
+    wait = synchronize = _make_function_returning(None)
+    query = _make_function_returning(True)
 
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
@@ -365,7 +365,7 @@ def _cuda_function_stand_ins() -> dict[str, Any]:
     """Return what stands in for functions of `torch.cuda`; TorchDynamo takes no function under two names."""
     return {
         **{
-            name: _function_returning(None)  # the CPU's generator is seeded by torch.manual_seed
+            name: _make_function_returning(None)  # the CPU's generator is seeded by torch.manual_seed
             for name in (
                 *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
                 *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
@@ -374,7 +374,7 @@ def _cuda_function_stand_ins() -> dict[str, Any]:
             )
         },
         **{
-            name: _function_returning(0)
+            name: _make_function_returning(0)
             for name in (
                 *("current_blas_handle", "current_device", "utilization"),
                 *("memory_allocated", "memory_cached", "memory_reserved"),
@@ -382,19 +382,19 @@ def _cuda_function_stand_ins() -> dict[str, Any]:
             )
         },
         **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _NoOperation),
-        **{name: _function_returning(_stream) for name in ("current_stream", "default_stream")},
+        **{name: _make_function_returning(_stream) for name in ("current_stream", "default_stream")},
         **{
-            name: _function_returning(False)
+            name: _make_function_returning(False)
             for name in ("can_device_access_peer", "is_current_stream_capturing")
         },
-        **{name: _function_returning(True) for name in ("is_available", "is_bf16_supported")},
+        **{name: _make_function_returning(True) for name in ("is_available", "is_bf16_supported")},
         "Event": _EventOnCpu,
         "Stream": _StreamOnCpu,
         "cudart": _cudart_stand_in,
-        "device_count": _function_returning(1),
+        "device_count": _make_function_returning(1),
         "get_arch_list": lambda: [],
-        "get_device_capability": _function_returning(CAPABILITY),
-        "get_device_name": _function_returning("CPU in place of CUDA"),
+        "get_device_capability": _make_function_returning(CAPABILITY),
+        "get_device_name": _make_function_returning("CPU in place of CUDA"),
         "get_device_properties": _made_up_device_properties,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
@@ -402,7 +402,7 @@ def _cuda_function_stand_ins() -> dict[str, Any]:
         "mem_get_info": lambda device=None: _free_and_total_memory(),
         "memory_snapshot": lambda *args, **kwargs: [],
         "memory_stats": lambda device=None: defaultdict(int),
-        "memory_summary": _function_returning("no CUDA memory: this run uses the CPU\n"),
+        "memory_summary": _make_function_returning("no CUDA memory: this run uses the CPU\n"),
         "set_rng_state": lambda new_state, device=None: torch.set_rng_state(new_state),
         "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
     }
@@ -412,11 +412,11 @@ FUNCTIONS = _cuda_function_stand_ins()
 # `torch.accelerator` on a machine with a GPU, where it differs; each version of torch has more of them.
 _ACCELERATOR: dict[str, Any] = {
     **_cuda_function_stand_ins(),
-    **{name: _function_returning(None) for name in ("set_device_idx", "set_device_index")},
-    **{name: _function_returning(0) for name in ("current_device_idx", "current_device_index")},
+    **{name: _make_function_returning(None) for name in ("set_device_idx", "set_device_index")},
+    **{name: _make_function_returning(0) for name in ("current_device_idx", "current_device_index")},
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": _NoOperation,
-    "get_device_capability": _function_returning(
+    "get_device_capability": _make_function_returning(
         {"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}
     ),
     "get_memory_info": lambda device_index=None: _free_and_total_memory(),
@@ -427,7 +427,7 @@ def _autocast_on_cpu(lists: str) -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
     if lists == "cuda":
         install_cuda_casts()
-    _follow_autocast_setters(switch_cuda_casts if lists == "cuda" else _function_returning(None))
+    _follow_autocast_setters(switch_cuda_casts if lists == "cuda" else _make_function_returning(None))
     _keep_autocast_state_of_cpu()
     _cast_inputs_on_cpu()
 

@@ -153,10 +153,10 @@ def _patch_prelu() -> None:
 
 def _patch_clamp_bounds() -> None:
     for name in ("clamp", "clamp_"):
-        setattr(Tensor, name, _clamp_with_integer_bounds(getattr(Tensor, name)))
+        setattr(Tensor, name, _make_clamp_with_integer_bounds(getattr(Tensor, name)))
 
 
-def _clamp_with_integer_bounds(original: Callable[..., Any]) -> Callable[..., Any]:
+def _make_clamp_with_integer_bounds(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def clamp(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.is_floating_point() or self.is_complex():
@@ -226,10 +226,10 @@ def _arguments_with_local_rank(parser: Any, given: list[str]) -> list[str]:
 def _patch_uint8_masks() -> None:
     """Let operations accept uint8 masks, and let masks act as bytes in subtraction and `~`."""
     for name, index in METHODS.items():
-        setattr(Tensor, name, _operation_taking_uint8(getattr(Tensor, name), index))
+        setattr(Tensor, name, _make_operation_taking_uint8(getattr(Tensor, name), index))
     for name, index in FUNCTIONS.items():
         original = getattr(torch, name)
-        replacement = _operation_taking_uint8(original, index)
+        replacement = _make_operation_taking_uint8(original, index)
         setattr(torch, name, replacement)
         keep_operator_for_jit(original, replacement)
     _patch_bool_arithmetic()
@@ -242,7 +242,7 @@ def _mask_as_bool(mask: Any) -> Any:
     return mask
 
 
-def _operation_taking_uint8(original: Callable[..., Any], mask_index: int) -> Callable[..., Any]:
+def _make_operation_taking_uint8(original: Callable[..., Any], mask_index: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def operation(*args: Any, **kwargs: Any) -> Any:
         if len(args) > mask_index:

@@ -18,14 +18,17 @@ def find_shadowing_text(error: BaseException) -> str | None:
     folder = Path(sys.path[0] or ".").resolve() if sys.path else None
     if folder is None or not isinstance(error, AttributeError | ImportError):
         return None
-    library, file = _find_import_by_library(error, folder) or (None, _find_file_lacking_name(error, folder))
+    library, file = _find_library_and_file_it_imported(error, folder) or (
+        None,
+        _find_file_lacking_name(error, folder),
+    )
     if file is None:
         return None
     by = "" if library is None else f" by {library}"
     return f"{file} was imported{by} in place of a module with that name; rename the file"
 
 
-def _find_import_by_library(error: BaseException, folder: Path) -> tuple[str, str] | None:
+def _find_library_and_file_it_imported(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """Return a library and the file that it imported, which asked for what was not complete yet."""
     if "partially initialized module" not in str(error):
         return None

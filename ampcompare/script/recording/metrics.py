@@ -30,22 +30,22 @@ def start_logging_scalars() -> Callable[[], None]:
 def _log_scalars_of_module(events: Subscriptions, name: str) -> None:
     module: Any = sys.modules[name]
     if name in WRITERS:
-        events.wrap(module.SummaryWriter, "add_scalar", _call_behind_log(_log_tensorboard_scalar))
+        events.wrap(module.SummaryWriter, "add_scalar", _make_call_with_log(_log_tensorboard_scalar))
     elif name == "wandb":
-        events.wrap(module, "log", _call_behind_log(_log_wandb_scalars))
+        events.wrap(module, "log", _make_call_with_log(_log_wandb_scalars))
         run = getattr(getattr(module, "wandb_run", None), "Run", None) or getattr(module, "Run", None)
         if run is not None:  # `run = wandb.init()`, `run.log(...)`
             events.wrap(
                 run,
                 "log",
-                _call_behind_log(lambda _run, *args, **kwargs: _log_wandb_scalars(*args, **kwargs)),
+                _make_call_with_log(lambda _run, *args, **kwargs: _log_wandb_scalars(*args, **kwargs)),
             )
     else:
-        events.wrap(module, "log_metric", _call_behind_log(_log_mlflow_metric))
-        events.wrap(module, "log_metrics", _call_behind_log(_log_mlflow_metrics))
+        events.wrap(module, "log_metric", _make_call_with_log(_log_mlflow_metric))
+        events.wrap(module, "log_metrics", _make_call_with_log(_log_mlflow_metrics))
 
 
-def _call_behind_log(log: Callable[..., None]) -> Callable[..., Any]:
+def _make_call_with_log(log: Callable[..., None]) -> Callable[..., Any]:
     def call_logged(original: Any, *args: Any, **kwargs: Any) -> Any:
         log(*args, **kwargs)
         return original(*args, **kwargs)

@@ -179,7 +179,7 @@ ROWS = {
 }
 
 
-def summary_table(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
+def summary_headers_and_rows(summary: ExecSummary) -> tuple[list[str], list[list[str]]]:
     """Return headers and one row per optimizer and loss; what does not apply is empty."""
     rows = [_table_row_of_optimizer(number, one) for number, one in sorted(summary.optimizers.items())]
     return HEADERS, rows + [_table_row_of_loss(number, one) for number, one in sorted(summary.losses.items())]
@@ -239,7 +239,7 @@ def summary_as_plain_data(summary: ExecSummary) -> dict[str, Any]:
 def record_document(path: Path) -> Document:
     """Return the report of a record, before it has a format: a table with a row per optimizer and loss."""
     summary = read_exec_record(path)
-    heads, rows = summary_table(summary)
+    heads, rows = summary_headers_and_rows(summary)
     sections = [
         Section("endings", [Text([printable_line(ending_sentence(summary), 500)])]),
         Section(

@@ -42,7 +42,7 @@ class WholeNumberWatch:
             return
         self._calls += 1
         for name, tensor in _named_input_tensors(module, args, kwargs):
-            changed = _find_changed_number(tensor, dtype)
+            changed = _find_whole_number_and_its_rounding(tensor, dtype)
             place = f"{name} of {type(module).__name__}"
             if changed is not None and place not in self._noted:
                 self._noted.add(place)
@@ -73,7 +73,7 @@ def _named_input_tensors(
             yield name, value
 
 
-def _find_changed_number(tensor: Tensor, dtype: torch.dtype) -> tuple[float, float] | None:
+def _find_whole_number_and_its_rounding(tensor: Tensor, dtype: torch.dtype) -> tuple[float, float] | None:
     """Return a whole number of a tensor of whole numbers, and what rounding makes of it; None if it changes none."""
     is_wide = tensor.dtype in (torch.float32, torch.float64)
     if not is_wide or not 0 < tensor.numel() <= MAX_ELEMENTS or tensor.requires_grad:

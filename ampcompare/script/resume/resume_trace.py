@@ -95,8 +95,8 @@ class ResumeTrace:
         recorder.call_after_each_row(self._trace_losses_and_steps_of_row)
         events = Subscriptions(Layer.WATCH)
         events.wrap(*Points.FORWARD, self._forward)
-        events.wrap(*Points.MAKE_OPTIMIZER, self._list_objects_made(self._optimizers))
-        events.wrap(*Points.MAKE_SCALER, self._list_objects_made(self._scalers))
+        events.wrap(*Points.MAKE_OPTIMIZER, self._make_follower_listing_objects(self._optimizers))
+        events.wrap(*Points.MAKE_SCALER, self._make_follower_listing_objects(self._scalers))
         events.call_at_end(register_optimizer_step_pre_hook(self._before_optimizer_step).remove)
         self._files.install(events)
         for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedule_classes()):
@@ -131,7 +131,7 @@ class ResumeTrace:
             line = json.dumps({"kind": kind, "step": self._step, **values}) + "\n"
             os.write(self._file, line.encode("utf-8"))
 
-    def _list_objects_made(self, into: list[weakref.ref[Any]]) -> Callable[..., Any]:
+    def _make_follower_listing_objects(self, into: list[weakref.ref[Any]]) -> Callable[..., Any]:
         def make(inner: Any, made: Any, *args: Any, **options: Any) -> Any:
             into.append(weakref.ref(made))
             return inner(made, *args, **options)
@@ -272,7 +272,7 @@ class ResumeTrace:
                 weights[name + tail] = _digests_of_tensor(parameter)
             for name, buffer in model.named_buffers():
                 buffers[name + tail] = _digests_of_tensor(buffer)
-        masters, moments = self._optimizer_state_digests(names)
+        masters, moments = self._digests_of_masters_and_moments(names)
         groups = [optimizer.param_groups for optimizer in self._living_objects(self._optimizers)]
         owned = {id(each) for each in self._parameters_of_optimizers()}
         return {
@@ -291,7 +291,7 @@ class ResumeTrace:
             "generators": _digests_of_generators(),
         }
 
-    def _optimizer_state_digests(self, names: dict[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _digests_of_masters_and_moments(self, names: dict[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return digests of masters and of moments by the names of their parameters.
 
         Args:

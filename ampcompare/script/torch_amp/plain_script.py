@@ -771,7 +771,7 @@ class PlainScript:
         for one in self._optimizers.living_optimizers():  # an arm that has prepared it has replaced its step
             self._take_over_steps_of(one)
         has_arguments = bool(args or kwargs)
-        args, kwargs = _arguments_with_closures(self._end_casts_behind_closure, args, kwargs)
+        args, kwargs = _arguments_with_closures(self._make_closure_ending_casts, args, kwargs)
         passes = self._passes_in_step = 0
 
         def run() -> Any:
@@ -794,7 +794,7 @@ class PlainScript:
             self._note_copies_of_step(optimizer)
         return result
 
-    def _end_casts_behind_closure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _make_closure_ending_casts(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Let only the first pass of a closure in a step be recorded, and end its casts."""
 
         @functools.wraps(function)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
-from ampcompare.training.precision.stochastic_rounding import step_seed
+from ampcompare.training.precision.stochastic_rounding import seed_of_step
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class SavedTensorPacker:
 
     @property
     def _seed_of_pass(self) -> int:
-        return step_seed("packed activations", self.seed, self.forwards)
+        return seed_of_step("packed activations", self.seed, self.forwards)
 
     def _is_worth_packing(self, tensor: Tensor) -> bool:
         if not tensor.is_floating_point() or tensor.numel() < MIN_ELEMENTS:

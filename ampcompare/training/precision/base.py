@@ -239,7 +239,7 @@ def owned_params(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def rate_of(group: Mapping[str, Any]) -> float:
+def learning_rate_of(group: Mapping[str, Any]) -> float:
     """Return the learning rate of a group; 1 for an optimizer that has none, such as a line search."""
     return float(group.get("lr", 1.0))
 

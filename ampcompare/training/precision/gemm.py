@@ -22,7 +22,7 @@ from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepO
 from ampcompare.training.precision.keep_fp32 import ids_of_kept_modules
 from ampcompare.training.precision.linear_products import BF16, LayerFormats, LinearProducts, ProductRounding
 from ampcompare.training.precision.replaced_forward import ReplacedForward
-from ampcompare.training.precision.stochastic_rounding import step_seed
+from ampcompare.training.precision.stochastic_rounding import seed_of_step
 from ampcompare.training.precision.torchao_products import TorchaoProducts, has_mxfp8_kernel
 
 MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
@@ -144,7 +144,7 @@ class FormatPlan:
     def _seed_of_pass(self) -> int:
         group = torch.distributed
         rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
-        return step_seed(f"gemm on rank {rank}", self.seed, self.passes)
+        return seed_of_step(f"gemm on rank {rank}", self.seed, self.passes)
 
     def _keep_last_in_bf16(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the linear layer in bf16 that runs last when a copy of the model gets these arguments."""

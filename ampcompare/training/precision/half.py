@@ -205,7 +205,9 @@ class Half(Precision):
         flags = []
         for same_type in group_tensors_by_type(grads):
             if self.dynamic:
-                flags.append(_unscale_and_flag(same_type, self._inverse_scale_like(scale, same_type[0])))
+                flags.append(
+                    _unscale_and_return_flag(same_type, self._inverse_scale_like(scale, same_type[0]))
+                )
             else:
                 torch._foreach_div_(same_type, scale)
         return flags
@@ -274,7 +276,8 @@ class Half(Precision):
     def _step_without_read(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
         flags = [
-            _any_flag_on_device(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers
+            _nonzero_scalar_if_any_flag(self._flags[id(optimizer)], like=scale.inverse)
+            for optimizer in optimizers
         ]
         self._forget_stepped(optimizers)
         for optimizer, flag in zip(optimizers, flags, strict=True):
@@ -284,7 +287,7 @@ class Half(Precision):
             finally:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
             self._weights[id(optimizer)].give_weights()  # after a skip the same weights again
-        scale.update(_any_flag_on_device(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
+        scale.update(_nonzero_scalar_if_any_flag(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
         moved = scale.copy()
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
@@ -337,7 +340,7 @@ class Half(Precision):
             )
 
 
-def _any_flag_on_device(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
+def _nonzero_scalar_if_any_flag(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
     """Return a scalar on the device of `like` that is not 0 if one of these is not."""
     if not flags:
         return torch.zeros_like(like)
@@ -347,7 +350,7 @@ def _any_flag_on_device(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
     return union
 
 
-def _unscale_and_flag(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
+def _unscale_and_return_flag(grads: list[Tensor], inverse: float | Tensor) -> Tensor:
     """Multiply gradients of one dtype and device, and return a scalar that is not 0 if one is not finite.
 
     The inverse scale is an fp32 scalar; for bfloat16 a number, or a scalar that is a power of two.

@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 LOW_BITS = 16  # of an fp32 number, which its bfloat16 lacks
 
 
-def step_seed(purpose: str, seed: int, step: int) -> int:
+def seed_of_step(purpose: str, seed: int, step: int) -> int:
     """Hash to a seed of 63 bits, the same on every machine.
 
     Every bit depends on `seed` and on `step`: torch's generator for CPUs uses the lower 32 bits and drops the others.
@@ -57,7 +57,7 @@ class StochasticRounding:
         self.rounds += 1
         for device in {target.device for target in targets}:
             generator = self._generators.setdefault(device, torch.Generator(device))
-            generator.manual_seed(step_seed("stochastic rounding", self.seed, self.rounds))
+            generator.manual_seed(seed_of_step("stochastic rounding", self.seed, self.rounds))
         for target, value in zip(targets, values, strict=True):
             target.copy_(round_stochastically(value, self._generators[target.device]))
 

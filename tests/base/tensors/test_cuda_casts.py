@@ -26,7 +26,7 @@ from ampcompare.base.tensors.cuda_casts import (
     cast_of_operation,
     cuda_casts,
     is_casting_as_on_cuda,
-    operations_cast_on,
+    operations_with_autocast_kernel,
 )
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from tests.base.tensors.autocast_expressions import EXPRESSIONS, Tensors
@@ -90,14 +90,16 @@ def type_of(call: Callable[[], Any]) -> str:
 def test_each_cast_is_that_of_torchs_lists() -> None:
     """What is asked of torch's kernels is what its header says, for every operation of its lists."""
     listed = {f"aten::{name}": LISTS[macro] for macro, names in recorded()["lists"].items() for name in names}
-    known = {name: cast for name, cast in listed.items() if name in operations_cast_on("CUDA")}
+    known = {name: cast for name, cast in listed.items() if name in operations_with_autocast_kernel("CUDA")}
     known = {name: cast for name, cast in known.items() if not name.endswith(NAMED_DIMENSIONS)}
     assert len(known) > 100
     assert {name: cast_of_operation(name) for name in known} == known
     assert cast_of_operation("aten::binary_cross_entropy") is CastKind.REFUSED
     # torch 2.14 registers linalg_matrix_sqrth next to its lists.
     others = ("aten::cudnn", "aten::_cudnn", "aten::binary_cross_entropy", "aten::linalg_matrix_sqrth")
-    unlisted = {name for name in operations_cast_on("CUDA") - set(listed) if name.startswith("aten::")}
+    unlisted = {
+        name for name in operations_with_autocast_kernel("CUDA") - set(listed) if name.startswith("aten::")
+    }
     assert not [name for name in unlisted if not name.startswith(others)]
 
 

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import ampcompare
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.profiling.measure import (
-    find_peak_in_table,
-    measured_peak_of_device,
+    find_peak_rates_in_table,
+    measured_peak_rates_of_device,
     profile_from_measured,
     profile_steps_of_loop,
 )
@@ -239,23 +239,23 @@ def test_a_device_has_the_peak_of_its_data_sheet(
     device: str, dtype: str, tflops: float, gigabytes: float
 ) -> None:
     """The most exact name counts, and "L4" is not found in "L40S"."""
-    peak = find_peak_in_table(device, dtype)
+    peak = find_peak_rates_in_table(device, dtype)
     assert (peak.flops, peak.bytes) == pytest.approx((1e12 * tflops, 1e9 * gigabytes))
     assert "datasheet" in peak.source
 
 
 def test_what_is_not_in_the_table_is_unknown() -> None:
     """Neither a type that a device lacks nor a device of another name, nor a part of one, has a peak."""
-    assert find_peak_in_table("Tesla T4", "bf16") is None
-    assert find_peak_in_table("NVIDIA A10G", "bf16") is None
+    assert find_peak_rates_in_table("Tesla T4", "bf16") is None
+    assert find_peak_rates_in_table("NVIDIA A10G", "bf16") is None
     for name in ("H100 NVL", "H200 NVL", "A100-SXM4-80GB MIG 1g.10gb", "GeForce RTX 4090 Laptop GPU"):
-        assert find_peak_in_table(f"NVIDIA {name}", "fp16") is None
-    assert find_peak_in_table("NVIDIA GeForce GTX 1080", "fp32") is None
+        assert find_peak_rates_in_table(f"NVIDIA {name}", "fp16") is None
+    assert find_peak_rates_in_table("NVIDIA GeForce GTX 1080", "fp32") is None
 
 
 def test_a_peak_is_measured() -> None:
     """A CPU without an entry has the speed of a product, and says so."""
-    peak = measured_peak_of_device(CPU, "fp32")
+    peak = measured_peak_rates_of_device(CPU, "fp32")
     assert peak.flops is not None
     assert peak.flops > 1e8
     assert peak.source.startswith("measured here: fp32 products")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ampcompare.diagnosis.profiling.reasons import (
-    add_reasons_to_profiles,
     headline_of_profiles,
+    profiles_with_reasons,
     reasons_of_profile,
 )
 from ampcompare.results.records.profile import (
@@ -125,7 +125,7 @@ def test_the_headline_says_why() -> None:
     """An arm that is not faster has its first reason in its sentence."""
     slow = _arm(forward_host=0.61)
     fast = _arm("half:bf16").model_copy(update={"seconds": 0.5})
-    sentences = headline_of_profiles(add_reasons_to_profiles([_arm("fp32"), slow, fast]))
+    sentences = headline_of_profiles(profiles_with_reasons([_arm("fp32"), slow, fast]))
     assert sentences[1].startswith(
         "native:bf16 is not faster than fp32 (1.00x the step time, memory 1.00x): in 61 % of"
     )

@@ -9,8 +9,8 @@ from ampcompare.diagnosis.profiling.trace import (
     PHASE,
     STEP,
     TraceTotals,
-    account_of_trace,
-    merged_trace,
+    totals_of_trace,
+    trace_of_all_arms,
 )
 
 
@@ -49,7 +49,7 @@ def _parts(account: TraceTotals) -> dict[tuple[str, str], int]:
 
 def test_a_step_on_a_cpu_is_the_sum_of_its_parts() -> None:
     """Every microsecond belongs to the innermost operation, or to the host, and to one phase."""
-    account = account_of_trace(CPU)
+    account = totals_of_trace(CPU)
     assert account.steps == 1
     assert _parts(account) == {
         ("data", "host"): 100,
@@ -66,7 +66,7 @@ def test_a_step_on_a_cpu_is_the_sum_of_its_parts() -> None:
 
 def test_a_layer_has_its_backward_pass() -> None:
     """The sequence number of autograd leads from a backward operation to the module of its forward pass."""
-    account = account_of_trace(CPU)
+    account = totals_of_trace(CPU)
     assert account.layers["head"] * 1e6 == pytest.approx(100 + 160 + 40 + 50 + 150)
     assert account.fp32_layers["head"] * 1e6 == pytest.approx(40)
 
@@ -82,7 +82,7 @@ def test_a_product_that_is_emulated_is_told_from_its_emulation() -> None:
         _event("aten::mm", 40, 30, **_typed("float")),
         _event("aten::_to_copy", 75, 15, **_typed("float")),
     ]
-    assert _parts(account_of_trace(events)) == {("forward", "emulation"): 70, ("forward", "product"): 30}
+    assert _parts(totals_of_trace(events)) == {("forward", "emulation"): 70, ("forward", "product"): 30}
 
 
 def test_a_range_that_outlives_what_it_began_in_keeps_its_length() -> None:
@@ -92,7 +92,7 @@ def test_a_range_that_outlives_what_it_began_in_keeps_its_length() -> None:
         _range(STEP, 5, 100),
         _event("aten::mm", 20, 50, **_typed("float")),
     ]
-    account = account_of_trace(events)
+    account = totals_of_trace(events)
     assert account.seconds * 1e6 == pytest.approx(100)
     assert _parts(account) == {("other", "host"): 50, ("other", "product"): 50}
 
@@ -106,7 +106,7 @@ def test_communication_of_gloo_counts_where_the_host_waits_for_it() -> None:
         {**_event("gloo:all_reduce", 40, 50), "tid": 9},
     ]
     found = {("backward", "product"): 60, ("backward", "communication"): 30, ("backward", "host"): 10}
-    assert _parts(account_of_trace(events)) == found
+    assert _parts(totals_of_trace(events)) == found
 
 
 GPU = [
@@ -131,7 +131,7 @@ GPU = [
 
 def test_a_step_on_a_gpu_is_kernels_gaps_and_waits() -> None:
     """Kernels count for the phase that launched them, gaps for the phase of the host, collectives where exposed."""
-    account = account_of_trace(GPU)
+    account = totals_of_trace(GPU)
     assert account.is_gpu
     assert sum(account.parts.values()) == pytest.approx(account.seconds) == pytest.approx(500e-6)
     parts = _parts(account)
@@ -145,9 +145,9 @@ def test_a_step_on_a_gpu_is_kernels_gaps_and_waits() -> None:
 def test_one_trace_holds_all_arms_from_a_common_begin() -> None:
     """Each arm is a process of its own with its name, and the first step of each begins at zero."""
     late = [{**event, "ts": event["ts"] + 12345} for event in CPU]
-    merged = merged_trace([("fp32", {"traceEvents": CPU}), ("bf16", {"traceEvents": late}), ("half", {})])[
-        "traceEvents"
-    ]
+    merged = trace_of_all_arms(
+        [("fp32", {"traceEvents": CPU}), ("bf16", {"traceEvents": late}), ("half", {})]
+    )["traceEvents"]
     starts = {event["pid"]: event["ts"] for event in merged if event["name"] == STEP}
     assert list(starts.values()) == [0, 0]
     names = {event["pid"]: event["args"]["name"] for event in merged if event["name"] == "process_name"}

@@ -14,7 +14,7 @@ import pytest
 from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.cell_files import progress_writer, write_record
+from ampcompare.experiment.launch.cell_files import make_progress_writer, write_record
 from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.dispatch import slurm
 from ampcompare.experiment.launch.dispatch.ray import RayLauncher
@@ -69,7 +69,7 @@ class Cells:
         return RunDirectory(self.folder).cell_folder(self.plan.cells[number - 1])
 
     def reports(self, number: int, place: str, steps: int) -> None:
-        progress_writer(self.path(number), place)(Progress(steps, 10, 0))
+        make_progress_writer(self.path(number), place)(Progress(steps, 10, 0))
 
     def record(self, number: int) -> RunRecord:
         config = self.plan.cells[number - 1]
@@ -196,14 +196,14 @@ def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert slurm._job_place_text() == "job 71 on n[1-2]"
+    assert slurm._text_on_job_nodes_and_gpus() == "job 71 on n[1-2]"
     for name, value in (
         ("SLURM_ARRAY_JOB_ID", "70"),
         ("SLURM_ARRAY_TASK_ID", "3"),
         ("SLURM_JOB_GPUS", "2,3"),
     ):
         monkeypatch.setenv(name, value)
-    assert slurm._job_place_text() == "job 70_3 on n[1-2], GPU 2,3"
+    assert slurm._text_on_job_nodes_and_gpus() == "job 70_3 on n[1-2], GPU 2,3"
 
 
 class RayError(Exception):

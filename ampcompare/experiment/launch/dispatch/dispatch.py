@@ -27,9 +27,9 @@ class DispatchingLauncher(LocalLauncher):
         if config.stack is not None:
             return super().launcher_of(config)
         if config.launcher == "ray":
-            return self._launcher_of_kind("ray", RayLauncher)
+            return self._ensure_launcher_of_kind("ray", RayLauncher)
         if config.launcher == "slurm" and config.script is None:
-            return self._launcher_of_kind("slurm", lambda: SlurmLauncher(**self._slurm))
+            return self._ensure_launcher_of_kind("slurm", lambda: SlurmLauncher(**self._slurm))
         return super().launcher_of(config)
 
     def is_queue(self, config: RunConfig) -> bool:

@@ -37,7 +37,7 @@ class ExternalLauncher(Launcher):
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         """Train as one of the ranks; see `Launcher.launch`."""
-        from ampcompare.experiment.launch.worker.rank import run_rank
+        from ampcompare.experiment.launch.worker.rank import record_of_rank_and_is_printing
 
         if config.processes != self.world.size:
             raise ConfigError(
@@ -48,7 +48,7 @@ class ExternalLauncher(Launcher):
         if self.world.rank == 0:
             archive_previous_run(folder)
             write_config(config, folder)
-        record, self.is_main = run_rank(
+        record, self.is_main = record_of_rank_and_is_printing(
             config, folder, self.world, on_progress, log=folder / log_name(self.world.rank)
         )
         return record
@@ -70,17 +70,17 @@ class LocalLauncher(Launcher):
         if config.stack is not None:
             from ampcompare.experiment.launch.script.stacks import StackLauncher
 
-            return self._launcher_of_kind("stack", lambda: StackLauncher(self._place))
+            return self._ensure_launcher_of_kind("stack", lambda: StackLauncher(self._place))
         if config.script is not None:
             from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # it imports torch
 
-            return self._launcher_of_kind("script", lambda: ScriptLauncher(self._place))
+            return self._ensure_launcher_of_kind("script", lambda: ScriptLauncher(self._place))
         if config.launcher not in ("torchrun", "spawn") and config.processes == 1:
-            return self._launcher_of_kind("fork", lambda: ForkedLauncher(self._place))
+            return self._ensure_launcher_of_kind("fork", lambda: ForkedLauncher(self._place))
         kind: Literal["torchrun", "spawn"] = "torchrun" if config.launcher == "torchrun" else "spawn"
-        return self._launcher_of_kind(kind, lambda: MultiProcessLauncher(kind, place=self._place))
+        return self._ensure_launcher_of_kind(kind, lambda: MultiProcessLauncher(kind, place=self._place))
 
-    def _launcher_of_kind(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
+    def _ensure_launcher_of_kind(self, kind: str, make: Callable[[], Launcher]) -> Launcher:
         if kind not in self._launchers:
             self._launchers[kind] = launcher = make()
             launcher.on_note = self.report_note
@@ -108,7 +108,7 @@ class LocalLauncher(Launcher):
         if config.script is not None and config.script.first_weights is not None:
             from ampcompare.experiment.launch.script.stacks import FirstWeightsLauncher
 
-            weights = self._launcher_of_kind("weights", lambda: FirstWeightsLauncher(self._place))
+            weights = self._ensure_launcher_of_kind("weights", lambda: FirstWeightsLauncher(self._place))
             assert isinstance(weights, FirstWeightsLauncher)
             if (record := weights.record_first_weights(config, folder)) is not None:
                 return record

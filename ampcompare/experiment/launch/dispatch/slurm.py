@@ -281,10 +281,10 @@ def train_in_job(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=ask_cell_to_stop, daemon=True).start()
-    train_cell_on_this_machine(Path(folder), _job_place_text())
+    train_cell_on_this_machine(Path(folder), _text_on_job_nodes_and_gpus())
 
 
-def _job_place_text() -> str:
+def _text_on_job_nodes_and_gpus() -> str:
     """Return job, nodes and GPUs of this job, for progress."""
     found = os.environ
     job = (

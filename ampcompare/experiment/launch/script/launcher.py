@@ -123,7 +123,7 @@ class ScriptLauncher(ForkServerLauncher):
             )
         elif error := self._stuck or _why_script_failed(config.script, code, rows, folder):
             record = failed_script_record(
-                config, error, exit_code=_exit_code_for_script(code, rows), started=started
+                config, error, exit_code=_exit_code_of_script_not_ampcompare(code, rows), started=started
             )
         else:
             assert output is not None
@@ -301,7 +301,7 @@ def first_weights_config(config: RunConfig) -> RunConfig:
     return config.model_copy(update=recording)
 
 
-def _exit_code_for_script(code: int, rows: ScriptRows) -> int:
+def _exit_code_of_script_not_ampcompare(code: int, rows: ScriptRows) -> int:
     """Return the exit code of a failed cell: what the script itself passes to `sys.exit` is none of ampcompare's."""
     is_scripts = rows.ended is not None and rows.ended.get("error") is None
     return code if code in OUR_ERRORS and not is_scripts else 3
@@ -424,8 +424,8 @@ def script_record(
             printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, [])
         )
         if not found:
-            return failed_script_record(config, _why_metric_unseen(metric, rows), started=started)
-        found, fault, note = _metric_values_of_one_rank(
+            return failed_script_record(config, _why_metric_has_no_value(metric, rows), started=started)
+        found, fault, note = _metric_values_fault_and_note(
             metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1
         )
         if fault := fault or (faults or {}).get(metric.name, ""):
@@ -440,7 +440,7 @@ def script_record(
         )
     if not script.metrics:
         values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
-    diverged, divergence = _find_divergence(losses, config.nan_patience)
+    diverged, divergence = _find_diverged_step_and_kind(losses, config.nan_patience)
     if diverged is None and lost:
         diverged, divergence = max(0, len(losses) - 1), lost
     status: Literal["completed", "diverged"] = "completed" if diverged is None else "diverged"
@@ -484,7 +484,7 @@ def script_record(
     )
 
 
-def _metric_values_of_one_rank(
+def _metric_values_fault_and_note(
     name: str, values: list[float], *, is_alone: bool
 ) -> tuple[list[float], str, str]:
     """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ."""
@@ -531,7 +531,7 @@ def metric_value_that_counts(metric: ScriptMetric, values: Sequence[float]) -> f
     return values[0 if metric.pick == "first" else -1]
 
 
-def _why_metric_unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
+def _why_metric_has_no_value(metric: ScriptMetric, rows: ScriptRows) -> str:
     if metric.pattern is not None:
         reason = f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
     else:
@@ -540,7 +540,7 @@ def _why_metric_unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     return f"{reason}. --list-metrics shows the available metrics"
 
 
-def _find_divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
+def _find_diverged_step_and_kind(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
     """Return the first of `patience` non-finite losses in a row, or of two or more at the end, and which it is."""
     row = 0
     for step, loss in enumerate(losses):

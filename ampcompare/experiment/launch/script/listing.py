@@ -117,8 +117,8 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
     plain = [COLOR.sub("", line) for line in lines if not line.startswith("ampcompare")]
     found: dict[tuple[str, str], dict[str, list[tuple[Place, float]]]] = {}
     for row, line in enumerate(plain):
-        for name, before, match in _named_figures(line):
-            owner = _owner_of_figure(line, match.start("name"))
+        for name, before, match in _figures_with_names_and_patterns(line):
+            owner = _word_figure_belongs_to(line, match.start("name"))
             value = (row, match.start("number")), float(match["number"])
             found.setdefault((name, before), {}).setdefault(owner, []).append(value)
     for (name, before), by_owner in found.items():
@@ -127,12 +127,12 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
             patterns = _candidate_patterns(name, before, owner, [*by_owner], [other for other, _ in found])
             places = [place for place, _ in values]
             pattern = next(
-                (one for one in patterns if _places_of_matches(one, plain) == places), patterns[-1]
+                (one for one in patterns if _positions_of_matches(one, plain) == places), patterns[-1]
             )
             yield SeenMetric(shown, "output", len(values), values[-1][1], _metric_option_text(shown, pattern))
 
 
-def _named_figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
+def _figures_with_names_and_patterns(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
     """Yield the numbers of a line that have a name, with the name and a pattern of what stands before them."""
     if whole := BRACKETED.fullmatch(line.strip()):
         words = whole["name"].split()
@@ -155,7 +155,7 @@ def _named_figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
         )
 
 
-def _owner_of_figure(line: str, place: int) -> str:
+def _word_figure_belongs_to(line: str, place: int) -> str:
     """Return what the figure at a place belongs to: the bracket that is open, else the last word with a colon."""
     opened: list[str] = []
     last = ""
@@ -184,7 +184,7 @@ def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], n
     return [one + VALUE for one in (before, BOUNDARY + before, apart + before, place + apart + before)]
 
 
-def _places_of_matches(pattern: str, lines: list[str]) -> list[Place]:
+def _positions_of_matches(pattern: str, lines: list[str]) -> list[Place]:
     """Return where a pattern takes a number, as it reads the output of a script."""
     wide = pattern_with_wider_numbers(pattern)
     return [

@@ -38,7 +38,7 @@ from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
     last_lines_of_file,
     make_cell_folder,
-    progress_reader_of_new_process,
+    make_progress_reader_of_new_process,
     write_cell_inputs,
     write_config,
     write_record,
@@ -133,7 +133,7 @@ def inspect_stack(stack: StackConfig, folder: Path) -> StackFacts:
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return StackFacts(
-            stack.name, {}, f"the stack {stack.name} cannot be started: {shown}: {_reason_of_error(error)}"
+            stack.name, {}, f"the stack {stack.name} cannot be started: {shown}: {_one_line_of_error(error)}"
         )
     try:
         out, err = process.communicate(timeout=START_SECONDS)
@@ -170,7 +170,7 @@ def _parse_stack_facts(name: str, shown: str, code: int, out: bytes, err: bytes)
     )
 
 
-def _reason_of_error(error: OSError | ValueError) -> str:
+def _one_line_of_error(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -293,7 +293,7 @@ class StackLauncher(ScriptLauncher):
                         start, stdin=subprocess.PIPE, env=dict(environment), start_new_session=True, **options
                     )
             except OSError as error:
-                raise LaunchError(f"cannot start {start[0]}: {_reason_of_error(error)}") from None
+                raise LaunchError(f"cannot start {start[0]}: {_one_line_of_error(error)}") from None
             return _StartedProcess(process)
 
         process: _StartedProcess = self._process.start(start_command)
@@ -333,7 +333,7 @@ class StackLauncher(ScriptLauncher):
         """Train a cell by the ampcompare of its stack, as a scheduler would."""
         assert config.stack is not None
         write_cell_inputs(config.model_copy(update={"stack": None}), folder)
-        read = progress_reader_of_new_process(folder, on_progress)
+        read = make_progress_reader_of_new_process(folder, on_progress)
         (folder / CellFile.PROGRESS).unlink(missing_ok=True)  # else the cell would count as one that was lost
         words = [
             *config.stack.python_command_for_cell(folder),
@@ -413,7 +413,7 @@ def has_own_first_weights(config: RunConfig) -> bool:
     return script is not None and config.stack is not None and config.stack == script.first_weights
 
 
-def command_that_traces_script(
+def trace_command_and_stack_facts(
     stack: StackConfig,
     script: str,
     arguments: Sequence[str],

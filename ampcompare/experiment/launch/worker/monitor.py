@@ -127,7 +127,7 @@ class _GpuMonitor:
         self.throttled: set[str] = set()
         self.other_processes: int | None = None
         self.device_bytes: int | None = None
-        self._nvml, self._handle = _open_nvml(device)
+        self._nvml, self._handle = _nvml_module_and_gpu_handle(device)
 
     def sample(self) -> None:
         """Take a sample."""
@@ -158,7 +158,7 @@ class _GpuMonitor:
             return None
 
 
-def _open_nvml(device: torch.device) -> tuple[Any, Any]:
+def _nvml_module_and_gpu_handle(device: torch.device) -> tuple[Any, Any]:
     """Return the NVML module and the handle of torch's device, or (None, None)."""
     try:
         import pynvml

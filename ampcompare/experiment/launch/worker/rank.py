@@ -28,7 +28,7 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.cell_files import (
-    progress_writer,
+    make_progress_writer,
     read_config,
     record_with_code,
     redirect_output_to,
@@ -55,7 +55,7 @@ BACKLOG = 2048
 RENDEZVOUS_SECONDS = 60  # at least: processes import torch first
 
 
-def run_rank(
+def record_of_rank_and_is_printing(
     config: RunConfig,
     folder: Path,
     world: DistributedEnv,
@@ -109,7 +109,7 @@ def run_rank(
                 with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
                     traceback.print_exc(file=file)
             record = record_of_failure(config, error, process=f"rank {world.rank}")
-            if not _is_first_to_fail(roll, world, error):
+            if not _has_no_rank_failed_before(roll, world, error):
                 with request_stop_at_signals(StopRequest()):  # which torchrun sends to the other ranks
                     _wait_for_record(roll)
                 return record, False
@@ -130,7 +130,7 @@ def run_rank(
     return record, world.rank == 0
 
 
-def _is_first_to_fail(roll: RankPresence | None, world: DistributedEnv, error: Exception) -> bool:
+def _has_no_rank_failed_before(roll: RankPresence | None, world: DistributedEnv, error: Exception) -> bool:
     """Return whether no rank failed before this one; without a store, rank 0 reports the failure."""
     if roll is None:
         return world.rank == 0
@@ -157,8 +157,10 @@ def main(arguments: list[str]) -> int:
     exit_when_parent_ends()
     redirect_output_to(folder / log_name(world.rank))
     config = read_config(folder)
-    report = progress_writer(folder) if world.rank == 0 else None
-    record, _ = run_rank(config, folder, world, report, since=psutil.Process(os.getppid()).create_time())
+    report = make_progress_writer(folder) if world.rank == 0 else None
+    record, _ = record_of_rank_and_is_printing(
+        config, folder, world, report, since=psutil.Process(os.getppid()).create_time()
+    )
     return 1 if record.status == "failed" else 0
 
 

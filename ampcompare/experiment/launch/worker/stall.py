@@ -56,7 +56,7 @@ class RankPresence:
     def __init__(self, store: Store, world: DistributedEnv) -> None:
         self._store = store
         self._world = world
-        entry = {"pid": os.getpid(), "machine": _machine_key()}
+        entry = {"pid": os.getpid(), "machine": _key_shared_by_processes_of_machine()}
         store.set(f"process{world.rank}", json.dumps(entry))
 
     def answer_as_alive(self) -> None:
@@ -68,7 +68,7 @@ class RankPresence:
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
         for rank in others:
             self._ask_rank_for_stack(rank)
-        stalled = self._ranks_without_key(others, "process", 0.0) or self._ranks_without_key(
+        stalled = self._ranks_that_set_no_key(others, "process", 0.0) or self._ranks_that_set_no_key(
             others, "answer", ANSWER_SECONDS
         )
         time.sleep(STACK_SECONDS)
@@ -86,11 +86,11 @@ class RankPresence:
         """Make a rank of this machine write its stack."""
         if STACK_SIGNAL is not None and self._store.check([f"process{rank}"]):
             entry = json.loads(self._store.get(f"process{rank}"))
-            if entry["machine"] == _machine_key():
+            if entry["machine"] == _key_shared_by_processes_of_machine():
                 with contextlib.suppress(OSError):  # it has ended
                     os.kill(entry["pid"], STACK_SIGNAL)
 
-    def _ranks_without_key(self, ranks: Sequence[int], key: str, seconds: float) -> list[int]:
+    def _ranks_that_set_no_key(self, ranks: Sequence[int], key: str, seconds: float) -> list[int]:
         """Return the ranks that have not set a key after a wait for all of them."""
         deadline = time.monotonic() + seconds
         while True:
@@ -116,7 +116,7 @@ class RankPresence:
         self._store.wait(["recorded"], timedelta(seconds=seconds))
 
 
-def _machine_key() -> str:
+def _key_shared_by_processes_of_machine() -> str:
     """Return a key that processes share if they can signal each other: host, boot time, PID namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")

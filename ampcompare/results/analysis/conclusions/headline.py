@@ -82,7 +82,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     outcomes = list(_outcome_sentences(comparison, by_arm))
     blocked = _why_nothing_to_compare(comparison, by_arm)
     if blocked or not rows:
-        yield from [blocked] if blocked else _sentence_on_one_arm(comparison, by_arm)
+        yield from [blocked] if blocked else _sentences_on_only_arm(comparison, by_arm)
         yield from outcomes
         yield from _speed_sentences(comparison, rows, everyone)
         return
@@ -163,7 +163,9 @@ def _why_nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequenc
     return ""
 
 
-def _sentence_on_one_arm(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterable[str]:
+def _sentences_on_only_arm(
+    comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]
+) -> Iterable[str]:
     """Yield what the only arm reached."""
     row = comparison.arms[0]
     if row.metric_mean is None or not by_arm.get(row.arm):
@@ -240,7 +242,7 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
         (str(row.quality), row) for row in rows_of_kind("learned nothing")
     ).items():
         yield f"{names.sentence_beginning(arms, word, word)}."
-    for reason, arms in _group_arms_by_reason(_rows_without_pairs(comparison, rows)).items():
+    for reason, arms in _group_arms_by_reason(_reasons_and_rows_without_pairs(comparison, rows)).items():
         yield f"No verdict on {names.names_in_sentence(arms)}: {reason}."
 
 
@@ -258,7 +260,7 @@ def _example_of_reasons(reasons: Iterable[str], several: str = "") -> str:
     return f"{several}such as {first}" if others else first
 
 
-def _rows_without_pairs(
+def _reasons_and_rows_without_pairs(
     comparison: Comparison, rows: Sequence[ArmSummary]
 ) -> Iterable[tuple[str, ArmSummary]]:
     """Yield each row that has runs and no verdict, with why it has no pair."""
@@ -390,7 +392,7 @@ def _speed_sentences(
             parts.append(f"{row.arm} {step_time_ratio_text(row, doubt)}")
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
         yield f"Step time relative to {comparison.reference}{where}: {', '.join(parts)}{more}."
-    unknown = _arms_of_unknown_speed([row for row in rows if row not in known])
+    unknown = _arms_and_reasons_of_unknown_speed([row for row in rows if row not in known])
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
@@ -398,7 +400,7 @@ def _speed_sentences(
         yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 
-def _arms_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
+def _arms_and_reasons_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
     """Return the arms whose step times are not usable, with one reason: emulated ones, invalid ones, then the rest.
 
     An arm whose quality could not be compared for the same reason is left out.

@@ -41,10 +41,10 @@ from ampcompare.results.analysis.pairing.pairs import (
 from ampcompare.results.analysis.pairing.scores import (
     effect_in_spacings,
     is_score,
-    least_plausible_spread,
+    least_plausible_spread_of_scores,
     metric_of_runs,
-    score_spacing,
-    value_spacing,
+    spacing_of_final_values,
+    spacing_of_scores,
 )
 from ampcompare.results.records.evaluation import PrecisionResult, PrecisionRow
 from ampcompare.results.records.metric import Metric
@@ -79,7 +79,7 @@ def quality_margin(
 
 def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
     """Return the least difference of two values, in the unit of shown differences."""
-    step = score_spacing(value_spacing(runs), metric, values)
+    step = spacing_of_scores(spacing_of_final_values(runs), metric, values)
     if metric.difference != "points":
         return 100 * max(FLOAT32_STEP, step)
     if metric.is_count:
@@ -112,8 +112,8 @@ def quality_effect(
         return None
     runs = [run for pair in pairs for run in pair]
     values = [value for run in runs if is_score(value := run.summary.metric_final, metric)]
-    step = score_spacing(value_spacing(runs), metric, values)
-    floor = least_plausible_spread(metric, min(samples), [*arm, *reference], step)
+    step = spacing_of_scores(spacing_of_final_values(runs), metric, values)
+    floor = least_plausible_spread_of_scores(metric, min(samples), [*arm, *reference], step)
     early = [not pilot or seed in pilot for seed in seeds]
     if not pilot and any(start_difference_reason(*pair) for pair in pairs):
         return unpaired_effect(arm, reference, floor, rounded=True)
@@ -227,7 +227,10 @@ def _difference_interval(
         return [None, None]
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
     effect = paired_effect(
-        here, there, least_plausible_spread(metric, samples, [*here, *there]), rounded=metric.is_count
+        here,
+        there,
+        least_plausible_spread_of_scores(metric, samples, [*here, *there]),
+        rounded=metric.is_count,
     )
     bounds = interval_if_testable(effect, 1 - ERROR_RATE)
     return [None, None] if bounds is None else [*sorted(map(metric.difference_of_scores, bounds))]

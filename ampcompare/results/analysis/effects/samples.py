@@ -32,7 +32,7 @@ from ampcompare.results.analysis.inference.effect import (
 from ampcompare.results.analysis.inference.sample_size import POWER, round_to_two_digits
 from ampcompare.results.analysis.inference.verdict import Margin
 from ampcompare.results.analysis.pairing.pairs import Pair
-from ampcompare.results.analysis.pairing.scores import least_plausible_spread, metric_of_runs
+from ampcompare.results.analysis.pairing.scores import least_plausible_spread_of_scores, metric_of_runs
 from ampcompare.results.records.comparison import ArmSummary, ModelPair, SampleComparison
 from ampcompare.results.records.evaluation import unpack_samples
 from ampcompare.results.records.metric import Metric
@@ -77,7 +77,9 @@ def compare_samples(
         return result
     differences = _sample_differences(arm, reference, metric)
     floor = (
-        None if arm.dtype == bool else least_plausible_spread(metric, count, [float(abs(reference).mean())])
+        None
+        if arm.dtype == bool
+        else least_plausible_spread_of_scores(metric, count, [float(abs(reference).mean())])
     )
     squares = mean_squares_of_differences(differences, floor)
     error, freedom = (float(value) for value in standard_error_and_freedom_over_new_samples(squares))

@@ -75,7 +75,7 @@ def metric_value(record: RunRecord, name: str) -> float | None:
     return summary.metric_final if name == record.metric.name else summary.others_final.get(name)
 
 
-def value_spacing(records: Sequence[RunRecord]) -> float:
+def spacing_of_final_values(records: Sequence[RunRecord]) -> float:
     """Return the step between two neighboring final values of runs, as they are stored; 0 if none is known.
 
     That of a script is what it printed, and coarser where all values are; runs of one script print the same digits, of
@@ -103,7 +103,7 @@ def _printed_spacing(record: RunRecord, value: float, name: str) -> float:
     return spacing_of_last_digit(value) if value else 0.0
 
 
-def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float:
+def spacing_of_scores(step: float, metric: Metric, values: Iterable[float]) -> float:
     """Return a step of stored values as a difference of their scores."""
     if metric.difference == "points":
         return step
@@ -111,13 +111,15 @@ def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float
     return step / smallest if smallest > 0 else 0.0
 
 
-def least_plausible_spread(metric: Metric, samples: int, scores: Sequence[float], step: float = 0.0) -> float:
+def least_plausible_spread_of_scores(
+    metric: Metric, samples: int, scores: Sequence[float], step: float = 0.0
+) -> float:
     """Return the smallest plausible spread of differences of scores, by samples or by the step between two scores."""
     if metric.is_count:
         return least_spread_of_accuracies(samples)
     return math.hypot(
         least_spread_of_float32(scores if metric.difference == "points" else [1.0]),
-        rounding_spread(step, step),
+        rounding_deviation_of_spacings(step, step),
     )
 
 
@@ -183,7 +185,7 @@ def are_multiples(values: Sequence[float], step: float, error: float | None = No
     return True
 
 
-def rounding_spread(*steps: float) -> float:
+def rounding_deviation_of_spacings(*steps: float) -> float:
     """Return the standard deviation of the rounding of a sum or difference of values with these steps."""
     return math.sqrt(sum(step**2 for step in steps) / 12)
 

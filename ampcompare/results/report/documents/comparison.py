@@ -135,7 +135,7 @@ def _subtitle_of_page(comparison: Comparison) -> list[str]:
     """Return what was trained, on what, and how far it is."""
     words = []
     if comparison.records:
-        words += _what_was_trained(comparison.records[0])
+        words += _lines_on_what_was_trained(comparison.records[0])
     words.append(format_count(len(comparison.seeds), "seed"))
     words.append(f"reference {printable_line(comparison.reference, 60)}")
     on_cpu = str(comparison.environment.get("device", "")).startswith("cpu")
@@ -160,7 +160,7 @@ def answer_of_comparison(comparison: Comparison) -> tuple[list[str], str, list[s
     return warnings, title, further
 
 
-def _what_was_trained(record: RunRecord) -> list[str]:
+def _lines_on_what_was_trained(record: RunRecord) -> list[str]:
     config = record.config
     if config.script is not None:
         return [f"script {printable_line(config.script.name, 60)}"]

@@ -208,8 +208,8 @@ def shared_fact_lines(comparison: Comparison) -> list[str]:
 
 
 def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
-    settings = _differing_settings(comparison)
-    if _learned_nothing_by_skipping(row):  # which the reason says, of each run
+    settings = _notes_by_row_on_differing_settings(comparison)
+    if _has_learned_nothing_by_skipping(row):  # which the reason says, of each run
         settings = [value for value in settings if value is not _skipped_steps_text_if_any]
     its = [value(row) for value in settings]
     time = time_words(row.time, comparison.time_margin)
@@ -226,7 +226,7 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     return [_status_text(row), reason, time, *its, memory, *ran]
 
 
-def _learned_nothing_by_skipping(row: ArmSummary) -> bool:
+def _has_learned_nothing_by_skipping(row: ArmSummary) -> bool:
     is_all = row.skipped_steps is not None and 0 < row.skipped_steps == row.num_steps
     return is_all and "steps skipped" in row.quality.detail
 
@@ -271,7 +271,7 @@ def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
     return {text for row in comparison.arms if (text := value(row))}
 
 
-def _differing_settings(comparison: Comparison) -> list[Value]:
+def _notes_by_row_on_differing_settings(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_distinct_values(comparison, value)) > 1]
     shown = [_skipped_steps_text_if_any if value is _skipped_steps_text else value for value in chosen]

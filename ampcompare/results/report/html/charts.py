@@ -205,7 +205,7 @@ def curve_of_differences(curve: Curve, reference: Curve) -> Curve:
     return make_curve((x, None if other is None else y - other) for x, y, other in points)
 
 
-def _thin_indices(count: int, most: int) -> Sequence[int]:
+def _evenly_chosen_indices(count: int, most: int) -> Sequence[int]:
     """Return the indices of at most `most` of so many points, evenly chosen, with the first and the last."""
     if count <= most:
         return range(count)
@@ -228,7 +228,7 @@ def band_over_seeds(
     """
     known = [curve for curve in curves if curve.x]
     furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
-    places = _thin_indices(len(furthest.x), most)
+    places = _evenly_chosen_indices(len(furthest.x), most)
     positions = [furthest.x[place] for place in places]
     columns: list[list[float | None]] = []
     for curve in known:

@@ -41,7 +41,7 @@ def quality_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> ArmL
     return ArmLinesPlot(
         "differences",
         f"{capitalize_sentence(printable_line(metric.quality))} against {printable_line(comparison.reference, 40)}",
-        f"Difference of {printable_line(metric.name)}{_units_text(metric)}, paired by seed: a dot per seed, "
+        f"Difference of {printable_line(metric.name)}{_difference_unit_text(metric)}, paired by seed: a dot per seed, "
         f"a diamond at the mean, and the interval of the test that decided the verdict{confidence}. The band "
         f"is the margin of ±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
         ["arm", printable_line(metric.difference_head), "\u0394 (interval)", "verdict"],
@@ -146,7 +146,7 @@ def _effect_line_of_arm(
     )
 
 
-def _units_text(metric: Metric) -> str:
+def _difference_unit_text(metric: Metric) -> str:
     """Return in what differences are counted, after the name of a metric."""
     unit = metric.difference_unit
     if metric.difference != "points":

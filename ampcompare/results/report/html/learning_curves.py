@@ -87,7 +87,7 @@ def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
     return metric_of_runs(record for arm in arms for record in arm.records)
 
 
-def _views_of_quantity(
+def _views_and_missing_text_of_quantity(
     arms: Sequence[ArmRuns], reference: str, most: int, quantity: _ChartQuantity
 ) -> tuple[list[ChartView], str]:
     """Return the view of differences and the absolute one, and what to say about arms without a difference."""
@@ -151,7 +151,7 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     # A curve's differences are those of the values that it shows, in their unit.
     gap_unit = " pp" if metric.factor == 100 else unit
     gap_head = f"\u0394 {name}{f' ({gap_unit.strip()})' if gap_unit and gap_unit.strip() not in name else ''}"
-    views, same = _views_of_quantity(
+    views, same = _views_and_missing_text_of_quantity(
         arms, reference, most, _ChartQuantity(_metric_curve, head, gap_head, metric.decimals, unit, gap_unit)
     )
     bands = metric_by_epoch(arms, most)
@@ -198,7 +198,7 @@ def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
     loss = _ChartQuantity(
         lambda record: curve_by_epoch(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True
     )
-    views, same = _views_of_quantity(arms, reference, most, loss)
+    views, same = _views_and_missing_text_of_quantity(arms, reference, most, loss)
     few = (
         ""
         if _longest_curve_length(views) > 1
@@ -216,7 +216,7 @@ def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
 
 def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     loss = _ChartQuantity(_losses_before_divergence, "loss", "\u0394 loss", can_log=True, dots=False)
-    views, same = _views_of_quantity(arms, reference, most, loss)
+    views, same = _views_and_missing_text_of_quantity(arms, reference, most, loss)
     why = _reason_without_loss
     return Chart(
         "training-loss",

@@ -232,7 +232,7 @@ def _timing_points(record: RunRecord) -> list[tuple[float, float]]:
     """Return when a cell was timed, in seconds since the epoch, and its median step times then."""
     points = []
     summary, readings = record.summary, record.readings
-    start, wall = _parse_moment(record.started), summary.wall_seconds or 0.0
+    start, wall = _parse_iso_time(record.started), summary.wall_seconds or 0.0
     halves = (readings.first_half_seconds, readings.second_half_seconds) if readings else (None, None)
     if start is not None and halves[0] and halves[1]:
         points += [
@@ -241,12 +241,12 @@ def _timing_points(record: RunRecord) -> list[tuple[float, float]]:
     elif start is not None:
         points.append((start.timestamp() + wall / 2, summary.step_seconds_median))
     for timing in record.timing_rounds:
-        if (moment := _parse_moment(timing.started)) is not None:
+        if (moment := _parse_iso_time(timing.started)) is not None:
             points.append((moment.timestamp(), timing.step_seconds_median))
     return [(moment, seconds) for moment, seconds in points if seconds]
 
 
-def _parse_moment(text: str | None) -> datetime | None:
+def _parse_iso_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 

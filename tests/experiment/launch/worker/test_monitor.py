@@ -43,7 +43,8 @@ def test_the_clock_of_an_idle_gpu_is_no_reading(monkeypatch: pytest.MonkeyPatch)
     """A GPU is read after timed steps only: not before them, in the warm-up, or after an evaluation's end."""
     nvml = Nvml()
     monkeypatch.setattr(
-        "ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle")
+        "ampcompare.experiment.launch.worker.monitor._nvml_module_and_gpu_handle",
+        lambda device: (nvml, "handle"),
     )
     monkeypatch.setattr("ampcompare.experiment.launch.worker.monitor.INTERVAL_SECONDS", 0.0)
     watch = SystemMonitor(torch.device("cuda", 0))
@@ -62,7 +63,8 @@ def test_energy_is_that_of_timed_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     """Warm-up, evaluations and the first block of an epoch are left out; the rest is divided by its samples."""
     nvml = Nvml()
     monkeypatch.setattr(
-        "ampcompare.experiment.launch.worker.monitor._open_nvml", lambda device: (nvml, "handle")
+        "ampcompare.experiment.launch.worker.monitor._nvml_module_and_gpu_handle",
+        lambda device: (nvml, "handle"),
     )
     watch = SystemMonitor(torch.device("cuda", 0))
     assert watch.energy is not None
@@ -90,7 +92,8 @@ def test_no_counter_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for opened in [(Older(), "handle"), (None, None)]:
         monkeypatch.setattr(
-            "ampcompare.experiment.launch.worker.monitor._open_nvml", lambda _, found=opened: found
+            "ampcompare.experiment.launch.worker.monitor._nvml_module_and_gpu_handle",
+            lambda _, found=opened: found,
         )
         watch = SystemMonitor(torch.device("cuda", 0))
         assert watch.energy is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ampcompare.apex.amp.lists import functional_overrides, torch_overrides
-from ampcompare.base.tensors.cuda_casts import cuda_casts, operations_cast_on
+from ampcompare.base.tensors.cuda_casts import cuda_casts, operations_with_autocast_kernel
 from ampcompare.source.migrate.core.casts import (
     FUNCTIONAL,
     IN_ITS_PLACE,
@@ -50,7 +50,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 def _type_on_cuda(name: str, dtype: torch.dtype) -> torch.dtype:
     """Return the type of what a function returns under autocast of CUDA."""
     if name == "rms_norm" and not any(
-        each.startswith("aten::rms_norm") for each in operations_cast_on("CUDA")
+        each.startswith("aten::rms_norm") for each in operations_with_autocast_kernel("CUDA")
     ):
         pytest.skip("torch before 2.12 has rms_norm in no list")
     call = CALLS.get(name) or (getattr(torch, name) if hasattr(torch, name) else getattr(F, name))
