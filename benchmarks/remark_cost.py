@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from ampcompare import Arm
 from ampcompare.apex._install import install
 from ampcompare.script.behind.stand_in import StandIn
-from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 from ampcompare.script.remarks.sampled_calls import FIRST_STEPS, PERIOD
 
 WEIGHTS, NUMBERS = 64, 256
@@ -40,7 +40,7 @@ GOAL = 1.02
 class _Silent(StandIn):
     """An arm without remarks on roundings."""
 
-    def _watch_roundings(self, rows: Rows) -> None:
+    def _watch_roundings(self, rows: RecordedSteps) -> None:
         pass
 
 
@@ -89,7 +89,7 @@ def measure(arm: str, way: str, seed: int) -> dict[str, Any]:
     for _ in range(ROUNDS):
         for kind in shuffler.sample(KINDS, len(KINDS)):
             stand_in = (StandIn if kind == "with remarks" else _Silent)(
-                Arm.parse(arm), Rows(Recorder(None, {}))
+                Arm.parse(arm), RecordedSteps(Recorder(None, {}))
             )
             with redirect_stderr(io.StringIO()):
                 seconds[kind].append(seconds_per_step(WRITES[way]))

@@ -31,7 +31,7 @@ from ampcompare import Arm
 from ampcompare.apex._install import install
 from ampcompare.script.behind.stand_in import StandIn
 from ampcompare.script.invocation.exec_settings import ExecSettings
-from ampcompare.script.recording.recorder import Recorder, Rows, record_header
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder, record_header
 from ampcompare.script.watch.cell_facts import CellFactsRecorder
 
 BLOCK = {"tiny": 100, "deep": 60, "medium": 20}
@@ -108,7 +108,7 @@ def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
                     seconds[kind].append(seconds_per_step(step, steps, lambda: None))
                     continue
                 recorded = (
-                    (Rows(recorder), watch, recorder.write_held_rows)
+                    (RecordedSteps(recorder), watch, recorder.write_held_rows)
                     if kind == "recorded"
                     else (None, None, lambda: None)
                 )

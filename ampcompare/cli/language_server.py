@@ -20,7 +20,7 @@ from ampcompare.source.lint.catalog import CODES
 from ampcompare.source.lint.check import check_text
 from ampcompare.source.lint.read.module import Finding
 from ampcompare.source.lint.report import level_of_code
-from ampcompare.source.lint.run import Selection, fix_text, read_selection
+from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes, read_selection
 from ampcompare.source.migrate.adapter.choice import choose_rewrite_or_adapter
 from ampcompare.source.syntax import SourceInvalid
 from ampcompare.source.versions import known_versions
@@ -84,7 +84,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
                 kind = types.CodeActionKind.QuickFix
                 found.append(_code_action(document, title, kind, finding.edits, fixed_by_it))
         if any(finding.edits for finding in findings):
-            text, _, fixed = fix_text(document.source, findings, selection)
+            text, _, fixed = fixed_text_rest_and_num_fixes(document.source, findings, selection)
             title = f"Fix {format_count(fixed, 'mistake')} of mixed precision"
             found.append(_code_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
         if (rewritten := _rewritten_text_and_num_lines_left(document)) is not None:

@@ -51,7 +51,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
         set_path(from_flags, f"recipe.model.args.{name}", value)
         origins[f"recipe.model.args.{name}"] = "flag --model-arg"
     layers += [Layer("environment", from_environment, origins), Layer("flag", from_flags, origins)]
-    if (script := _script_layer(parameters)) is not None:
+    if (script := _settings_layer_of_script(parameters)) is not None:
         layers.append(script)
     return SettingsRequest(
         parameters.get("recipe_name"), parameters.get("size"), parameters.get("config_file"), tuple(layers)
@@ -197,7 +197,7 @@ def watched_config(parameters: Mapping[str, Any], arm: str, reads: CommandReads)
     return collect_settings(request_from({**parameters, **derived}), reads, one_run=True).config
 
 
-def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
+def _settings_layer_of_script(parameters: Mapping[str, Any]) -> Layer | None:
     """Return the setting of the script after `--`; None without one."""
     words = parameters.get("script")
     if words is None:

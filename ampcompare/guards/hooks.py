@@ -265,7 +265,7 @@ class GuardHooks:
             for value in (*args, *kwargs.values()):
                 if value is torch.float16 and is_users_file(calling_frame().f_code.co_filename):
                     self._notify_listeners("at_half_cast", module)
-                elif _means_gpu(value):
+                elif _does_argument_mean_gpu(value):
                     self._notify_listeners("at_move_to_gpu", module)
             return original(module, *args, **kwargs)
 
@@ -363,7 +363,7 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _means_gpu(value: Any) -> bool:
+def _does_argument_mean_gpu(value: Any) -> bool:
     """Return whether an argument of `Module.to` means a GPU."""
     if isinstance(value, str):
         return value.partition(":")[0] == "cuda"
@@ -388,14 +388,14 @@ def _watch_autocast(events: Subscriptions, facts: ScriptState) -> None:
             entry = EnteredAutocast(
                 autocast.device, autocast.fast_dtype, is_dtype_given, _location_in_script()
             )
-            entry.on_for.update(_devices_with_autocast_on())
+            entry.on_for.update(_types_of_devices_with_autocast_on())
             facts.autocasts.append(entry)
             del facts.autocasts[:-MAX_ENTRIES]
         return result
 
     def leave(original: Any, autocast: Any, *exception: Any) -> Any:
         if facts.autocasts:  # the state again: what stands in for a GPU may set that of the CPU after `enter`
-            facts.autocasts[-1].on_for.update(_devices_with_autocast_on())
+            facts.autocasts[-1].on_for.update(_types_of_devices_with_autocast_on())
         return original(autocast, *exception)
 
     events.wrap(*Points.MAKE_AUTOCAST, init)
@@ -409,7 +409,7 @@ def _location_in_script() -> Location:
     return location.caller or location
 
 
-def _devices_with_autocast_on() -> list[str]:
+def _types_of_devices_with_autocast_on() -> list[str]:
     return [
         device
         for device in DEVICES

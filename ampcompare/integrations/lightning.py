@@ -23,7 +23,7 @@ from ampcompare import guards as guard_rules
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable, CheckpointError, ConfigError, UnsupportedCombination
 from ampcompare.script.invocation.exec_settings import ExecSettings
-from ampcompare.script.recording.recorder import Recorder, Rows, record_header
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder, record_header
 from ampcompare.training.precision.base import Precision, make_precision
 
 GUARDS = ("warn", "strict", "off")
@@ -60,12 +60,12 @@ class StepCounter:
         self.total = self.skipped = 0
         self.loss_scales: tuple[float, ...] = ()
         self._recorder: Recorder | None = None
-        self._rows: Rows | None = None
+        self._rows: RecordedSteps | None = None
         if record is not None:
             self._recorder = Recorder(
                 str(record), record_header(ExecSettings(record=str(record), name=sys.argv[0]))
             )
-            self._rows = Rows(self._recorder)
+            self._rows = RecordedSteps(self._recorder)
 
     def add_step(
         self, optimizer: Any, *, applied: bool, loss_scales: tuple[float, ...], loss: Any = None

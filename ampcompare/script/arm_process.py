@@ -35,7 +35,7 @@ from ampcompare.script.invocation.target import Target
 from ampcompare.script.process import child_processes
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch
 from ampcompare.script.watch.cell_facts import CellFactsRecorder
 from ampcompare.script.watch.ledger import ScriptLedger
@@ -122,7 +122,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         mark_output_with_rank()
     arm = Arm.parse(settings.arm)
 
-    def stand_in(rows: Rows | None) -> bool:
+    def stand_in(rows: RecordedSteps | None) -> bool:
         half, emulation = _half_mode_and_context(arm, settings)
         emulation.__enter__()  # until the process ends
         if settings.autocast_lists == "cuda" and (settings.device == "cpu" or not torch.cuda.is_available()):
@@ -170,7 +170,7 @@ def _guard_mode_under_arm(arm: Arm, guards: str) -> str:
     return guards if arm.spec.calls_apex or arm.is_as_written else "off"
 
 
-def _record_lost_statistics(rows: Rows, watch: LostStatisticsWatch) -> None:
+def _record_lost_statistics(rows: RecordedSteps, watch: LostStatisticsWatch) -> None:
     """Record the layers that have lost their statistics, and print them where no table will."""
     if lost := watch.find_lost_layers():
         rows.recorder.add_row({"kind": "lost_statistics", "layers": lost})

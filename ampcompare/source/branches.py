@@ -35,7 +35,7 @@ def known_conditions_at(module: Module, node: ast.AST) -> Facts:
     """Return what is known where a node is reached, by the `if` statements around it."""
     facts: Facts = {}
     for outer, holds in reversed(list(branches_around(module, node))):
-        facts = add_conditions_of_test(facts, outer.test, holds)
+        facts = facts_with_conditions_of_test(facts, outer.test, holds)
     return facts
 
 
@@ -91,7 +91,7 @@ def conditions_of_test(test: ast.expr, holds: bool) -> dict[str, object]:
     return {_text_of_expression(test): holds}
 
 
-def add_conditions_of_test(facts: Facts, test: ast.expr, holds: bool) -> Facts:
+def facts_with_conditions_of_test(facts: Facts, test: ast.expr, holds: bool) -> Facts:
     """Return facts together with what a test adds to them.
 
     Where `a and b` does not hold but `b` does, `a` does not; where `a or b` holds but `b` does not, `a` does.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from ampcompare.source.branches import Facts, add_conditions_of_test
+from ampcompare.source.branches import Facts, facts_with_conditions_of_test
 from ampcompare.source.index import Function, Index
 from ampcompare.source.module import Scope
 from ampcompare.source.syntax import child_nodes
@@ -74,7 +74,7 @@ class CallFollower(abc.ABC):
         self._reached = 0
         self.cut = False
         self._frames = itertools.count(1)
-        self._follow_block(scope.node.body, CallFrame(scope, {}, (), (), {}, "", (scope,)))
+        self._facts_behind_block(scope.node.body, CallFrame(scope, {}, (), (), {}, "", (scope,)))
 
     # What a kind of follower does.
 
@@ -143,10 +143,10 @@ class CallFollower(abc.ABC):
         prefix = f"{next(self._frames)}:"
         active = (*frame.active, callee)
         inner = replace(frame, scope=callee, names=names, prefix=prefix, active=active, receiver=receiver)
-        self._follow_block(callee.node.body, inner)
+        self._facts_behind_block(callee.node.body, inner)
         return True
 
-    def _follow_block(self, body: list[ast.stmt], frame: CallFrame) -> Facts | None:
+    def _facts_behind_block(self, body: list[ast.stmt], frame: CallFrame) -> Facts | None:
         """Follow statements; return what is known behind them, or None if that is not reached."""
         for statement in body:
             if isinstance(statement, DEFINITIONS):
@@ -159,8 +159,8 @@ class CallFollower(abc.ABC):
                 test = self.substitute_arguments(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    self._follow_block(
-                        branch, replace(frame, facts=add_conditions_of_test(frame.facts, test, holds))
+                    self._facts_behind_block(
+                        branch, replace(frame, facts=facts_with_conditions_of_test(frame.facts, test, holds))
                     )
                     for branch, holds in branches
                 ]
@@ -172,15 +172,15 @@ class CallFollower(abc.ABC):
             elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
                 head = statement.test if isinstance(statement, ast.While) else statement.iter
                 self._follow_expression(head, statement, frame)
-                self._follow_block(statement.body, replace(frame, loops=(*frame.loops, statement)))
-                self._follow_block(statement.orelse, frame)
+                self._facts_behind_block(statement.body, replace(frame, loops=(*frame.loops, statement)))
+                self._facts_behind_block(statement.orelse, frame)
             elif isinstance(statement, (ast.With, ast.AsyncWith)):
-                facts = self._follow_block(statement.body, self._follow_with(statement, frame))
+                facts = self._facts_behind_block(statement.body, self._follow_with(statement, frame))
                 if facts is None:
                     return None
                 frame = replace(frame, facts=facts)
             elif isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
-                facts = self._follow_try(statement, frame)  # type: ignore[arg-type]
+                facts = self._facts_behind_try(statement, frame)  # type: ignore[arg-type]
                 if facts is None:
                     return None
                 frame = replace(frame, facts=facts)
@@ -188,7 +188,7 @@ class CallFollower(abc.ABC):
                 self._follow_expression(statement.subject, statement, frame)
                 key = f"match {ast.unparse(statement.subject)}"
                 for number, case in enumerate(statement.cases):
-                    self._follow_block(case.body, replace(frame, facts={**frame.facts, key: number}))
+                    self._facts_behind_block(case.body, replace(frame, facts={**frame.facts, key: number}))
             else:
                 self._follow_expression(statement, statement, frame)
                 self.after_statement(statement, frame)
@@ -196,16 +196,16 @@ class CallFollower(abc.ABC):
                     return None
         return frame.facts
 
-    def _follow_try(self, statement: ast.Try, frame: CallFrame) -> Facts | None:
+    def _facts_behind_try(self, statement: ast.Try, frame: CallFrame) -> Facts | None:
         key = f"try at {statement.lineno}"
-        behind = self._follow_block(
+        behind = self._facts_behind_block(
             [*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True})
         )
         handled = [
-            self._follow_block(handler.body, replace(frame, facts={**frame.facts, key: False}))
+            self._facts_behind_block(handler.body, replace(frame, facts={**frame.facts, key: False}))
             for handler in statement.handlers
         ]
-        last = self._follow_block(statement.finalbody, frame)
+        last = self._facts_behind_block(statement.finalbody, frame)
         if last is None or (behind is None and all(facts is None for facts in handled)):
             return None
         # Where every handler ends the round, what follows has seen the body run.
@@ -228,7 +228,9 @@ class CallFollower(abc.ABC):
             for test, holds in tests:
                 inner = replace(
                     inner,
-                    facts=add_conditions_of_test(inner.facts, self.substitute_arguments(test, frame), holds),
+                    facts=facts_with_conditions_of_test(
+                        inner.facts, self.substitute_arguments(test, frame), holds
+                    ),
                 )
             self.handle_node(each, statement, inner)
 

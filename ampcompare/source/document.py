@@ -58,7 +58,7 @@ class _Notebook:
     tail: str
     ascii: bool
 
-    def locate(self, line: int) -> tuple[int, int]:
+    def cell_and_line_of(self, line: int) -> tuple[int, int]:
         """Return the code cell and the line in it, both from 1, for a line of `text`."""
         index = max(bisect.bisect_right(self.starts, line) - 1, 0)
         return index + 1, max(line - self.starts[index], 1)
@@ -159,7 +159,7 @@ def _is_parsable(source: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class UserPosition:
     """A position as the user sees it.
 
     Attributes:
@@ -195,12 +195,12 @@ class SourceDocument:
     has_mark: bool = False
     notebook: _Notebook | None = None
 
-    def place_for_user(self, line: int, column: int = 0) -> Place:
+    def position_for_user(self, line: int, column: int = 0) -> UserPosition:
         """Return the position that a line (from 1) and a column (from 0) of `text` have for the user."""
         if self.notebook is None:
-            return Place(line, column + 1)
-        cell, line = self.notebook.locate(line)
-        return Place(line, column + 1, cell)
+            return UserPosition(line, column + 1)
+        cell, line = self.notebook.cell_and_line_of(line)
+        return UserPosition(line, column + 1, cell)
 
     def encode(self, text: str) -> bytes:
         """Return the bytes of the file with another text.

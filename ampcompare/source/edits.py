@@ -284,7 +284,7 @@ class Edits:
             self._spans[(module.starts[first - 1], stop)] = text
 
 
-def put_statements_on_own_lines(module: Module, statements: Iterable[ast.stmt]) -> str:
+def text_with_statements_on_own_lines(module: Module, statements: Iterable[ast.stmt]) -> str:
     """Return the text of a module with statements, and those that share a line with them, on lines of their own."""
     edits: dict[Edit, None] = {}
     for statement in statements:

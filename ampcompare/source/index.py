@@ -325,7 +325,7 @@ class Index:
 
     def is_subclass_of(self, scope: Scope, *names: str) -> bool:
         """Return whether a class has a base of another package, by one of some full names."""
-        for each in self._lookup_order_of(scope)[0]:
+        for each in self._project_bases_and_first_outside(scope)[0]:
             for expression in getattr(each.node, "bases", []):
                 bases = self.values_of_expression(expression, each.parent or each)
                 if any(isinstance(base, ImportedObject) and base.name in names for base in bases):
@@ -334,7 +334,7 @@ class Index:
 
     def topmost_class_of(self, scope: Scope) -> Scope:
         """Return the topmost class of the project that a class comes from, itself where it has no base there."""
-        return self._lookup_order_of(scope)[0][-1]
+        return self._project_bases_and_first_outside(scope)[0][-1]
 
     # Values.
 
@@ -463,7 +463,7 @@ class Index:
         path = None if self._project is None else self._project.path_of(module)
         if self._project is None or path is None:
             return NOT_KNOWN if full.startswith(".") else frozenset({ImportedObject(public_full_name(full))})
-        found = self._project.find_definition(path, full)
+        found = self._project.find_file_and_name_of_definition(path, full)
         if found is None:
             return NOT_KNOWN if full.startswith(".") else frozenset({ImportedObject(public_full_name(full))})
         place, name = found
@@ -545,7 +545,7 @@ class Index:
 
     def _values_of_self(self, owner: Scope, receiver: Scope | None, *, is_class: bool = False) -> Values:
         make: Callable[[Scope], Value] = _ProjectClass if is_class else _ClassInstance
-        if receiver is not None and owner in self._lookup_order_of(receiver)[0]:
+        if receiver is not None and owner in self._project_bases_and_first_outside(receiver)[0]:
             return frozenset({make(receiver)})
         return frozenset({make(owner), *map(make, self._subclasses_by_scope.get(owner, ()))})
 
@@ -581,18 +581,22 @@ class Index:
         owner = scope.owner
         if owner is None:
             return NOT_KNOWN
-        order = self._lookup_order_of(receiver if receiver is not None else owner)[0]
-        behind = order[order.index(owner) + 1 :] if owner in order else self._lookup_order_of(owner)[0][1:]
+        order = self._project_bases_and_first_outside(receiver if receiver is not None else owner)[0]
+        behind = (
+            order[order.index(owner) + 1 :]
+            if owner in order
+            else self._project_bases_and_first_outside(owner)[0][1:]
+        )
         for each in behind:
             if (bindings := self._bindings_of_scope(each).get(name)) is not None:
                 kept = _bindings_at(bindings, None, each)
                 return frozenset().union(*(self._values_of_binding(one, each, receiver) for one in kept))
-        outside = self._lookup_order_of(owner)[1]
+        outside = self._project_bases_and_first_outside(owner)[1]
         return frozenset({ImportedObject(f"{outside}.{name}")}) if outside else NOT_KNOWN
 
     def _values_of_class_attribute(self, scope: Scope, name: str) -> Values:
         """Return what an attribute of an object of a class is, by its methods and by what is assigned to it."""
-        order, outside = self._lookup_order_of(scope)
+        order, outside = self._project_bases_and_first_outside(scope)
         found: set[Value] = set(
             self._values_stored_on_attribute(name, lambda value: _may_belong_to_scopes(value, order))
         )
@@ -617,7 +621,7 @@ class Index:
             return frozenset({ImportedObject(f"{outside}.{name}")})
         return frozenset({ImportedObject(f"object.{name}")}) if name in OF_OBJECT else NOT_KNOWN
 
-    def _lookup_order_of(self, scope: Scope) -> tuple[list[Scope], str | None]:
+    def _project_bases_and_first_outside(self, scope: Scope) -> tuple[list[Scope], str | None]:
         """Return a class with its bases in the project, in the order of look-ups, and the first base outside.
 
         That is "" where a base is unknown.
@@ -628,7 +632,7 @@ class Index:
             for expr in getattr(scope.node, "bases", []):
                 for base in self.values_of_expression(expr, scope.parent or scope):
                     if isinstance(base, _ProjectClass):
-                        inner, theirs = self._lookup_order_of(base.scope)
+                        inner, theirs = self._project_bases_and_first_outside(base.scope)
                         order += [each for each in inner if each not in order]
                         outside = theirs if outside is None else outside
                     elif isinstance(base, ImportedObject):
@@ -787,7 +791,7 @@ class Index:
         return found
 
     def _constructors_of_class(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
-        order, outside = self._lookup_order_of(scope)
+        order, outside = self._project_bases_and_first_outside(scope)
         for each in order:
             if (bindings := self._bindings_of_scope(each).get("__init__")) is not None:
                 return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)]
@@ -795,7 +799,7 @@ class Index:
 
     def _functions_behind_object_call(self, scope: Scope) -> list[Function | ImportedObject | _UnknownValue]:
         for name in ("__call__", "forward"):
-            for each in self._lookup_order_of(scope)[0]:
+            for each in self._project_bases_and_first_outside(scope)[0]:
                 if (bindings := self._bindings_of_scope(each).get(name)) is not None:
                     return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)] or [
                         UNKNOWN
@@ -818,7 +822,9 @@ class Index:
                 continue
             path = None if self._project is None else self._project.path_of(module)
             found = (
-                None if self._project is None or path is None else self._project.find_definition(path, full)
+                None
+                if self._project is None or path is None
+                else self._project.find_file_and_name_of_definition(path, full)
             )
             place = None if found is None else found[0]
             target = None if place is None or self._project is None else self._project.module_of_file(place)
@@ -845,7 +851,7 @@ class Index:
         for module in self.modules:
             for scope in module.scopes:
                 if isinstance(scope.node, ast.ClassDef) and scope.node.bases:
-                    for base in self._lookup_order_of(scope)[0][1:]:
+                    for base in self._project_bases_and_first_outside(scope)[0][1:]:
                         found[base].append(scope)
         return found
 
@@ -910,7 +916,7 @@ class Index:
         return {call: module.scope_of[call] for module in self.modules for call in module.calls}
 
     @_shared_table
-    def _calls_by_last_name(self) -> tuple[dict[str, list[ast.Call]], set[str]]:
+    def _calls_by_last_name_and_other_uses(self) -> tuple[dict[str, list[ast.Call]], set[str]]:
         """All calls by the last part of the name of their function, and the names that are used otherwise."""
         calls: dict[str, list[ast.Call]] = defaultdict(list)
         passed: set[str] = set()
@@ -947,7 +953,11 @@ class Index:
                 if getattr(scope.node, "decorator_list", ()):
                     names.add(scope.node.name)  # type: ignore[union-attr]
         names |= self._stores_by_attribute.keys()
-        return [call for name in sorted(names) for call in self._calls_by_last_name[0].get(name, ())]
+        return [
+            call
+            for name in sorted(names)
+            for call in self._calls_by_last_name_and_other_uses[0].get(name, ())
+        ]
 
     @property
     def is_answering(self) -> bool:
@@ -989,7 +999,7 @@ class _CallsByFunction:
 
     def _find_calls_of(self, scope: Scope) -> list[ast.Call]:
         index, name = self._index, getattr(scope.node, "name", "")
-        by_name, passed = index._calls_by_last_name
+        by_name, passed = index._calls_by_last_name_and_other_uses
         names = {name} | index._aliases_by_name.get(name, set())
         if name in ("__init__", "__call__", "forward") and scope.owner is not None:
             names = {
@@ -1025,12 +1035,12 @@ class _FunctionsPassedOn:
         index, name = self._index, getattr(scope.node, "name", "")
         if not name or any(_is_outside_decorator(each) for each in getattr(scope.node, "decorator_list", [])):
             return True
-        if name in index._calls_by_last_name[1]:
+        if name in index._calls_by_last_name_and_other_uses[1]:
             return True
         if isinstance(scope.parent, Scope) and isinstance(scope.parent.node, ast.ClassDef):
             return any(
                 isinstance(index.callee(call, index._scope_of_call[call]), UnknownFunction)
-                for call in index._calls_by_last_name[0].get(name, ())
+                for call in index._calls_by_last_name_and_other_uses[0].get(name, ())
                 if _may_be_call_of(call, scope)
             )
         return False

@@ -108,7 +108,7 @@ class Project:
             self._held[folder] = _entries_of(folder)
         return self._held[folder]
 
-    def find_definition(self, importer: Path, full: str) -> tuple[Path, str] | None:
+    def find_file_and_name_of_definition(self, importer: Path, full: str) -> tuple[Path, str] | None:
         """Return the file in which what an import names is, and its name there; None where it is outside.
 
         Args:
@@ -131,7 +131,7 @@ class Project:
             module: whose imports are read.
             path: of its file.
         """
-        found = [self.find_definition(path, full) for _, _, full in module.imports]
+        found = [self.find_file_and_name_of_definition(path, full) for _, _, full in module.imports]
         return list(dict.fromkeys(each[0] for each in found if each is not None and each[0] != path))
 
     def files_importing(self, path: Path) -> Iterator[Path]:

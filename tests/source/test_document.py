@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.source.document import Place, SourceDocument, parse_document, read_document, write_document
+from ampcompare.source.document import (
+    SourceDocument,
+    UserPosition,
+    parse_document,
+    read_document,
+    write_document,
+)
 
 CONTENTS = {
     "utf-8": "x = 'é'\n".encode(),
@@ -123,9 +129,9 @@ def test_lines_belong_to_cells() -> None:
     read = document(notebook(CELLS))
     lines = read.text.split("\n")
 
-    assert read.place_for_user(lines.index("import torch") + 1) == Place(2, 1, cell=1)
-    assert read.place_for_user(lines.index("y = 1") + 1, 4) == Place(2, 5, cell=4)
-    assert str(read.place_for_user(lines.index("y = 1") + 1, 4)) == "cell 4:2:5"
+    assert read.position_for_user(lines.index("import torch") + 1) == UserPosition(2, 1, cell=1)
+    assert read.position_for_user(lines.index("y = 1") + 1, 4) == UserPosition(2, 5, cell=4)
+    assert str(read.position_for_user(lines.index("y = 1") + 1, 4)) == "cell 4:2:5"
 
 
 def test_a_rewritten_cell() -> None:

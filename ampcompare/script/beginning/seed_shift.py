@@ -22,13 +22,13 @@ def shifted_numpy_seed(seed: Any, offset: int, seeds: int | None = NUMPY_SEEDS) 
         seeds: how many there are, from 0; None: without a limit.
     """
     try:
-        return _number_within_range(operator.index(seed) + offset, seeds)
+        return _number_folded_into_range(operator.index(seed) + offset, seeds)
     except TypeError:
         words = [int(word) for word in np.asarray(seed).ravel()]
-    return [_number_within_range(words[0] + offset, seeds), *words[1:]] if words else seed
+    return [_number_folded_into_range(words[0] + offset, seeds), *words[1:]] if words else seed
 
 
-def _number_within_range(number: int, seeds: int | None) -> int:
+def _number_folded_into_range(number: int, seeds: int | None) -> int:
     return number if seeds is None else number % seeds
 
 

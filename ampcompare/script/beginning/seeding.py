@@ -184,7 +184,7 @@ class SeedWatch:
         return used
 
     def _record_seed_call(self, function: str, kind: str, seed: Any = None, used: Any = None) -> None:
-        place = _running_script_line(skips_imports=kind == "own")
+        place = _running_location_text(skips_imports=kind == "own")
         if not place:
             return
         call = self._calls.get((place, function))
@@ -231,7 +231,7 @@ class SeedWatch:
 
     def _shift_new_default_rng(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         seed = kwargs.get("seed", args[0] if args else None)
-        if not _is_seed_of_numbers(seed):  # a generator, say
+        if not _is_sequence_of_numbers(seed):  # a generator, say
             return inner(*args, **kwargs)
         shift = functools.partial(shifted_numpy_seed, seeds=None)
         return self._make_call_with_shifted_seed("numpy.random.default_rng", shift, "own")(
@@ -274,7 +274,7 @@ class SeedWatch:
             if kind is not replacement:  # a class of the script that inherits it
                 return base.__new__(kind, *args, **kwargs)
             seed = kwargs.pop(first, args[0] if args else None)
-            if seed is not None and not _is_seed_of_numbers(seed):
+            if seed is not None and not _is_sequence_of_numbers(seed):
                 return base(seed, *args[1:], **kwargs)
             shift = functools.partial(shifted_numpy_seed, seeds=seeds)
             caller = sys._getframe(1)
@@ -292,7 +292,7 @@ def _is_of_library(frame: FrameType) -> bool:
     return not is_users_file(file) or is_installed_file(file)
 
 
-def _is_seed_of_numbers(seed: Any) -> bool:
+def _is_sequence_of_numbers(seed: Any) -> bool:
     return isinstance(seed, int | np.integer | np.ndarray) or (
         isinstance(seed, list | tuple) and all(isinstance(word, int | np.integer) for word in seed)
     )
@@ -315,7 +315,7 @@ def _subclass_counting_as(base: Any, **members: Any) -> Any:
     return made
 
 
-def _running_script_line(*, skips_imports: bool) -> str:
+def _running_location_text(*, skips_imports: bool) -> str:
     """Return the script's line that is running; of an installed package where there is no other; "" without any.
 
     Args:

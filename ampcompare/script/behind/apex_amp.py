@@ -30,7 +30,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.tensors.tree import cast_floating_tensors, tensors_in_value
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.autocast_and_scaler import trains_if_switched_off
 from ampcompare.script.torch_amp.gradient_stages import GradientStages
 from ampcompare.script.torch_amp.plain_script import PlainScript
@@ -64,7 +64,7 @@ class _ArmScaleShown(LossScaler):
 class ScriptAmp:
     """The functions of `apex.amp`, on an arm."""
 
-    def __init__(self, arm: Arm, plain: PlainScript, rows: Rows | None = None) -> None:
+    def __init__(self, arm: Arm, plain: PlainScript, rows: RecordedSteps | None = None) -> None:
         self._arm = arm
         self._plain = plain
         self._rows = rows

@@ -12,7 +12,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
 from ampcompare.training.precision.gemm import FormatPlan
 
@@ -20,7 +20,7 @@ from ampcompare.training.precision.gemm import FormatPlan
 class ScriptFormats:
     """Gives formats to every model that the script calls; they act where the arm underneath computes in bf16."""
 
-    def __init__(self, arm: Arm, rows: Rows | None) -> None:
+    def __init__(self, arm: Arm, rows: RecordedSteps | None) -> None:
         self._arm = arm
         self._rows = rows
         self._plan = FormatPlan(arm)

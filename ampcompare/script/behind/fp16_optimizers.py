@@ -17,13 +17,13 @@ from torch import nn
 
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.imports.fp16_classes import MODULES, fp16_optimizer_classes
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.training.precision.base import owned_params
 
 METHODS = {"backward", "update_master_grads", "clip_master_grads", "step", "zero_grad"}
 
 
-def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
+def follow_fp16_optimizers(rows: RecordedSteps | None, events: Subscriptions) -> None:
     """Let both classes of Apex do nothing by themselves from now on."""
     events.wrap(importlib.import_module(MODULES[0]).tofp16, "forward", lambda original, module, value: value)
     for kind in fp16_optimizer_classes():
@@ -33,7 +33,7 @@ def follow_fp16_optimizers(rows: Rows | None, events: Subscriptions) -> None:
 
 
 class _FP16OptimizerFollower:
-    def __init__(self, rows: Rows | None) -> None:
+    def __init__(self, rows: RecordedSteps | None) -> None:
         self._rows = rows
 
     def make(self, original: Any, wrapper: Any, init_optimizer: Any, *_args: Any, **_settings: Any) -> None:

@@ -12,7 +12,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.behind.side import ScriptSide, as_list
 from ampcompare.script.imports.fp16_classes import fp16_optimizer_classes
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 
 
@@ -33,7 +33,7 @@ def _initialize_with_weights_recorded(
 class AsWritten(TorchAmpStandIn):
     """Follows `torch.autocast` and `GradScaler` of a script; a scaler that is off leaves it one without a scaler."""
 
-    def __init__(self, calls_apex: Callable[[], bool], rows: Rows | None) -> None:
+    def __init__(self, calls_apex: Callable[[], bool], rows: RecordedSteps | None) -> None:
         super().__init__(calls_apex)
         self._rows = rows
         self._by_optimizer = False

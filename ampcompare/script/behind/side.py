@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 
 
@@ -24,7 +24,7 @@ class ScriptSide:
     """
 
     events: Subscriptions
-    rows: Rows | None
+    rows: RecordedSteps | None
     wrappers: ParallelWrappers
     engine: str
     device_type: str

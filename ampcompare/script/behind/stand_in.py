@@ -23,7 +23,7 @@ from ampcompare.script.behind.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.behind.side import ScriptSide
 from ampcompare.script.behind.type_errors import find_type_refusal
 from ampcompare.script.imports.adapter_imports import answer_by_apex, follow_adapters
-from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.averages import AverageWatch
 from ampcompare.script.remarks.first_gradients import FirstGradientsWatch
 from ampcompare.script.remarks.lost_decay import LostDecay
@@ -56,7 +56,7 @@ class StandIn:
     def __init__(
         self,
         arm: Arm,
-        rows: Rows | None,
+        rows: RecordedSteps | None,
         *,
         engine: str = "compat",
         watch: CellFactsRecorder | None = None,
@@ -119,7 +119,7 @@ class StandIn:
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.outer_calls_counted_as_inner), self._events)
 
-    def _watch_roundings(self, rows: Rows, steps: OptimizerSteps) -> None:
+    def _watch_roundings(self, rows: RecordedSteps, steps: OptimizerSteps) -> None:
         """Remark what rounding takes from the script by its own lines."""
         calls = SampledCalls(steps, self._events)
         AverageWatch(rows).follow(
@@ -195,7 +195,9 @@ class StandIn:
         torch.clear_autocast_cache()
 
 
-def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+def _record_plain_backward(
+    rows: RecordedSteps, original: Any, tensors: Any, *args: Any, **kwargs: Any
+) -> Any:
     """Record a loss that nothing scales, next to those of `scale_loss`."""
     if rows.is_outside_of_blocks:
         rows.add_plain_backward(detached_value(tensors if isinstance(tensors, Tensor) else tensors[0]))

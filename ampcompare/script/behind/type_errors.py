@@ -168,7 +168,7 @@ class _ScriptFailure:
     @property
     def find_torch_call(self) -> _TorchFunctionCall | None:
         """The call of code of torch in Python that has raised; None where the script's own line has."""
-        return _find_torch_call(self.error.__traceback__)
+        return _find_call_into_torch_that_raised(self.error.__traceback__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,13 +213,13 @@ def _find_refusal_of_failure(
     rounded: str,
 ) -> UnsupportedCombination | None:
     widening = names.widening if isinstance(names, HalfWeights) else None
-    failure = _ScriptFailure(error, arm, _what_stands_in(arm, names), casts, lifted, rounded, widening)
+    failure = _ScriptFailure(error, arm, _kind_of_stand_in(arm, names), casts, lifted, rounded, widening)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_refusal_of_types else OTHER_ERRORS
     row = next((row for row in rows if row.has_failure(failure)), None)
     return None if row is None else row.refusal_of_failure(failure)
 
 
-def _what_stands_in(arm: Arm, names: TorchAmpStandIn) -> _WhatStandsIn:
+def _kind_of_stand_in(arm: Arm, names: TorchAmpStandIn) -> _WhatStandsIn:
     if isinstance(names, HalfWeights):
         return _WhatStandsIn.WEIGHTS
     if isinstance(names, O1BehindTorch):
@@ -254,7 +254,7 @@ def _may_be_from_lifted_weights(failure: _ScriptFailure) -> bool:
 def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what does not fit 16-bit weights."""
     kept = _modules_to_keep_fp32(failure)
-    arms = tuple(str(_arm_keeping_module(failure.arm, one)) for one in kept)
+    arms = tuple(str(_arm_keeping_one_more_module(failure.arm, one)) for one in kept)
     if ATTENTION.search(failure.first_message_line):
         return (*arms, "native:bf16", "native:fp16")
     return (
@@ -266,8 +266,8 @@ def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
 
 def _arms_for_types_in_torch(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what code of torch inside of a module does with both types."""
-    inside = _torch_module_that_raised(failure.error.__traceback__)
-    return str(_arm_keeping_module(failure.arm, inside)), "native:fp16"
+    inside = _name_of_module_inside_which_torch_raised(failure.error.__traceback__)
+    return str(_arm_keeping_one_more_module(failure.arm, inside)), "native:fp16"
 
 
 def _arms_for_attention_under_o1(failure: _ScriptFailure) -> tuple[str, ...]:
@@ -305,12 +305,12 @@ def _uncast_torch_call_text(failure: _ScriptFailure) -> str:
 
 
 def _uncast_torch_module_text(failure: _ScriptFailure) -> str:
-    module = _torch_module_that_raised(failure.error.__traceback__)
+    module = _name_of_module_inside_which_torch_raised(failure.error.__traceback__)
     return f"code of torch itself in {module} computes with both types, which Apex's lists do not cast"
 
 
 def _mixed_types_in_backward_text(failure: _ScriptFailure) -> str:
-    function = _function_raised_in_backward(failure.error.__traceback__)
+    function = _name_of_function_that_failed_in_backward(failure.error.__traceback__)
     return f"{function} gets tensors of both types in its backward pass, where autocast is off"
 
 
@@ -325,7 +325,7 @@ def _lacks_half_kernel(failure: _ScriptFailure) -> bool:
 def _is_of_torch_module_under_o1(failure: _ScriptFailure) -> bool:
     if failure.stands is not _WhatStandsIn.O1:
         return False
-    return bool(_torch_module_that_raised(failure.error.__traceback__))
+    return bool(_name_of_module_inside_which_torch_raised(failure.error.__traceback__))
 
 
 UNSCALED = Arm.parse("native:bf16")
@@ -445,7 +445,7 @@ TYPE_ERRORS = (
         _mixed_types_in_backward_text,
         ("fp32",),
         "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd",
-        applies=lambda failure: bool(_function_raised_in_backward(failure.error.__traceback__)),
+        applies=lambda failure: bool(_name_of_function_that_failed_in_backward(failure.error.__traceback__)),
     ),
     _FailureKind(
         ANY,
@@ -460,7 +460,7 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
     trace = failure.error.__traceback__
     if failure.stands in (_WhatStandsIn.AUTOCAST, _WhatStandsIn.O1):
-        name = _name_in_model(_raising_modules_and_their_locals(trace)[0])
+        name = _name_of_last_module_in_first(_raising_modules_and_their_locals(trace)[0])
     else:
         name = _name_and_locals_of_raising_module(trace)[0] if failure.stands is _WhatStandsIn.WEIGHTS else ""
     if not name:
@@ -469,13 +469,13 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     scales = half_dtype_of(failure.arm) is torch.float16
     # torch cannot unscale complex gradients, so another dtype without a scale is what trains such a model
     arm = UNSCALED if scales and any(each.is_complex() for each in model.parameters()) else failure.arm
-    return str(_arm_keeping_module(arm, name)), "fp32"
+    return str(_arm_keeping_one_more_module(arm, name)), "fp32"
 
 
 def _arms_without_scale(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms that scale no loss, the first with the modules in fp32 that the failed arm keeps so."""
     kept = failure.arm.keep_fp32
-    return str(_arm_keeping_module(UNSCALED, kept) if kept else UNSCALED), "fp32"
+    return str(_arm_keeping_one_more_module(UNSCALED, kept) if kept else UNSCALED), "fp32"
 
 
 def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
@@ -506,7 +506,7 @@ def _name_and_locals_of_raising_module(trace: types.TracebackType | None) -> tup
     """
     modules, given = _raising_modules_and_their_locals(trace)
     is_known = bool(modules) and _has_16_bit_weights_alone(modules[-1])
-    return _name_in_model(modules) if is_known else "", given[-1] if given else []
+    return _name_of_last_module_in_first(modules) if is_known else "", given[-1] if given else []
 
 
 def _has_16_bit_weights_alone(module: nn.Module) -> bool:
@@ -535,7 +535,7 @@ def _raising_modules_and_their_locals(
     return modules, given
 
 
-def _name_in_model(modules: list[nn.Module]) -> str:
+def _name_of_last_module_in_first(modules: list[nn.Module]) -> str:
     """Return the name of the last of some modules in the first one; "" if it is that, or there is none."""
     return (
         next((name for name, module in modules[0].named_modules() if module is modules[-1]), "")
@@ -544,7 +544,7 @@ def _name_in_model(modules: list[nn.Module]) -> str:
     )
 
 
-def _torch_module_that_raised(trace: types.TracebackType | None) -> str:
+def _name_of_module_inside_which_torch_raised(trace: types.TracebackType | None) -> str:
     """Return the name of the innermost module inside of whose call code of torch itself has raised; "" if none has."""
     modules: list[nn.Module] = []
     inner = ""
@@ -563,7 +563,7 @@ def _torch_module_that_raised(trace: types.TracebackType | None) -> str:
     return inner
 
 
-def _find_torch_call(trace: types.TracebackType | None) -> _TorchFunctionCall | None:
+def _find_call_into_torch_that_raised(trace: types.TracebackType | None) -> _TorchFunctionCall | None:
     """Return the call of code of torch from the innermost line of the user, if that code has raised."""
     entry: types.FrameType | None = None
     while trace is not None:
@@ -586,7 +586,7 @@ def _find_torch_call(trace: types.TracebackType | None) -> _TorchFunctionCall | 
     return _TorchFunctionCall(code.co_qualname.rpartition(".<locals>.")[2], found)
 
 
-def _function_raised_in_backward(trace: types.TracebackType | None) -> str:
+def _name_of_function_that_failed_in_backward(trace: types.TracebackType | None) -> str:
     """Return the name of the user's `torch.autograd.Function` whose backward pass has raised; "" for none."""
     name = ""
     while trace is not None:
@@ -609,7 +609,7 @@ def _has_torch_mixed_types(failure: _ScriptFailure) -> bool:
     )
 
 
-def _arm_keeping_module(arm: Arm, name: str) -> Arm:
+def _arm_keeping_one_more_module(arm: Arm, name: str) -> Arm:
     """Return an arm that keeps one more module in fp32."""
     kept = [*filter(None, [arm.keep_fp32]), name]
     return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(kept)})

@@ -158,7 +158,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     from ampcompare.diagnosis.prefix import PrefixWatch
     from ampcompare.script.arm_process import types_of_lifted_weights
     from ampcompare.script.watch.cell_facts import StepsReached
-    from ampcompare.script.watch.planned_steps import find_planned_repetitions
+    from ampcompare.script.watch.planned_steps import find_repetitions_of_loops_around
 
     watches: list[PrefixWatch] = []
 
@@ -167,7 +167,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
         if given["kind"] in ("backward", "plain_backward"):
             watch.see_loss(given["loss"])
         elif given["kind"] == "step":
-            watch.loops = watch.loops or find_planned_repetitions() or ()
+            watch.loops = watch.loops or find_repetitions_of_loops_around() or ()
             if watch.is_over:
                 raise StepsReached(0)
 

@@ -31,7 +31,7 @@ from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:
     from ampcompare.script.beginning.first_weights import FirstWeights
-    from ampcompare.script.recording.recorder import Rows
+    from ampcompare.script.recording.recorder import RecordedSteps
     from ampcompare.script.watch.cell_facts import FirstBatchHashes
 
 SEED = 20250508
@@ -94,7 +94,7 @@ class RewrittenTarget(Target):
         """Return the rewritten code and its `__main__`; there is no Apex from here on."""
         sys.dont_write_bytecode = True
         path = Path(self.name).resolve()
-        _hide_installed_apex()
+        _make_apex_uninstalled_here()
         sys.meta_path.insert(0, _RewritingFinder(path.parent, self._files))
         _, main = super().load_code_and_main()
         return compile(self._files.text_of(path), str(path), "exec", dont_inherit=True), main
@@ -145,7 +145,7 @@ class _FinderWithoutApex(importlib.abc.MetaPathFinder):
         return found
 
 
-def _hide_installed_apex() -> None:
+def _make_apex_uninstalled_here() -> None:
     """Let this process be one in which no Apex is installed."""
     for name in [each for each in sys.modules if _is_apex_module(each)]:
         del sys.modules[name]
@@ -287,17 +287,17 @@ class _RewriteTrace:
         self._policy: list[float] = []  # how the loss scale of a GradScaler grows, backs off, and how often
         self._clears: list[bool] = [False]  # whether gradients were cleared before each step
         self._final: dict[str, Any] = {}
-        self._rows: Rows | None = None
+        self._rows: RecordedSteps | None = None
         self._is_cut = self._is_inside = self._is_noting = False
 
-    def begin(self, rows: Rows) -> None:
+    def begin(self, rows: RecordedSteps) -> None:
         """Watch every step that is recorded, and what is given to it: master weights have no gradients behind it."""
         import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from ampcompare.base.patches import Layer, Points, Subscriptions
 
-        self._rows, rows.on_step = rows, self._note_digests_of_step
+        self._rows, rows.on_step = rows, self._note_digests_at_step
         events = Subscriptions(Layer.RECORD)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.FORWARD, self._note_evaluation_output)
@@ -388,7 +388,7 @@ class _RewriteTrace:
         self._is_noting = False
         return float(numpy.linalg.norm(values.astype(numpy.float64)))
 
-    def _note_digests_of_step(self, number: int) -> None:
+    def _note_digests_at_step(self, number: int) -> None:
         assert self._rows is not None
         digests = self._digests.setdefault(number, [])
         if len(digests) >= self._steps:
@@ -399,7 +399,7 @@ class _RewriteTrace:
         self._is_noting = False
         if self._is_twin:
             self._is_twin = False
-            _nudge_weights_by_unit(each for one in self._rows.optimizers for each in one.param_groups)
+            _nudge_weights_by_fp16_unit(each for one in self._rows.optimizers for each in one.param_groups)
         optimizer = self._rows.optimizers[number]
         stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
         norm = next((self._given[each] for each in stepped if each in self._given), None)
@@ -409,7 +409,7 @@ class _RewriteTrace:
         self._clears.append(False)
         self._given.clear()
         if len(digests) == self._steps:
-            self._keep_last_weights()
+            self._keep_copy_of_last_weights()
 
     def _backward(self, inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
         """Note the operations of a backward pass by their precision."""
@@ -424,7 +424,7 @@ class _RewriteTrace:
         finally:
             self._is_inside = False
 
-    def _keep_last_weights(self) -> None:
+    def _keep_copy_of_last_weights(self) -> None:
         self._final = {
             f"{number}.{index}": each.detach().float().cpu().numpy().copy()
             for number in self._digests
@@ -438,7 +438,7 @@ class _RewriteTrace:
         names: dict[str, str] = {}
         if self._digests:
             if not self._final:
-                self._keep_last_weights()
+                self._keep_copy_of_last_weights()
             names = _parameter_names(self._rows, list(self._digests))
             numpy.savez(folder / "weights.npz", **self._final)
         if self._first is not None and self._stored is not None and self._first.kept:
@@ -470,7 +470,7 @@ class _RewriteTrace:
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def _nudge_weights_by_unit(groups: Iterable[dict[str, Any]]) -> None:
+def _nudge_weights_by_fp16_unit(groups: Iterable[dict[str, Any]]) -> None:
     """Change every weight by a unit in the last place of fp16, up or down by chance, which is not that of torch."""
     import torch
 

@@ -90,7 +90,15 @@ def _command_under_exec(args: Any, environment: Mapping[str, str], settings: Exe
     is_module = words[place - 1] == "-m"
     flags = words[1 : place - is_module]
     return [
-        *(words[0], *flags, "-m", "ampcompare", "exec", *_exec_options(settings, rank), *["-m"] * is_module),
+        *(
+            words[0],
+            *flags,
+            "-m",
+            "ampcompare",
+            "exec",
+            *_words_of_exec_options(settings, rank),
+            *["-m"] * is_module,
+        ),
         *words[place:],
     ]
 
@@ -107,7 +115,7 @@ def _find_script_index(words: Sequence[str]) -> int | None:
     return place if place < len(words) else None
 
 
-def _exec_options(settings: ExecSettings, rank: str) -> list[str]:
+def _words_of_exec_options(settings: ExecSettings, rank: str) -> list[str]:
     """Return the options of `exec`; each rank that is started records into a file of its own."""
     values: dict[str, Any] = {
         "--engine": settings.engine,

@@ -25,7 +25,7 @@ from ampcompare.script.process import child_processes
 
 if TYPE_CHECKING:
     from ampcompare.base.patches import Subscriptions
-    from ampcompare.script.recording.recorder import Recorder, Rows
+    from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 
 # Arguments that only some levels take: `initialize` refuses them at the others.
 REFUSED = {
@@ -41,7 +41,7 @@ class PreparedProcess:
     """What was set up in a process: what resolves `apex`, unless that is the real one, and the rows of a record."""
 
     finder: ApexFinder | None
-    rows: Rows | None
+    rows: RecordedSteps | None
 
     @property
     def recorder(self) -> Recorder | None:
@@ -54,7 +54,9 @@ class PreparedProcess:
             self.recorder.close(status, error, advice)
 
 
-def _note_guard_violation(violation: guards.Violation, settings: ExecSettings, rows: Rows | None) -> None:
+def _note_guard_violation(
+    violation: guards.Violation, settings: ExecSettings, rows: RecordedSteps | None
+) -> None:
     """Print what a guard has found, and record it."""
     print_violation(violation)
     point_at_migrate(settings)
@@ -63,7 +65,10 @@ def _note_guard_violation(violation: guards.Violation, settings: ExecSettings, r
 
 
 def prepare_process(
-    settings: ExecSettings, *, child: str | None = None, stand_in: Callable[[Rows | None], bool] | None = None
+    settings: ExecSettings,
+    *,
+    child: str | None = None,
+    stand_in: Callable[[RecordedSteps | None], bool] | None = None,
 ) -> PreparedProcess:
     """Prepare this process; nothing is undone later, because the process belongs to the script.
 
@@ -90,9 +95,9 @@ def prepare_process(
     rows = None
     if settings.record is not None or settings.ledger or settings.max_steps is not None:
         # Imported here: without them a script that needs no torch loads none.
-        from ampcompare.script.recording.recorder import Recorder, Rows, record_header
+        from ampcompare.script.recording.recorder import RecordedSteps, Recorder, record_header
 
-        rows = Rows(Recorder(settings.record, record_header(settings), child=child))
+        rows = RecordedSteps(Recorder(settings.record, record_header(settings), child=child))
     if settings.record is not None or settings.opt_level is not None or stand_in is not None:
         _require_apex_amp(settings.engine)
     records_amp = stand_in is None or stand_in(rows)

@@ -230,7 +230,7 @@ def _path_of_process(path: Path, child: str | None) -> Path:
     return path.with_name(".".join([path.stem, *marks]) + path.suffix) if marks else path
 
 
-class Rows:
+class RecordedSteps:
     """The optimizers of a process, in the order of their first use, and what they did.
 
     Attributes:

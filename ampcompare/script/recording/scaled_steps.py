@@ -19,10 +19,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.imports.adapter_imports import acts_by_itself, follow_adapters
 from ampcompare.script.imports.fp16_classes import fp16_optimizer_classes
-from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 
 
-def record_steps(rows: Rows, *, amp: bool) -> None:
+def record_steps(rows: RecordedSteps, *, amp: bool) -> None:
     """Record what this process does until its record ends; with `amp` what goes through Apex too."""
     events = Subscriptions(Layer.RECORD)
     if amp:
@@ -33,7 +33,7 @@ def record_steps(rows: Rows, *, amp: bool) -> None:
     rows.recorder.call_before_close(events.end)
 
 
-def _record_apex_amp(rows: Rows, events: Subscriptions) -> None:
+def _record_apex_amp(rows: RecordedSteps, events: Subscriptions) -> None:
     """Record what goes through `amp.initialize`, `amp.scale_loss` and the steps of the optimizers from here on."""
     hooks = _AmpHooks(rows, sys.modules["apex.amp"])
     frontend, handle, scaler = (sys.modules[f"apex.amp.{name}"] for name in ("frontend", "handle", "scaler"))
@@ -46,7 +46,7 @@ def _record_apex_amp(rows: Rows, events: Subscriptions) -> None:
     events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
-def _record_adapter(rows: Rows, events: Subscriptions, adapter: types.ModuleType) -> None:
+def _record_adapter(rows: RecordedSteps, events: Subscriptions, adapter: types.ModuleType) -> None:
     """Record what goes through the adapter that `migrate` writes, unless an arm answers in its place."""
     if not acts_by_itself(adapter):
         return
@@ -59,7 +59,7 @@ def _record_adapter(rows: Rows, events: Subscriptions, adapter: types.ModuleType
 class _AmpHooks:
     """Stands around the functions of `apex.amp`; `overflow` is the outcome of the last check, None without one."""
 
-    def __init__(self, rows: Rows, amp: Any) -> None:
+    def __init__(self, rows: RecordedSteps, amp: Any) -> None:
         self.rows = rows
         self.amp = amp
         self.overflow: bool | None = None
@@ -201,7 +201,7 @@ def _replace_step_method(optimizer: Any, step: Any, inner: Any) -> None:
     optimizer.step = types.MethodType(step, optimizer)
 
 
-def _record_fp16_optimizers(rows: Rows, events: Subscriptions) -> None:
+def _record_fp16_optimizers(rows: RecordedSteps, events: Subscriptions) -> None:
     """Record what goes through all objects of both classes from now on, ampcompare's or the real ones."""
     methods = (("backward", "update_master_grads", "step"), ("backward", "_update_scale"))
     for kind, names in zip(fp16_optimizer_classes(), methods, strict=False):
@@ -217,7 +217,7 @@ class _FP16OptimizerHooks:
     does both in `step`, under a static scale too, which calls `_update_scale` once, at its end.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         self._numbers: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         # Losses whose gradients were not yet checked for overflow.
@@ -297,7 +297,7 @@ class _ScalerWindow:
     named: set[int] = field(default_factory=set)
 
 
-def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
+def record_grad_scalers(rows: RecordedSteps, events: Subscriptions) -> None:
     """Record what goes through every GradScaler of this process, those of `torch.cuda.amp` and subclasses too."""
     hooks = _ScalerHooks(rows)
     events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
@@ -311,7 +311,7 @@ def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
 class _ScalerHooks:
     """Stands around the methods of `GradScaler`."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         # of scalers that are gone, too: they are written at the end
         self._windows: dict[Any, _ScalerWindow] = {}
@@ -334,7 +334,7 @@ class _ScalerHooks:
             return result
         window = self._window_of_scaler(scaler)
         if not window.losses:
-            window.scale = _scale_without_read(scaler)
+            window.scale = _scale_without_waiting(scaler)
         window.losses += map(detached_value, losses)
         return result
 
@@ -354,11 +354,13 @@ class _ScalerHooks:
             if hook is not None:
                 hook.remove()
         number, _ = self._rows.number_and_is_new(optimizer)
-        on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and _overflow_flags_of_step(
-            scaler, optimizer
-        )
+        on_device = getattr(
+            optimizer, "_step_supports_amp_scaling", False
+        ) and _device_overflow_flags_of_step(scaler, optimizer)
         certain = hook is not None and not on_device
-        applied = bool(called) if certain else not any(map(bool, _overflow_flags_of_step(scaler, optimizer)))
+        applied = (
+            bool(called) if certain else not any(map(bool, _device_overflow_flags_of_step(scaler, optimizer)))
+        )
         self._window_of_scaler(scaler).steps.append(self._rows.step_row(number, applied))
         return result
 
@@ -407,14 +409,14 @@ class _ScalerHooks:
             rows.add_initialize(type(scaler).__name__, names, [window.scale], [enabled])
         skips = [row["optimizer"] for row in steps if not row["applied"]]
         decides = enabled and bool(steps)
-        scales = window.scale, _scale_without_read(scaler) if decides and ended else window.scale
+        scales = window.scale, _scale_without_waiting(scaler) if decides and ended else window.scale
         overflow = bool(skips) if decides else None
         rows.add_losses(losses, window.loss_id, scales, overflow, numbers, skips if decides else [])
         for row in steps:
             rows.recorder.add_row(row)
 
 
-def _scale_without_read(scaler: Any) -> Any:
+def _scale_without_waiting(scaler: Any) -> Any:
     """Return the loss scale without waiting for a device; None if the scaler is off."""
     if not scaler.is_enabled():
         return None
@@ -422,7 +424,7 @@ def _scale_without_read(scaler: Any) -> Any:
     return detached_value(scaler.get_scale() if scale is None else scale)
 
 
-def _overflow_flags_of_step(scaler: Any, optimizer: Any) -> list[Any]:
+def _device_overflow_flags_of_step(scaler: Any, optimizer: Any) -> list[Any]:
     """Return what a fused step skips by, which the host does not see; none if an arm decides on the host.
 
     To read one waits for the device.

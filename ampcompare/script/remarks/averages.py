@@ -17,7 +17,7 @@ from ampcompare.base.formatting import format_rough_percent
 from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.sampled_calls import SampledCalls
 from ampcompare.training.precision.base import owned_params
 
@@ -41,7 +41,7 @@ MAX_ELEMENTS = 4096  # of each
 class AverageWatch:
     """Notes the averages of weights that stand still, once for each line that writes them."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         self._watched: dict[int, _WatchedAverage] = {}  # by storage
         self._noted: set[str] = set()
@@ -91,7 +91,7 @@ class AverageWatch:
         known.is_over = True
         if name == "copy_":  # of the average that was computed apart
             given = self._find_weights_like(target)
-        share = 0.0 if given is None else known.share_at_rest(target, given)
+        share = 0.0 if given is None else known.share_of_elements_at_rest(target, given)
         place = str(user_location())
         if share >= MOST and place not in self._noted and not self._is_stepped(target):
             self._noted.add(place)
@@ -120,19 +120,19 @@ class _WatchedAverage:
         self.reference = StorageWeakRef(target.untyped_storage())
         self.first_step = step
         self.is_over = False
-        self._before = _leading_elements(target).clone()
+        self._before = _first_elements_to_watch(target).clone()
 
-    def share_at_rest(self, target: Tensor, given: Tensor) -> float:
+    def share_of_elements_at_rest(self, target: Tensor, given: Tensor) -> float:
         """Return the share of elements that are what they were, of those that differ from what is averaged.
 
         `given` is what is averaged, or its difference to the average: where that is 0, nothing is due.
         """
-        now, weights = _leading_elements(target), _leading_elements(given)
+        now, weights = _first_elements_to_watch(target), _first_elements_to_watch(given)
         differs = (weights.to(now.dtype) != now).logical_and_(weights != 0)
         count = int(differs.sum())
         return int((differs & (now == self._before)).sum()) / count if count >= len(now) / 2 else 0.0
 
 
 @torch.no_grad()
-def _leading_elements(tensor: Tensor) -> Tensor:
+def _first_elements_to_watch(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1)[:MAX_ELEMENTS]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ampcompare.base.formatting import format_count
 from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.training.precision.base import owned_params
 
 STEPS = 2  # of an optimizer, which a preflight reaches
@@ -22,7 +22,7 @@ PLAIN = (Tensor, nn.Parameter)
 class FirstGradientsWatch:
     """Notes, behind its second step, an optimizer that has got no gradient, or zeros alone."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         # by optimizer: steps without a gradient other than zero, from the first one on; None once that is settled
         self._without: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()

@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.sampled_calls import SampledCalls
 
 REPEATED = 16  # products of one tensor that were seen, behind which they are a decay
@@ -24,7 +24,7 @@ SMALL = 2.0**-6  # of 1: factors farther away cost no more than this comparison
 class LostDecay:
     """Notes decays that do nothing: by a factor in a line of the script, and the weight decay of an optimizer."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         self._products: dict[int, tuple[StorageWeakRef, int]] = {}  # by storage
         self._noted: set[str] = set()

@@ -30,17 +30,17 @@ class LostStatisticsWatch:
         result = inner(made, *args, **options)
         self._num_optimizers += 1
         if self._num_optimizers <= MAX_OPTIMIZERS:
-            self._layers = _layers_with_statistics() | self._layers
+            self._layers = _layers_with_running_statistics_by_id() | self._layers
         return result
 
     @torch.no_grad()
     def find_lost_layers(self) -> list[str]:
         """Return the layers whose running statistics are not finite, though their weights are."""
-        layers = _layers_with_statistics() | self._layers  # names are those of the first look
+        layers = _layers_with_running_statistics_by_id() | self._layers  # names are those of the first look
         return sorted(name for name, layer in layers.values() if _has_lost_statistics(layer))
 
 
-def _layers_with_statistics() -> dict[int, tuple[str, nn.Module]]:
+def _layers_with_running_statistics_by_id() -> dict[int, tuple[str, nn.Module]]:
     """Return the layers of the process that have running statistics, with their names, by identity."""
     modules = live_objects_of(nn.Module)
     inner = {id(part) for module in modules for part in module.children()}

@@ -14,7 +14,7 @@ from ampcompare.base.location import Location, user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.training.precision.base import owned_params
 
 MAX_WEIGHTS = 8  # of one optimizer that are looked at
@@ -23,7 +23,7 @@ MAX_WEIGHTS = 8  # of one optimizer that are looked at
 class RoundedWeightsWatch:
     """Notes that a step begins from fp32 weights which were rounded since the last one, once for each line."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._cast = WeakTensorKeyDictionary()  # weights in fp32 -> type and line of their cast to 16 bits
@@ -46,7 +46,7 @@ class RoundedWeightsWatch:
         if optimizer in self._stepped and len(self._cast):
             owned = owned_params(optimizer)
             cast = [param for param in owned if param in self._cast and param.dtype is torch.float32]
-            if cast and all(map(self._has_rounded_values, cast[:MAX_WEIGHTS])):
+            if cast and all(map(self._has_only_values_of_half_type, cast[:MAX_WEIGHTS])):
                 dtype, where = self._cast[cast[0]]
                 if where not in self._noted:
                     self._noted.add(where)
@@ -59,7 +59,7 @@ class RoundedWeightsWatch:
                     self._cast.pop(param, None)
         self._stepped.add(optimizer)
 
-    def _has_rounded_values(self, param: Tensor) -> bool:
+    def _has_only_values_of_half_type(self, param: Tensor) -> bool:
         """Return whether all elements have a value of the 16-bit type, which a trained weight has by a cast alone."""
         dtype, _ = self._cast[param]
         values = param.detach()

@@ -17,7 +17,7 @@ from ampcompare.base.formatting import format_rough_percent
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.sampled_calls import SampledCalls
 
 LOOKS = 64  # additions between two reads of a counter, each of which waits for the device
@@ -34,7 +34,7 @@ class StandingSumWatch:
     tensor between two additions makes it no sum, such as a factor for an average.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         self._sums: dict[tuple[CodeType, int], list[_WatchedSum]] = {}  # by the line that adds
         self._noted: set[str] = set()
@@ -55,7 +55,7 @@ class StandingSumWatch:
     ) -> Any:
         if target.dtype not in HALF_DTYPES or target.numel() > MAX_ELEMENTS or target.requires_grad:
             return inner(target, given, *args, **kwargs)
-        one = self._watched_sum_of(target)
+        one = self._watched_sum_written_at(target)
         if one.is_over or not one.is_unwritten_since_addition(target):
             result = inner(target, given, *args, **kwargs)
             one.version = _version_of(target)
@@ -87,7 +87,7 @@ class StandingSumWatch:
             f"{one.num_counted} additions gave to it; sum up in fp32, as by .float() or .item() ({one.place})"
         )
 
-    def _watched_sum_of(self, target: Tensor) -> "_WatchedSum":
+    def _watched_sum_written_at(self, target: Tensor) -> "_WatchedSum":
         """Return what is known of a tensor at the line that adds to it, or of one that it takes the place of."""
         frame = calling_frame()
         known = self._sums.setdefault((frame.f_code, frame.f_lineno), [])

@@ -13,7 +13,7 @@ from ampcompare.base.formatting import format_few_names
 from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.lost_decay import least_relative_change
 from ampcompare.training.precision.base import owned_params
 
@@ -26,7 +26,7 @@ LOST = 0.25
 class StandingVarianceWatch:
     """Notes the layers whose running variances stand still, once."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RecordedSteps) -> None:
         self._rows = rows
         # with what they were behind the first step
         self._layers: list[tuple[nn.Module, Tensor, int]] | None = None

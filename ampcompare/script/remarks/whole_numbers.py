@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ampcompare.base.formatting import format_ordinal
 from ampcompare.base.location import user_location
 from ampcompare.base.tensors.products import dtype_name
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 
 CALLS = 32  # of models that are looked at: each look waits for the device
 MAX_ELEMENTS = 4096
@@ -27,7 +27,7 @@ class WholeNumberWatch:
         seen: what was noted first; "" for nothing.
     """
 
-    def __init__(self, arm: str, rows: Rows | None) -> None:
+    def __init__(self, arm: str, rows: RecordedSteps | None) -> None:
         self.seen = ""
         self._arm = arm
         self._rows = rows

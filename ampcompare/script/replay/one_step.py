@@ -96,7 +96,7 @@ def copy_to_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().clone()
 
 
-def is_computed_in(tensor: Tensor) -> bool:
+def is_floating_tensor(tensor: Tensor) -> bool:
     """Return whether a tensor is one that is computed with."""
     return tensor.dtype in FLOATS or tensor.dtype == torch.float64
 
@@ -201,7 +201,7 @@ class Fp64Mode(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
-        if name in DROPOUTS and isinstance(args[0], Tensor) and is_computed_in(args[0]):
+        if name in DROPOUTS and isinstance(args[0], Tensor) and is_floating_tensor(args[0]):
             return self._dropout_with_noted_mask(function, args[0], args[1:], kwargs)
         if not self._double:
             return function(*args, **kwargs)
@@ -209,7 +209,7 @@ class Fp64Mode(TorchFunctionMode):
             return args[0]
         args = (
             tuple(map(_widened_to_fp64, args))
-            if args and isinstance(args[0], Tensor) and is_computed_in(args[0])
+            if args and isinstance(args[0], Tensor) and is_floating_tensor(args[0])
             else args
         )
         return function(*args, **{key: _widened_to_fp64(one) for key, one in kwargs.items()})
@@ -239,10 +239,12 @@ class OperationsNoted(TorchFunctionMode):
         self._hooks = []
         for inner in module.modules():
             if inner is not module:
-                self._hooks.append(inner.register_forward_pre_hook(lambda _, given: self._move(1)))
-                self._hooks.append(inner.register_forward_hook(lambda _, given, output: self._move(-1)))
+                self._hooks.append(inner.register_forward_pre_hook(lambda _, given: self._move_to_module(1)))
+                self._hooks.append(
+                    inner.register_forward_hook(lambda _, given, output: self._move_to_module(-1))
+                )
 
-    def _move(self, by: int) -> None:
+    def _move_to_module(self, by: int) -> None:
         self._inside += by
 
     def remove_hooks(self) -> None:
@@ -254,13 +256,13 @@ class OperationsNoted(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "").strip("_")
         if not self._inside and name not in NO_OPERATIONS:
-            output = next((one for one in tensors_in(result) if is_computed_in(one)), None)
+            output = next((one for one in tensors_in(result) if is_floating_tensor(one)), None)
             if output is not None:
-                self.noted.append((name, _line_of_caller(), output.detach().clone()))
+                self.noted.append((name, _location_text_of_caller(), output.detach().clone()))
         return result
 
 
-def _line_of_caller() -> str:
+def _location_text_of_caller() -> str:
     """Return the file and line that called an operation, in its own words; "" for modules of torch."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(TORCH):
@@ -309,11 +311,11 @@ def weights_changed_in(module: nn.Module, change: Callable[[Tensor], Tensor]) ->
     copies = {id(one): one.clone() for one in module.buffers()}
     try:
         for weight, data in weights:
-            weight.data = change(data) if is_computed_in(data) else data
+            weight.data = change(data) if is_floating_tensor(data) else data
         for each, held in buffers:
             for name, one in held.items():
                 if one is not None:
-                    each._buffers[name] = change(one).clone() if is_computed_in(one) else one.clone()
+                    each._buffers[name] = change(one).clone() if is_floating_tensor(one) else one.clone()
         yield
     finally:
         for weight, data in weights:
@@ -381,7 +383,7 @@ def outputs_and_gradients_of_call(
 
     def change(tensor: Tensor) -> Tensor:
         tensor = tensor.detach() if device is None else tensor.detach().to(device)
-        if double and is_computed_in(tensor):
+        if double and is_floating_tensor(tensor):
             tensor = _nudged_tensor(tensor.double(), nudge, noise)
         return tensor
 
@@ -390,14 +392,14 @@ def outputs_and_gradients_of_call(
 
     def make(tensor: Tensor) -> Tensor:
         leaf, kind = change(tensor), next(narrow, tensor.dtype)
-        leaf = leaf.to(kind) if kind in FLOATS and is_computed_in(leaf) and not double else leaf
-        if next(needs) and is_computed_in(leaf):
+        leaf = leaf.to(kind) if kind in FLOATS and is_floating_tensor(leaf) and not double else leaf
+        if next(needs) and is_floating_tensor(leaf):
             leaf = leaf.clone().requires_grad_(True)
             leaves.append(leaf)
         return leaf.clone()  # the module may change it in place
 
     drawn = next(
-        (one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_computed_in(one)),
+        (one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_floating_tensor(one)),
         torch.float32,
     )
     with contextlib.ExitStack() as stack:
@@ -421,12 +423,14 @@ def outputs_and_gradients_of_call(
             passes_back = gradient is not None and output.requires_grad
             into_outputs.append((change(gradient) * scale).to(output.dtype) if passes_back else None)
         found = _gradients_of_inputs(outputs, into_outputs, leaves + list(weights.values()))
-        buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_computed_in(one)}
+        buffers = {
+            name: one.detach().clone() for name, one in module.named_buffers() if is_floating_tensor(one)
+        }
     found = [None if one is None else _unscaled_gradient(one.detach(), scale) for one in found]
     of_inputs = {str(number): one for number, one in enumerate(found[: len(leaves)])}
     of_weights = dict(zip(weights, found[len(leaves) :]))
     return {
-        "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_computed_in(one)},
+        "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_floating_tensor(one)},
         "dgrad": {name: one for name, one in of_inputs.items() if one is not None},
         "wgrad": {name: one for name, one in of_weights.items() if one is not None},
         "state": buffers,
@@ -577,7 +581,7 @@ def updates_and_states_of_step(
 
     def widen(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().clone()
-        if not double or not is_computed_in(tensor):
+        if not double or not is_floating_tensor(tensor):
             return tensor
         return _nudged_tensor(tensor.double(), nudge, noise)
 
@@ -1052,7 +1056,7 @@ class Replay(StepFollower):
         needs = [one.requires_grad for one in tensors_in((args, kwargs))]
         call = self.calls[name, number] = ModuleCall(name, number, given[0], given[1], needs)
         call.training = module.training
-        with self._call_watched_inside_arm(module, call):
+        with self._call_noted_inside_arm(module, call):
             result = inner(module, *args, **kwargs)
         outputs = tensors_in(result)
         is_top = self.depth == 1 and next(module.parameters(), None) is not None
@@ -1074,7 +1078,7 @@ class Replay(StepFollower):
         return result
 
     @contextlib.contextmanager
-    def _call_watched_inside_arm(self, module: nn.Module, call: ModuleCall) -> Iterator[None]:
+    def _call_noted_inside_arm(self, module: nn.Module, call: ModuleCall) -> Iterator[None]:
         """Note how a module computes, and in which types it gets its inputs, inside of what an arm does around it."""
         if self.arm is None:
             yield
@@ -1386,7 +1390,7 @@ class Replay(StepFollower):
 
 def _distance_of_inputs(one: Tensor, other: Tensor) -> float:
     """Return how far two inputs are apart; whole numbers and masks are equal, or any distance is too large."""
-    if is_computed_in(other):
+    if is_floating_tensor(other):
         return relative_distance(one, other)
     return 0.0 if torch.equal(one.cpu(), other) else math.inf
 

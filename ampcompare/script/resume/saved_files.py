@@ -84,8 +84,8 @@ class SavedFilesWatch:
     def _note_saved_file(self, inner: Any, value: Any, file: Any, *args: Any, **options: Any) -> Any:
         if self._inside:
             return inner(value, file, *args, **options)
-        name = _find_file_name(file)
-        found = {"line": script_location(), "holds": sorted(set(parts_of_saved_object(value)))}
+        name = _name_of_file_object(file)
+        found = {"line": script_location(), "holds": sorted(set(kinds_inside_saved_object(value)))}
         with self._within_one_file():
             if name is not None:
                 self._before_save(os.path.abspath(name))
@@ -101,7 +101,7 @@ class SavedFilesWatch:
             return inner(file, *args, **options)
         with self._within_one_file():
             result = inner(file, *args, **options)
-        if (name := _find_file_name(file)) is not None:
+        if (name := _name_of_file_object(file)) is not None:
             self._note(TraceRowKind.LOAD, path=os.path.abspath(name), line=script_location())
         return result
 
@@ -160,7 +160,7 @@ class SavedFilesWatch:
 
         def save(inner: Any, state: Any, *args: Any, **options: Any) -> Any:
             path = path_of(options, "storage_writer")
-            line, holds = script_location(), sorted(set(parts_of_saved_object(state)))
+            line, holds = script_location(), sorted(set(kinds_inside_saved_object(state)))
             if path is not None:
                 self._before_save(path)
             with self._within_one_file():
@@ -197,13 +197,13 @@ def script_location() -> str:
     return f"{os.path.basename(found.file)}:{found.line}"
 
 
-def _find_file_name(file: Any) -> str | None:
+def _name_of_file_object(file: Any) -> str | None:
     kinds = (str, bytes, os.PathLike)  # of which a path has a `name` too, without its folder
     name = file if isinstance(file, kinds) else getattr(file, "name", None)
     return os.fsdecode(name) if isinstance(name, kinds) else None
 
 
-def parts_of_saved_object(value: Any, depth: int = DEPTH) -> Iterator[str]:
+def kinds_inside_saved_object(value: Any, depth: int = DEPTH) -> Iterator[str]:
     """Yield what a saved object holds, as far as its form tells: the state of an optimizer, a scaler, a generator."""
     if isinstance(value, dict):
         keys = set(value)
@@ -221,9 +221,9 @@ def parts_of_saved_object(value: Any, depth: int = DEPTH) -> Iterator[str]:
             if any(str(key).endswith(STATISTICS) for key in keys):
                 yield "buffers"
         for one in value.values() if depth else ():
-            yield from parts_of_saved_object(one, depth - 1)
+            yield from kinds_inside_saved_object(one, depth - 1)
     elif isinstance(value, (list, tuple)) and depth:
         for one in value:
-            yield from parts_of_saved_object(one, depth - 1)
+            yield from kinds_inside_saved_object(one, depth - 1)
     elif isinstance(value, Tensor) and value.dtype is torch.uint8 and value.dim() == 1:
         yield "generator"

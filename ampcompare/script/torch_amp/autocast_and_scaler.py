@@ -20,7 +20,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
-from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision import keep_fp32
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
@@ -91,7 +91,7 @@ class TorchAmp(TorchAmpStandIn):
     """The names of `torch.amp` under an arm in fp32 or with autocast; any other is refused at their first use."""
 
     def __init__(
-        self, arm: Arm, rows: Rows | None = None, calls_apex: Callable[[], bool] = lambda: False
+        self, arm: Arm, rows: RecordedSteps | None = None, calls_apex: Callable[[], bool] = lambda: False
     ) -> None:
         super().__init__(calls_apex)
         self._arm = arm
@@ -119,10 +119,12 @@ class TorchAmp(TorchAmpStandIn):
         events.wrap(torch.amp.GradScaler, "unscale_", self._refuse_unscaled_loss)
         events.wrap(torch.amp.GradScaler, "step", self._step)
         events.wrap(torch.amp.GradScaler, "update", self._note_scaler_update)
-        events.wrap(torch.amp.GradScaler, "state_dict", self._state_of_silenced_scaler)
+        events.wrap(torch.amp.GradScaler, "state_dict", self._shown_state_of_silenced_scaler)
         for name in SETTINGS:
             events.wrap(
-                torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting_of_silenced_scaler, name)
+                torch.amp.GradScaler,
+                f"get_{name}",
+                functools.partial(self._shown_setting_of_silenced_scaler, name),
             )
         events.wrap(*Points.BACKWARD, self._backward)
         self._follow_optimizer_steps(events)
@@ -174,7 +176,7 @@ class TorchAmp(TorchAmpStandIn):
             if enabled:
                 dtype, enabled = self._dtype, self._dtype is not None
                 self._casts = True
-        original(block, available_device_type(device_type), dtype, enabled, cache_enabled)
+        original(block, device_type_or_cpu(device_type), dtype, enabled, cache_enabled)
 
     def _make_scaler_of_arm(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         if not is_called_by_torch_or_arm():
@@ -213,11 +215,11 @@ class TorchAmp(TorchAmpStandIn):
             self._scalers[scaler] = False
         return result
 
-    def _state_of_silenced_scaler(self, original: Any, scaler: Any) -> Any:
+    def _shown_state_of_silenced_scaler(self, original: Any, scaler: Any) -> Any:
         settings = self._silenced.get(scaler)
         return original(scaler) if settings is None else {"scale": 1.0, **settings, "_growth_tracker": 0}
 
-    def _setting_of_silenced_scaler(self, name: str, original: Any, scaler: Any) -> Any:
+    def _shown_setting_of_silenced_scaler(self, name: str, original: Any, scaler: Any) -> Any:
         settings = self._silenced.get(scaler)
         return original(scaler) if settings is None else settings[name]
 
@@ -258,7 +260,7 @@ def trains_if_switched_off(arm: Arm) -> bool:
     return arm.spec.in_script is not None and arm.spec.in_script.acts_if_off
 
 
-def available_device_type(device_type: str) -> str:
+def device_type_or_cpu(device_type: str) -> str:
     """Return the type of the device that is there: without a GPU, casts and a scale for CUDA would be off."""
     return "cpu" if device_type == "cuda" and not torch.cuda.is_available() else device_type
 
@@ -267,7 +269,7 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     """Return all settings of a GradScaler from the arguments of its constructor, for a device that is there."""
     settings = {name: one.default for name, one in SCALER.parameters.items()}
     settings |= dict(zip(settings, args, strict=False)) | dict(kwargs)
-    return {**settings, "device": available_device_type(settings["device"])}
+    return {**settings, "device": device_type_or_cpu(settings["device"])}
 
 
 def missing_scale_error(arm: Arm | str) -> ScalingError:

@@ -69,7 +69,12 @@ class GradientMirror:
 
     def _weight_behind_master(self, tensor: Tensor) -> Tensor:
         """Return the weight that has a master; the tensor itself if it is none."""
-        master, weight = (one() for one in self._scaled.get(id(tensor), (_dead_reference, _dead_reference)))
+        master, weight = (
+            one()
+            for one in self._scaled.get(
+                id(tensor), (_return_none_as_dead_reference, _return_none_as_dead_reference)
+            )
+        )
         return tensor if master is not tensor or weight is None else weight
 
     def _read_gradient(self, tensor: Tensor) -> Any:
@@ -100,5 +105,5 @@ class GradientMirror:
             self._shown[id(weight)] = weight, master, wide
 
 
-def _dead_reference() -> None:
+def _return_none_as_dead_reference() -> None:
     """Stand for a reference to what is no more."""

@@ -36,7 +36,7 @@ from ampcompare.base.errors import ScalingError
 from ampcompare.base.location import call_site_key, message_with_script_line
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_tensors_by_dtype
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.undoable_step import StepSnapshot
 from ampcompare.training.precision.base import owned_params
@@ -187,7 +187,7 @@ class GradientStages:
 
     # Backward passes.
 
-    def find_scaled_start_of_pass(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
+    def find_scaled_gradient_to_begin_with(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
         """Return what a backward pass begins with, scaled; None if its gradients have no scale.
 
         Args:
@@ -200,15 +200,15 @@ class GradientStages:
         begin = loss if isinstance(tensors, Tensor) else list(tensors)
         if self._in_step is not None:
             if has_graph and not self._has_nonzero_gradient(self._optimizers.living_optimizers()):
-                self._let_next_pass_be_true()
+                self._leave_next_pass_unscaled()
                 return None
         elif has_graph or self._new_places or not self._has_step.get(place, False):
             is_clear = not self._has_nonzero_gradient(self._optimizers.living_optimizers())
-            self._add_place_of_pass(place, is_clear)
+            self._note_place_of_pass(place, is_clear)
             can_repeat = is_clear and not has_graph and not self._has_step.get(place, False)
             can_repeat = can_repeat and begin is loss and _can_run_twice(loss)
             if is_clear and not can_repeat and (has_graph or not self._has_step.get(place, True)):
-                self._let_next_pass_be_true()
+                self._leave_next_pass_unscaled()
                 return None
             if can_repeat:
                 self._first_loss, options["retain_graph"] = loss, True
@@ -216,7 +216,7 @@ class GradientStages:
             options.pop("grad_tensors")
         return self._scale_losses(begin)
 
-    def _add_place_of_pass(self, place: tuple[int, ...], is_clear: bool) -> None:
+    def _note_place_of_pass(self, place: tuple[int, ...], is_clear: bool) -> None:
         """Add the place of a pass. Gradients that were cleared before it mean that none of the others was stepped."""
         if is_clear:
             unscaled = self._optimizers_in_stage(_GradientStage.UNSCALED)
@@ -227,7 +227,7 @@ class GradientStages:
             self._new_places.clear()
         self._new_places.append(place)
 
-    def _let_next_pass_be_true(self) -> None:
+    def _leave_next_pass_unscaled(self) -> None:
         """Let the next pass make true gradients."""
         with GRADIENT_READS.pause_notices_of_reads():
             if self._in_step is None and (
@@ -281,7 +281,7 @@ class GradientStages:
             self._multiply_gradients(optimizer, self.current_scale(), but=done)
             done |= set(map(id, self._gradients_of(optimizer)))
 
-    def _ids_of_true_gradients(self, optimizer: Any) -> set[int]:
+    def _ids_of_already_true_gradients(self, optimizer: Any) -> set[int]:
         """Return the ids of gradients that are true since another optimizer with the same weights was asked for them.
 
         A fused step that unscales by itself leaves them as they are.
@@ -299,7 +299,7 @@ class GradientStages:
 
     def _unscale_gradients(self, optimizer: Any) -> None:
         """Divide the gradients of an optimizer by the scale, those that are true already too, which it multiplies."""
-        if (true := self._ids_of_true_gradients(optimizer)) and not true.isdisjoint(
+        if (true := self._ids_of_already_true_gradients(optimizer)) and not true.isdisjoint(
             map(id, self._gradients_of(optimizer))
         ):
             self._multiply_gradients(optimizer, self.current_scale(), only=true)
@@ -314,7 +314,9 @@ class GradientStages:
         if ratio != 1.0:
             done: set[int] = set()
             for optimizer in waiting:
-                self._multiply_gradients(optimizer, ratio, but=done | self._ids_of_true_gradients(optimizer))
+                self._multiply_gradients(
+                    optimizer, ratio, but=done | self._ids_of_already_true_gradients(optimizer)
+                )
                 done |= set(map(id, self._gradients_of(optimizer)))
         self._is_update_due = False
         self._stages.update(
@@ -439,7 +441,9 @@ class GradientStages:
             with GRADIENT_READS.pause_notices_of_reads():
                 if self._has_overflow:
                     self._note_overflow_used_by_script(optimizer)
-                if stage is _GradientStage.SCALED and (true := self._ids_of_true_gradients(optimizer)):
+                if stage is _GradientStage.SCALED and (
+                    true := self._ids_of_already_true_gradients(optimizer)
+                ):
                     self._multiply_gradients(optimizer, self.current_scale(), only=true)
                 self._scaler.step(optimizer, **options)
             self._end_step_of(optimizer)
@@ -457,14 +461,14 @@ class GradientStages:
             with GRADIENT_READS.pause_notices_of_reads():
                 self._update_loss_scale()
 
-    def step_with_own_passes(self, optimizer: Any, run: Callable[[], Any]) -> Any:
+    def step_evaluating_losses_itself(self, optimizer: Any, run: Callable[[], Any]) -> Any:
         """Let the scaler call the step of an optimizer, which evaluates losses by itself; return what `run` returns.
 
         After an overflow weights, state and settings of the optimizer are what they were before the step.
 
         Args:
             run: calls the step as it is written; the scaler calls `optimizer.step`, which has to call
-                `find_call_inside_step`.
+                `function_that_step_has_to_call`.
         """
         self._has_step |= dict.fromkeys(self._new_places, True)
         self._new_places.clear()
@@ -501,13 +505,13 @@ class GradientStages:
         optimizer._opt_called = True
         return result[0] if result else None
 
-    def set_losses_left_unrecorded(self, rows: Rows | None, ignored: bool) -> None:
+    def set_losses_left_unrecorded(self, rows: RecordedSteps | None, ignored: bool) -> None:
         """Let losses of a step be recorded no longer, or again."""
         if rows is not None and self._scaler is not None:
             (rows.ignored.add if ignored else rows.ignored.discard)(self._scaler)
 
     @property
-    def find_call_inside_step(self) -> Callable[[], None] | None:
+    def function_that_step_has_to_call(self) -> Callable[[], None] | None:
         """What the step of an optimizer has to call that the scaler calls; None if it is a step of gradients only."""
         return self._run_inside
 

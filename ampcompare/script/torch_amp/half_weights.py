@@ -156,7 +156,7 @@ class HalfScaling:
         return bool(self._precision.has_overflow(optimizer))
 
 
-def _living_objects(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+def _objects_still_referenced(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
@@ -219,7 +219,7 @@ class HalfWeights(TorchAmp):
 
     @property
     def _living_optimizers(self) -> list[Any]:
-        return _living_objects(self._found.optimizers)
+        return _objects_still_referenced(self._found.optimizers)
 
     def trains_through_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
@@ -279,7 +279,8 @@ class HalfWeights(TorchAmp):
             if own & seen:
                 raise PreparationError.with_advice(
                     message_with_script_line(
-                        f"two optimizers hold the same weights, and {self._arm} {self._own_part_text}"
+                        f"two optimizers hold the same weights, and {self._arm} "
+                        f"{self._text_on_what_arm_adds_per_optimizer}"
                     ),
                     "native:bf16",
                     remedy="take another arm that keeps the script's weights",
@@ -287,7 +288,7 @@ class HalfWeights(TorchAmp):
             seen |= own
 
     @property
-    def _own_part_text(self) -> str:
+    def _text_on_what_arm_adds_per_optimizer(self) -> str:
         """What the arm does for each optimizer by itself."""
         if self._keeps_masters:
             return "gives each its own master weights"
@@ -312,7 +313,7 @@ class HalfWeights(TorchAmp):
         # of bf16 weights, where autocast fits what a part gets
         if not self._is_prepared or self._dtype is not None:
             return None
-        models = _living_objects(self._found.models)
+        models = _objects_still_referenced(self._found.models)
         if any(part is model for part in module.modules() for model in models):
             return None
         return next(
@@ -598,7 +599,9 @@ class _ModelFinder:
             self._is_done = True
             return
         held = {
-            id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)
+            id(param)
+            for optimizer in _objects_still_referenced(self._waiting)
+            for param in owned_params(optimizer)
         }
         if not held or not (torch.is_grad_enabled() or self._wrappers.is_only_rank()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
@@ -609,7 +612,9 @@ class _ModelFinder:
     def look_for_all_models(self) -> None:
         """Look for the models of new optimizers, before the step of one calls them."""
         held = {
-            id(param) for optimizer in _living_objects(self._waiting) for param in owned_params(optimizer)
+            id(param)
+            for optimizer in _objects_still_referenced(self._waiting)
+            for param in owned_params(optimizer)
         }
         if held and not self._is_done and not self._is_over():
             self._add_models_and_optimizers(None, held)
@@ -617,7 +622,7 @@ class _ModelFinder:
     def _add_models_and_optimizers(self, model: nn.Module | None, held: set[int]) -> None:
         self._is_done = True
         gc.collect()  # those that the script has replaced by others
-        optimizers = _living_objects(self._waiting)
+        optimizers = _objects_still_referenced(self._waiting)
         models = self._uncast_models_of(model, held, optimizers)
         self._wrappers.refuse_communication_hooks(models, self._name)
         self.add_found_models(models, optimizers)
@@ -642,8 +647,8 @@ class _ModelFinder:
         tree = _ModuleGraph()
         models: list[nn.Module] = []
         if model is not None and not (held - cast).isdisjoint(map(id, model.parameters())):
-            models.append(_outermost_model(model, optimizers, tree))
-        models += tree.largest_other_modules(models, held - cast)
+            models.append(_outermost_module_with_weights_of(model, optimizers, tree))
+        models += tree.largest_modules_with_rest_of(models, held - cast)
         for one in models:
             if tree.is_sharded(one):
                 raise PreparationError(
@@ -654,7 +659,7 @@ class _ModelFinder:
                 )
             parts = {id(part) for part in one.modules() if part is not one}
             # which would give it outputs in fp32
-            if not parts.isdisjoint(map(id, _living_objects(self.models))):
+            if not parts.isdisjoint(map(id, _objects_still_referenced(self.models))):
                 raise PreparationError(
                     message_with_script_line(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
@@ -664,7 +669,9 @@ class _ModelFinder:
         return models
 
 
-def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _ModuleGraph) -> nn.Module:
+def _outermost_module_with_weights_of(
+    model: nn.Module, optimizers: Sequence[Any], tree: _ModuleGraph
+) -> nn.Module:
     """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
     parent = tree.find_parent_of(model)
     if parent is None:
@@ -674,7 +681,7 @@ def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _ModuleG
     for optimizer in optimizers:
         held = set(map(id, owned_params(optimizer)))
         if held & own and held & around:
-            return _outermost_model(parent, optimizers, tree)
+            return _outermost_module_with_weights_of(parent, optimizers, tree)
     return model
 
 
@@ -689,7 +696,9 @@ class _ModuleGraph:
                 if child is not None:
                     self._parents.setdefault(id(child), []).append(module)
 
-    def largest_other_modules(self, models: Sequence[nn.Module], held: Iterable[int]) -> list[nn.Module]:
+    def largest_modules_with_rest_of(
+        self, models: Sequence[nn.Module], held: Iterable[int]
+    ) -> list[nn.Module]:
         """Return the largest modules without any of `models` that have further tensors of `held`, given as ids."""
         missing = set(held) - {id(param) for model in models for param in model.parameters()}
         found: list[nn.Module] = []

@@ -16,7 +16,7 @@ from ampcompare.base.location import user_location
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.keep_fp32 import own_tensors_of_module
@@ -32,7 +32,7 @@ class LiftedWeights:
         types: that were lifted, such as "bfloat16".
     """
 
-    def __init__(self, wrappers: ParallelWrappers, rows: Rows | None, events: Subscriptions) -> None:
+    def __init__(self, wrappers: ParallelWrappers, rows: RecordedSteps | None, events: Subscriptions) -> None:
         self.types: list[str] = []
         self._rows = rows
         self._events = events
@@ -114,23 +114,23 @@ class LiftedWeights:
 def allow_mixed_averages(events: Subscriptions) -> None:
     """Let an average and weights of different types be averaged, one of which an arm has cast or lifted."""
     for owner, name in LERPS:
-        events.wrap(owner, name, functools.partial(_lerp_of_any_types, name.endswith("_")))
+        events.wrap(owner, name, functools.partial(_lerp_between_types, name.endswith("_")))
 
 
-def _lerp_of_any_types(
+def _lerp_between_types(
     is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Move an average towards weights of another type, which `lerp` refuses, unlike `add_` and `mul_`."""
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         if not is_in_place and start.dtype in HALF_DTYPES:
-            start = _as_type_of(start, end)
-        end = _as_type_of(end, start)
+            start = _as_floating_type_of(start, end)
+        end = _as_floating_type_of(end, start)
     elif isinstance(end, list | tuple):
-        end = list(map(_as_type_of, end, start))
+        end = list(map(_as_floating_type_of, end, start))
     return original(start, end, *args, **kwargs)
 
 
-def _as_type_of(value: Tensor, other: Tensor) -> Tensor:
+def _as_floating_type_of(value: Tensor, other: Tensor) -> Tensor:
     """Return a tensor in the type of another, if one is fp32 and the other of 16 bits, or both are of 16 bits."""
     types = (*HALF_DTYPES, torch.float32)
     fits = value.dtype is other.dtype or value.dtype not in types or other.dtype not in types

@@ -17,7 +17,7 @@ from ampcompare.backends.apex_levels import level_with_overrides
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    available_device_type,
+    device_type_or_cpu,
     is_called_by_torch_or_arm,
     missing_autocast_error,
     missing_scale_error,
@@ -61,7 +61,7 @@ class O1BehindTorch(TorchAmpStandIn):
     def _make_autocast_of_o1(
         self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any
     ) -> None:
-        original(block, available_device_type(device_type), *args, **kwargs)
+        original(block, device_type_or_cpu(device_type), *args, **kwargs)
         if not is_called_by_torch_or_arm():  # a checkpoint makes one to compute again what the arm has cast
             self.script.note_autocast_made(self._name, block._enabled)
 

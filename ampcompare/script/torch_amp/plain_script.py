@@ -40,7 +40,7 @@ from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follo
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree
-from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.whole_numbers import WholeNumberWatch
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
@@ -107,7 +107,7 @@ class PlainScript:
         lifted: LiftedWeights,
         *,
         for_cuda: bool = False,
-        rows: Rows | None = None,
+        rows: RecordedSteps | None = None,
         given: Callable[[list[Any], list[Any]], None] = lambda models, optimizers: None,
     ) -> None:
         self._arm = arm
@@ -236,9 +236,9 @@ class PlainScript:
     def _decide_script_need(self) -> _ScriptNeed:
         """Return what the script needs, which a block or scaler of its own may still change."""
         with self._deciding:
-            return self._decide_mode_once()
+            return self._decide_script_need_once()
 
-    def _decide_mode_once(self) -> _ScriptNeed:
+    def _decide_script_need_once(self) -> _ScriptNeed:
         if not self._has_begun:
             self._begin_training([], self._optimizers.living_optimizers())
         if self._mode is _ScriptNeed.OWN:
@@ -578,7 +578,7 @@ class PlainScript:
             if is_scaled and (optimizers := self._optimizers.living_optimizers()):
                 for optimizer in optimizers:
                     self._take_over_steps_of(optimizer)
-                scaled = self.stages.find_scaled_start_of_pass(tensors, loss, kwargs)
+                scaled = self.stages.find_scaled_gradient_to_begin_with(tensors, loss, kwargs)
             if scaled is None:
                 self._record_unscaled_loss(loss)
                 with self.casting.block_without_casts():
@@ -669,7 +669,7 @@ class PlainScript:
     def _take_step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step of an optimizer: as it is written, with its passes scaled, or from gradients that the arm has."""
         if (
-            run_inside := self.stages.find_call_inside_step
+            run_inside := self.stages.function_that_step_has_to_call
         ) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
         if self._stepping or self._decide_script_need() is _ScriptNeed.OWN:
@@ -783,7 +783,7 @@ class PlainScript:
         with self._without_casts():
             self._stepping = True
             try:
-                result = self.stages.step_with_own_passes(optimizer, run)
+                result = self.stages.step_evaluating_losses_itself(optimizer, run)
             finally:
                 self._stepping = self._repeats = False
                 passes = self._passes_in_step

@@ -63,21 +63,21 @@ class ScriptScaler:
     def _call_behind_scaler(self, method: Any, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if self._gradients.leaves_scaler_alone() or not scaler.is_enabled():
             return original(scaler, *args, **kwargs)
-        return method(scaler, self._loss_scaler_behind(scaler), *args, **kwargs)
+        return method(scaler, self._loss_scaler_with_written_scale(scaler), *args, **kwargs)
 
-    def _loss_scaler_behind(self, scaler: Any) -> LossScaler:
+    def _loss_scaler_with_written_scale(self, scaler: Any) -> LossScaler:
         """Return the loss scale of a scaler, with what the script has written into its `_scale`."""
         scale = self._scales.get(scaler)
         if scale is None:
             scale = self._scales[scaler] = _make_loss_scaler_of_arm(self._arm)
             scaler._growth_factor, scaler._backoff_factor = 2.0, 0.5
             scaler._growth_interval, scaler._init_scale = scale._scale_seq_len, scale.loss_scale()
-            self._mirror_scale_in_script(scaler, scale)
+            self._write_scale_into_scaler(scaler, scale)
         elif (written := float(scaler._scale)) != scale.loss_scale():
             scale._loss_scale = written
         return scale
 
-    def _mirror_scale_in_script(self, scaler: Any, scale: LossScaler) -> None:
+    def _write_scale_into_scaler(self, scaler: Any, scale: LossScaler) -> None:
         scaler._scale = torch.tensor(scale.loss_scale(), dtype=torch.float32)
         scaler._growth_tracker = torch.tensor(scale._unskipped, dtype=torch.int32)
 
@@ -134,7 +134,7 @@ class ScriptScaler:
             scale.update_scale()
         forget_steps_of_scaler(scaler)
         self._has_scaled.discard(scaler)
-        self._mirror_scale_in_script(scaler, scale)
+        self._write_scale_into_scaler(scaler, scale)
 
     def _get_scale(self, scaler: Any, scale: LossScaler) -> float:
         return scale.loss_scale()
@@ -145,7 +145,7 @@ class ScriptScaler:
 
     def _load_state_dict(self, scaler: Any, scale: LossScaler, state: dict[str, Any]) -> None:
         scale._loss_scale, scale._unskipped = float(state["scale"]), int(state["_growth_tracker"])
-        self._mirror_scale_in_script(scaler, scale)
+        self._write_scale_into_scaler(scaler, scale)
 
 
 def _make_loss_scaler_of_arm(arm: Arm) -> LossScaler:

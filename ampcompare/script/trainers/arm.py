@@ -9,7 +9,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Subscriptions
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 
 Through = Callable[..., AbstractContextManager[None]]
 
@@ -17,7 +17,9 @@ Through = Callable[..., AbstractContextManager[None]]
 class TrainerContext:
     """The arm, for the files of this folder; `half` is the 16-bit type of its autocast, if it has one."""
 
-    def __init__(self, arm: Arm, half: torch.dtype | None, rows: Rows | None, through: Through) -> None:
+    def __init__(
+        self, arm: Arm, half: torch.dtype | None, rows: RecordedSteps | None, through: Through
+    ) -> None:
         self._arm = arm
         self._rows = rows
         self._notes: set[str] = set()

@@ -19,7 +19,7 @@ from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
 from ampcompare.training.ledger import HALF as NAMES
 from ampcompare.training.ledger import StepLook
@@ -44,7 +44,7 @@ class ScriptLedger:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: RecordedSteps,
         arm: str,
         emulated: str = "",
         masters: Callable[[Any], Sequence[tuple[Tensor, Tensor]]] = lambda optimizer: (),
@@ -127,7 +127,7 @@ class ScriptLedger:
                 continue
             self._set_by.pop(param, None)
             if param.dtype in HALF_DTYPES:
-                setter = setter or self._setter_of_types_text(
+                setter = setter or self._text_on_who_sets_types(
                     "cast", is_arms=bool(self._arm) and _is_called_for_arm()
                 )
                 self._set_by[param] = setter
@@ -145,7 +145,7 @@ class ScriptLedger:
                 else ""
             )
             self._set_by[param] = (
-                f"{user_location(_find_module_maker_frame())}, made so{by if self._default_at is not None else ''}"
+                f"{user_location(_frame_making_module_or_none())}, made so{by if self._default_at is not None else ''}"
             )
 
     def _note_default_type_set(self, original: Any, dtype: Any) -> None:
@@ -158,16 +158,16 @@ class ScriptLedger:
     def _note_autocast_made(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
         if block._enabled and "products" not in self._by:
-            self._by["products"] = self._setter_of_types_text("autocast", is_arms=bool(self._arm))
+            self._by["products"] = self._text_on_who_sets_types("autocast", is_arms=bool(self._arm))
 
     def _note_scaler_made(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
         if scaler._enabled and "loss scale" not in self._by:
-            self._by["loss scale"] = self._setter_of_types_text(
+            self._by["loss scale"] = self._text_on_who_sets_types(
                 type(scaler).__name__, is_arms=bool(self._arm)
             )
 
-    def _setter_of_types_text(self, what: str, *, is_arms: bool) -> str:
+    def _text_on_who_sets_types(self, what: str, *, is_arms: bool) -> str:
         """Return who calls: the arm, or the script's or a library's line."""
         where = user_location()
         return f"{what}, arm {self._arm}" if is_arms or where == Location("?", 0) else f"{what}, {where}"
@@ -315,9 +315,11 @@ class ScriptLedger:
         by = dict(self._by)
         if self._arm and set(NAMES) & ledger.types_of_groups("weights").keys():
             by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script
-        elif setters := self._setters_of_weights_text(weights):
+        elif setters := self._text_on_who_set_types_of_weights(weights):
             by["weights"] = f"{setters}, lifted by arm {self._arm}" if self._arm else setters
-        if setters := self._setters_of_weights_text(one for one in frozen if one.dtype in HALF_DTYPES):
+        if setters := self._text_on_who_set_types_of_weights(
+            one for one in frozen if one.dtype in HALF_DTYPES
+        ):
             by["frozen"] = setters
         made = [
             self._made_at[one]
@@ -325,10 +327,10 @@ class ScriptLedger:
             if one in self._made_at
         ]
         if made:
-            by["state"] = _join_setter_texts(made)
+            by["state"] = _texts_on_setters_joined(made)
         return ledger.model_copy(update={"by": by})
 
-    def _setters_of_weights_text(self, weights: Iterable[Tensor]) -> str:
+    def _text_on_who_set_types_of_weights(self, weights: Iterable[Tensor]) -> str:
         """Return who set the types of weights, the setter of most elements first; "" if nothing is known."""
         counts: Counter[str] = Counter()
         for weight in weights:
@@ -336,7 +338,7 @@ class ScriptLedger:
                 setter := self._set_by.get(weight)
             ) is not None:
                 counts[setter] += weight.numel()
-        return _join_setter_texts([setter for setter, _ in counts.most_common()])
+        return _texts_on_setters_joined([setter for setter, _ in counts.most_common()])
 
     def _end_with_row(self) -> None:
         if (ledger := self.end_and_find_ledger()) is not None:
@@ -360,7 +362,7 @@ def _is_called_for_arm() -> bool:
     return frame is not None and _module_name_of_frame(frame).startswith("ampcompare.")
 
 
-def _find_module_maker_frame() -> FrameType | None:
+def _frame_making_module_or_none() -> FrameType | None:
     """Return the frame that makes a module in whose constructor this is called, outside of all constructors.
 
     It is that of a line that makes a whole model, not one of its layers; None outside of any constructor.
@@ -375,7 +377,7 @@ def _find_module_maker_frame() -> FrameType | None:
     return found
 
 
-def _join_setter_texts(setters: Sequence[str]) -> str:
+def _texts_on_setters_joined(setters: Sequence[str]) -> str:
     names = list(dict.fromkeys(setters))
     more = len(names) - MAX_SETTERS
     return "; ".join(names[:MAX_SETTERS]) + (f"; and {more} more" if more > 0 else "")

@@ -38,11 +38,11 @@ class _UnknownNumber(Exception):
 
 def find_planned_steps() -> int | None:
     """Return how often the line of the script that has led here will run; None where that cannot be seen."""
-    loops = find_planned_repetitions()
+    loops = find_repetitions_of_loops_around()
     return None if loops is None else math.ceil(math.prod(loops))
 
 
-def find_planned_repetitions() -> list[float] | None:
+def find_repetitions_of_loops_around() -> list[float] | None:
     """Return how often each `for` loop around the line of the script that has led here runs, innermost first.
 
     That is what the loops run over, in all functions of the script; None where it cannot be seen. A condition such as
@@ -55,7 +55,7 @@ def find_planned_repetitions() -> list[float] | None:
             if is_installed_file(frame.f_code.co_filename):  # a trainer, whose loops are its own
                 return None
             if is_users_file(frame.f_code.co_filename):
-                for node in reversed([*_statements_that_repeat(frame)]):
+                for node in reversed([*_statements_deciding_repetition(frame)]):
                     times = _repetitions_of(node, frame)
                     if isinstance(node, ast.If):
                         share *= times
@@ -70,7 +70,7 @@ def find_planned_repetitions() -> list[float] | None:
     return loops
 
 
-def _statements_that_repeat(frame: FrameType) -> Iterator[ast.AST]:
+def _statements_deciding_repetition(frame: FrameType) -> Iterator[ast.AST]:
     """Yield the statements around the current line of a frame that decide how often it runs."""
     try:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from ampcompare.base.formatting import printable_line
 from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.base.version import __version__
-from ampcompare.source.document import Place
+from ampcompare.source.document import UserPosition
 from ampcompare.source.lint.catalog import CODES
 
 LONGEST = 600
@@ -35,7 +35,7 @@ class LocatedFinding:
     """
 
     path: Path
-    place: Place
+    place: UserPosition
     code: str
     message: str
     fixable: bool

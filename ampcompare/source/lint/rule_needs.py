@@ -36,11 +36,13 @@ class WordsInText:
         known = self._known.get(group)
         if known is None:
             words = _words_of_group(group)
-            known = any(map(self._has_word_of_group, words)) if len(words) > 1 else self._is_in_text(group)
+            known = (
+                any(map(self._has_word_of_group, words)) if len(words) > 1 else self._has_whole_word(group)
+            )
             self._known[group] = known
         return known
 
-    def _is_in_text(self, word: str) -> bool:
+    def _has_whole_word(self, word: str) -> bool:
         part, pattern = PATTERNS.get(word) or (word, _pattern_of_whole_word(word) if word in ALONE else None)
         return part in self._text and (pattern is None or pattern.search(self._text) is not None)
 

@@ -170,11 +170,11 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
             parse_tree(document.text)
         findings = check_text(document.text, selection.reports_code, selection.versions, path)
     except SourceInvalid as error:
-        line = document.place_for_user(error.line).line if error.line else 0
+        line = document.position_for_user(error.line).line if error.line else 0
         raise SourceInvalid(str(error), line) from None
     report.files += 1
     if fix and any(finding.edits for finding in findings):
-        text, left, fixed = fix_text(document.text, findings, selection)
+        text, left, fixed = fixed_text_rest_and_num_fixes(document.text, findings, selection)
         try:
             write_document(document, text)
             report.fixed += fixed
@@ -184,13 +184,15 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
         except (FileFault, EnvironmentUnfit) as error:
             report.unread.append(UnreadFile(path, f"cannot be corrected: {error}"))
     for finding in findings:
-        place = document.place_for_user(finding.line, finding.column)
+        place = document.position_for_user(finding.line, finding.column)
         report.findings.append(
             LocatedFinding(path, place, finding.code, finding.message, bool(finding.edits))
         )
 
 
-def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[str, list[Finding], int]:
+def fixed_text_rest_and_num_fixes(
+    text: str, findings: list[Finding], selection: Selection
+) -> tuple[str, list[Finding], int]:
     """Correct what findings have edits for, as often as that makes fewer of them.
 
     A set of edits whose result does not parse, or has as many findings as before, is not made.

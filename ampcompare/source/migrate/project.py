@@ -96,7 +96,7 @@ class FileMigration(ShownInNotebook):
         if self.fault is not None or self.document is None or self.migration is None:
             return []
         return [
-            (str(self.document.place_for_user(one.line, one.column)), one.kind, one.message)
+            (str(self.document.position_for_user(one.line, one.column)), one.kind, one.message)
             for one in self.migration.findings
         ]
 
@@ -163,7 +163,7 @@ def migrate_file(
         migration = _renew_deprecated_names(document.text, migration, versions or known_versions())
         return FileMigration(path, None if migration is None else document, migration)
     except SourceInvalid as error:
-        where = f"line {document.place_for_user(error.line).line}: {error.kind}: " if error.line else ""
+        where = f"line {document.position_for_user(error.line).line}: {error.kind}: " if error.line else ""
         return FileMigration(path, document, fault=f"{where}{error}")
     except RecursionError:
         return FileMigration(path, document, fault="nested too deeply")
@@ -180,10 +180,12 @@ def _renew_deprecated_names(before: str, migration: Migration | None, versions: 
     if OLD_NAMES.search(text) is None:
         return migration
     from ampcompare.source.lint.check import check_text
-    from ampcompare.source.lint.run import Selection, fix_text
+    from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
 
     selection = Selection(select=RENEWED, versions=versions)
-    new, _, _ = fix_text(text, check_text(text, selection.reports_code, versions), selection)
+    new, _, _ = fixed_text_rest_and_num_fixes(
+        text, check_text(text, selection.reports_code, versions), selection
+    )
     if new == text:
         return migration
     return replace(migration or Migration(before, []), text=new)

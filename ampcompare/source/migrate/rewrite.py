@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, CORE, public_full_name
-from ampcompare.source.edits import Edits, put_statements_on_own_lines
+from ampcompare.source.edits import Edits, text_with_statements_on_own_lines
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.core.casts import keep_cpu_outputs_fp32, note_casts
 from ampcompare.source.migrate.core.context import ApexCore
@@ -143,10 +143,10 @@ def migrate_text(
         return Migration(text, [])
     module = around.module_of_text(text)
     names = ModuleImports(module)
-    apart = _put_apex_on_own_lines(text, module, names)
+    apart = _text_with_apex_on_own_lines(text, module, names)
     if apart != text:
         result = _migrate_split_text(text, apart, around, versions, alone=alone)
-        return result if result.whole else _keep_module_lines(module, names, around, result)
+        return result if result.whole else _migration_with_lines_as_they_are(module, names, around, result)
     if not names.imports and not names.uses:
         return _migrate_unnamed(text, module, around, alone=alone)
     rewrite = _ModuleRewrite(module, names, around, alone=alone)
@@ -155,19 +155,23 @@ def migrate_text(
     rewrite.rewrite_imports()
     probes = _notes_on_answers(module, names, rewrite.edits)
     if probes and not alone and (asking := _file_left_by_hand(around, module)):
-        return _keep_asking_module(
+        return _migration_of_asking_module(
             module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))
         )
     rewrite.complete_module(probes)
     if rewrite.edits.shared:
         result = _migrate_split_text(
-            text, put_statements_on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone
+            text,
+            text_with_statements_on_own_lines(module, rewrite.edits.shared),
+            around,
+            versions,
+            alone=alone,
         )
-        return result if result.whole else _keep_module_lines(module, names, around, result)
+        return result if result.whole else _migration_with_lines_as_they_are(module, names, around, result)
     return _finish_rewrite(text, rewrite, versions, refused)
 
 
-def _put_apex_on_own_lines(text: str, module: Module, names: ModuleImports) -> str:
+def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports) -> str:
     """Return a text in which each statement about Apex has lines of its own, as edits need it."""
     if not names.uses:
         return text
@@ -178,7 +182,7 @@ def _put_apex_on_own_lines(text: str, module: Module, names: ModuleImports) -> s
             used.append(call)
     statements = map(module.statement_around, used)
     crowded = [each for each in statements if not module.is_alone(each) and not isinstance(each, ast.With)]
-    return put_statements_on_own_lines(module, crowded) if crowded else text
+    return text_with_statements_on_own_lines(module, crowded) if crowded else text
 
 
 def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: bool) -> Migration:
@@ -200,7 +204,7 @@ def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: boo
     if not findings and not alone and _are_all_cores_rewritten(around, module):
         findings += answer_apex_questions(module, edits)
     whole = all(each.kind == NOTE for each in findings)
-    _mark_left_by_hand(module, edits, findings)
+    _put_comments_above_left_by_hand(module, edits, findings)
     return Migration(
         simplify_constant_conditions(edits.edited_text()) if edits else text, findings, whole=whole
     )
@@ -214,10 +218,10 @@ def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
     return [Finding.of_node(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
 
-def _keep_asking_module(module: Module, names: ModuleImports, finding: Finding) -> Migration:
+def _migration_of_asking_module(module: Module, names: ModuleImports, finding: Finding) -> Migration:
     """Return a module as it is, under the finding: it asks whether Apex is there, for a file that still needs it."""
     edits = Edits(module)
-    _mark_left_by_hand(module, edits, [finding])
+    _put_comments_above_left_by_hand(module, edits, [finding])
     return Migration(edits.edited_text(), [finding], len(names.uses), len(names.imports))
 
 
@@ -318,7 +322,7 @@ class _ModuleRewrite:
             self.edits.insert_above(self._above, [f"import {self.torch}"])
         if self.edits and "functools." in self.edits.inserted_text():
             _import_functools(self.module, self.edits)
-        _mark_left_by_hand(self.module, self.edits, self.findings)
+        _put_comments_above_left_by_hand(self.module, self.edits, self.findings)
 
     def migrate_without_core(self, text: str, versions: Versions, refused: str) -> Migration:
         """Return the migration of the module with its core left by hand."""
@@ -339,7 +343,7 @@ def _finish_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refu
         new = lazy or new
     findings = rewrite.findings
     if rewrite.core is not None and CROSS_ENTROPY.search(new) is not None:
-        new, notes, left = _keep_cross_entropy_outside(text, new, versions)
+        new, notes, left = _text_with_cross_entropy_outside(text, new, versions)
         if left:
             return rewrite.migrate_without_core(
                 text, versions, BANNED.format(text.splitlines()[left - 1].strip())
@@ -351,21 +355,23 @@ def _finish_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refu
     return Migration(new, findings, uses, left, rewrite.is_whole, rewrite.core)
 
 
-def _keep_cross_entropy_outside(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:
+def _text_with_cross_entropy_outside(
+    text: str, new: str, versions: Versions
+) -> tuple[str, list[Finding], int]:
     """Put cross entropies of probabilities outside of the autocast that a rewrite has brought about.
 
     Returns:
         The text, the notes, and the first line of the original that cannot be changed so; 0 if there is none.
     """
     from ampcompare.source.lint.check import check_text  # not every migration needs the rules
-    from ampcompare.source.lint.run import Selection, fix_text
+    from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
 
     selection = Selection(select=("AMP230",), versions=versions)
     found = check_text(new, selection.reports_code, versions)
     if not found:
         return new, _notes_on_unseen_entropy(text, new, versions), 0
     lines = origins_of_lines(text, new)
-    fixed, left, _ = fix_text(new, found, selection)
+    fixed, left, _ = fixed_text_rest_and_num_fixes(new, found, selection)
     if left:
         return new, [], origins_of_lines(text, fixed)[left[0].line]
     return fixed, [Finding(lines[each.line], 0, NOTE, OUTSIDE) for each in found], 0
@@ -413,13 +419,15 @@ def _migrate_split_text(
     )
 
 
-def _keep_module_lines(module: Module, names: ModuleImports, around: Neighbors, left: Migration) -> Migration:
+def _migration_with_lines_as_they_are(
+    module: Module, names: ModuleImports, around: Neighbors, left: Migration
+) -> Migration:
     """Return a module whose core is left by hand, as it is, under the findings of one with more lines."""
     own = _ModuleRewrite(module, names, around, alone=True)
     own.rewrite_core("")  # says the same at the places of this text, mostly
     findings = own.findings if not own.is_whole else left.findings
     edits = Edits(module)
-    _mark_left_by_hand(module, edits, findings)
+    _put_comments_above_left_by_hand(module, edits, findings)
     return replace(left, text=edits.edited_text(), findings=sorted(set(findings)))
 
 
@@ -479,7 +487,7 @@ def _is_name_of_core(meaning: str) -> bool:
     )
 
 
-def _mark_left_by_hand(module: Module, edits: Edits, findings: list[Finding]) -> None:
+def _put_comments_above_left_by_hand(module: Module, edits: Edits, findings: list[Finding]) -> None:
     """Put a comment above each statement that is left by hand, unless it is there already."""
     done: set[ast.stmt] = set()
     for finding in findings:
@@ -686,7 +694,7 @@ def _rewrite_imports(
     stars = any(alias.name == "*" for _, alias in names.imports) and bool(needed)
     gone: set[ast.stmt] = set()
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines, complete = _rewrite_import(statement, needed, twins, stars)
+        lines, complete = _imports_in_place_and_is_gone(statement, needed, twins, stars)
         if complete and not lines:
             gone.add(statement)
             edits.remove(statement)
@@ -699,7 +707,7 @@ def _rewrite_imports(
             remove_try_of_imports(edits, node, gone)
 
 
-def _rewrite_import(
+def _imports_in_place_and_is_gone(
     statement: ast.Import | ast.ImportFrom,
     needed: set[str],
     twins: dict[tuple[ast.stmt, str], str],

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.training.precision.base import make_precision
-from tests.script.behind.test_stand_in import Rows
+from tests.script.behind.test_stand_in import RecordedSteps
 from tests.script.small_script import batch
 
 ARMS = [
@@ -99,7 +99,7 @@ def with_apex() -> nn.Module:
 def test_a_script_trains_as_the_own_loop_does(behind: Any, arm: str, script: Any) -> None:
     """To the last bit, random bits too; and the record names the layer that stays in bf16."""
     expected = by_hand(arm)
-    rows = Rows()
+    rows = RecordedSteps()
     behind(arm, rows)
     model = script()
     assert all(

@@ -21,7 +21,7 @@ from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.script.recording import recorder
 
 
-class Rows(recorder.Rows):
+class RecordedSteps(recorder.RecordedSteps):
     """Keeps what is recorded."""
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ def test_a_script_with_torch_amp_off_is_a_plain_one(behind: Any, arm: str, autoc
 
 def test_a_script_without_a_scaler_is_recorded(behind: Any) -> None:
     """Its losses come from the backward pass, its steps from the optimizer."""
-    rows = Rows()
+    rows = RecordedSteps()
     behind("bf16", rows)
     script(scale=False)
     assert (len(rows.losses), rows.steps) == (4, 4)
@@ -321,7 +321,7 @@ def test_amp_that_is_switched_off_is_refused(behind: Any) -> None:
 @pytest.mark.parametrize(("arm", "notes"), [("bf16", 0), ("native:fp16", 1)])
 def test_losses_without_a_scale_are_recorded(behind: Any, arm: str, notes: int) -> None:
     """A plain backward pass of a script for Apex has a loss too; that several losses share one scale is noted."""
-    rows = Rows()
+    rows = RecordedSteps()
     behind(arm, rows)
     from ampcompare.apex import amp
 

@@ -11,7 +11,7 @@ import torch
 from ampcompare.base.errors import RecordError
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.results.report.base import FORMATS
-from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 from ampcompare.script.recording.scaled_steps import record_grad_scalers
 from ampcompare.script.recording.summary import is_exec_record, read_exec_record, record_document
 
@@ -150,7 +150,7 @@ def test_skipped_steps_of_a_fused_optimizer(behind: Any, arm: str) -> None:
     recorder, events = Recorder(None, {}), Subscriptions(Layer.RECORD)
     recorded: list[dict[str, Any]] = []
     recorder.call_after_each_row(recorded.append)
-    rows = Rows(recorder)
+    rows = RecordedSteps(recorder)
     behind(arm, rows)
     record_grad_scalers(rows, events)
     model = torch.nn.Linear(6, 3)
@@ -172,7 +172,7 @@ def test_a_step_without_the_scaler_of_its_loss_is_a_step(behind: Any, arm: str) 
     recorder, events = Recorder(None, {}), Subscriptions(Layer.RECORD)
     recorded: list[dict[str, Any]] = []
     recorder.call_after_each_row(recorded.append)
-    rows = Rows(recorder)
+    rows = RecordedSteps(recorder)
     behind(arm, rows)
     record_grad_scalers(rows, events)
     model, scaler = torch.nn.Linear(6, 3), torch.amp.GradScaler("cpu", init_scale=4.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, swa_utils
 
-from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 
 Average = Callable[[nn.Module, nn.Module, float], None]
 
@@ -65,7 +65,7 @@ def _notes(
     recorder = Recorder(None, {})
     recorded: list[dict[str, Any]] = []
     recorder.call_after_each_row(recorded.append)
-    behind(arm, Rows(recorder))
+    behind(arm, RecordedSteps(recorder))
     model = nn.Linear(32, 8).to(dtype)
     optimizer, averaged = SGD(model.parameters(), rate), None
     for step in range(steps.stop):

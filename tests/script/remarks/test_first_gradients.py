@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, Adam, SparseAdam
 
-from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 
 ARMS = ("script", "fp32", "native:fp16", "apex:O1", "apex:O2", "half:bf16,kahan")
 
@@ -18,7 +18,7 @@ def _remarks_behind(behind: Any, arm: str) -> list[str]:
     recorder = Recorder(None, {})
     found: list[str] = []
     recorder.call_after_each_row(lambda row: found.append(row["text"]) if row["kind"] == "remark" else None)
-    behind(arm, Rows(recorder))
+    behind(arm, RecordedSteps(recorder))
     return found
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.script.arm_process import _record_lost_statistics
-from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
 from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch
 
@@ -34,7 +34,7 @@ def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
     lost.running_var.fill_(torch.inf)
     recorder = Recorder(str(path), {"format": FORMAT, "schema": SCHEMA})
     recorder.add_row({"kind": "step", "optimizer": 0, "step": 0, "applied": False, "seconds": None})
-    _record_lost_statistics(Rows(recorder), LostStatisticsWatch())
+    _record_lost_statistics(RecordedSteps(recorder), LostStatisticsWatch())
     recorder.close(0, None)
     assert read_rows(path).facts().lost_statistics == ["BatchNorm1d"]
     assert read_exec_record(path).ended is not None

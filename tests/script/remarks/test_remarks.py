@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
 from ampcompare.base.environment.variables import CELL_FOLDER
-from ampcompare.script.recording.recorder import Recorder, Rows
+from ampcompare.script.recording.recorder import RecordedSteps, Recorder
 
 # of the training loop, given the loss and the number of the step
 Line = Callable[[nn.Module, Tensor, int], Any]
@@ -26,7 +26,7 @@ def _remarks(
     recorder = Recorder(None, {})
     recorded: list[dict[str, Any]] = []
     recorder.call_after_each_row(recorded.append)
-    behind(arm, Rows(recorder))
+    behind(arm, RecordedSteps(recorder))
     stepped = optimizer(model.parameters(), 0.01)
     for step in range(steps):
         dtype = next(model.parameters()).dtype
@@ -257,7 +257,7 @@ def test_a_remark_is_printed_where_no_table_will(is_cell: bool, monkeypatch: pyt
     else:
         monkeypatch.delenv(CELL_FOLDER, raising=False)
     with redirect_stderr(io.StringIO()) as printed:
-        Rows(Recorder(None, {})).add_remark(f"a remark of a cell: {is_cell}")
+        RecordedSteps(Recorder(None, {})).add_remark(f"a remark of a cell: {is_cell}")
     assert ("a remark" in printed.getvalue()) != is_cell
 
 
@@ -297,7 +297,7 @@ def test_whole_numbers_that_an_arm_rounds_are_named(behind: Any, arm: str, time:
     recorder = Recorder(None, {})
     recorded: list[dict[str, Any]] = []
     recorder.call_after_each_row(recorded.append)
-    behind(arm, Rows(recorder))
+    behind(arm, RecordedSteps(recorder))
     _train_by_time(time)
     found = [row["text"] for row in recorded if row["kind"] == "remark"]
     assert len(found) == bool(change)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.resume.saved_files import SavedFilesWatch, parts_of_saved_object
+from ampcompare.script.resume.saved_files import SavedFilesWatch, kinds_inside_saved_object
 from ampcompare.settings.resume_trace import TraceRowKind, rows_of_saved_files
 
 Rows = list[dict[str, Any]]
@@ -85,9 +85,9 @@ def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
 
 
 def test_parts_are_known_by_their_form() -> None:
-    assert set(parts_of_saved_object({"x": [state()]})) == {"model", "optimizer", "generator"}
+    assert set(kinds_inside_saved_object({"x": [state()]})) == {"model", "optimizer", "generator"}
     assert list(
-        parts_of_saved_object({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})
+        kinds_inside_saved_object({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})
     ) == [
         "scheduler",
         "scaler",

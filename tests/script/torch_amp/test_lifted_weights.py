@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.tensors.tree import map_tensors_in_tree
-from tests.script.behind.test_stand_in import Rows
+from tests.script.behind.test_stand_in import RecordedSteps
 from tests.script.small_script import batch, network
 from tests.script.trainings import has_bits
 
@@ -40,7 +40,7 @@ def test_lifted_weights_train_as_fp32_ones(behind: Any, arm: str) -> None:
     behind(arm)
     expected = trained(network().bfloat16().float(), torch.float32)
     behind.end()
-    rows = Rows()
+    rows = RecordedSteps()
     behind(arm, rows)
     assert all(map(has_bits, trained(network().bfloat16(), torch.bfloat16), expected))
     (note,) = (note for note in rows.notes if "lifted" in note)
@@ -191,7 +191,7 @@ def test_a_script_with_fp16_optimizer_trains_as_one_without(
     behind(arm)
     expected = trained(network().half().float(), torch.float32)
     behind.end()
-    rows = Rows()
+    rows = RecordedSteps()
     behind(arm, rows)
     model = network().half()
     optimizer = kind()(torch.optim.AdamW(model.parameters(), lr=0.01), dynamic_loss_scale=True)

@@ -19,7 +19,7 @@ from ampcompare.script.recording import recorder as recording
 from ampcompare.script.recording.scaled_steps import record_steps
 from ampcompare.training.precision.base import owned_params
 from tests.covering import covering
-from tests.script.behind.test_stand_in import Rows
+from tests.script.behind.test_stand_in import RecordedSteps
 from tests.script.small_script import batch, network, two_networks
 from tests.script.trainings import (
     Apex,
@@ -328,7 +328,7 @@ def test_two_optimizers_of_one_weight(behind: Any) -> None:
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "native:fp16", "apex:O1"])
 def test_gradients_of_each_sample(behind: Any, arm: str) -> None:
     """`functional_call` under `vmap(grad(...))` trains under an arm, which acts, and its losses are recorded."""
-    rows = Rows()
+    rows = RecordedSteps()
     stand_in = behind(arm, rows)
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
@@ -780,7 +780,7 @@ def test_a_loss_that_reaches_no_weight_is_one_step(behind: Any, arm: str, tmp_pa
     recorder = recording.Recorder(tmp_path / "script.jsonl", {})
     recorded: list[dict[str, Any]] = []
     recorder.call_after_each_row(recorded.append)
-    rows = recording.Rows(recorder)
+    rows = recording.RecordedSteps(recorder)
     behind(arm, rows)
     record_steps(rows, amp=False)
     model = nn.Linear(4, 2)

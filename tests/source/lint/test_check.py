@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.source.lint.catalog import CODES, RULES
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import Selection, fix_text
+from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
 from ampcompare.source.syntax import SourceInvalid
 
 
@@ -36,7 +36,7 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
     assert marked
     assert {finding.code for finding in check_text(mistake.harmless_code)} <= {"AMP301"} - {code}
 
-    text, left, fixed = fix_text(mistake.example, findings, selection)
+    text, left, fixed = fixed_text_rest_and_num_fixes(mistake.example, findings, selection)
 
     assert (fixed > 0) == mistake.fixable
     assert (text != mistake.example) == mistake.fixable
@@ -44,7 +44,7 @@ def test_a_mistake_its_harmless_twin_and_its_fix(code: str) -> None:
     if fixed:
         before = {finding.code for finding in check_text(mistake.example, every.reports_code)}
         assert {finding.code for finding in check_text(text, every.reports_code)} <= before
-        assert fix_text(text, left, selection)[0] == text
+        assert fixed_text_rest_and_num_fixes(text, left, selection)[0] == text
 
 
 HARMLESS = {

@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import Selection, fix_text
+from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
 from tests.source.lint.forms import codes_of, codes_of_pair
 
 PAIRS = {
@@ -329,7 +329,7 @@ def test_two_networks_are_unscaled_once() -> None:
     text = "import torch\n" + dedent(script)
     selection = Selection(select=("AMP2",))
 
-    fixed, left, _ = fix_text(text, check_text(text, selection.reports_code), selection)
+    fixed, left, _ = fixed_text_rest_and_num_fixes(text, check_text(text, selection.reports_code), selection)
 
     assert codes_of(script) == ["AMP201", "AMP201"]
     assert fixed.count("scaler.unscale_(optimizer)") == 1

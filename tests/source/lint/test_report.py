@@ -3,14 +3,14 @@
 import json
 from pathlib import Path
 
-from ampcompare.source.document import Place
+from ampcompare.source.document import UserPosition
 from ampcompare.source.lint.report import FORMATS, LocatedFinding, Report, UnreadFile
 
 REPORT = Report(
     findings=[
-        LocatedFinding(Path("a b/train.py"), Place(3, 5), "AMP201", "clipped: 100 % wrong", True),
-        LocatedFinding(Path("a b/train.py"), Place(9, 1), "AMP302", "deprecated", False),
-        LocatedFinding(Path("book.ipynb"), Place(2, 1, cell=4), "AMP201", "clipped", False),
+        LocatedFinding(Path("a b/train.py"), UserPosition(3, 5), "AMP201", "clipped: 100 % wrong", True),
+        LocatedFinding(Path("a b/train.py"), UserPosition(9, 1), "AMP302", "deprecated", False),
+        LocatedFinding(Path("book.ipynb"), UserPosition(2, 1, cell=4), "AMP201", "clipped", False),
     ],
     unread=[UnreadFile(Path("old.py"), "not Python 3", 7)],
     files=5,
@@ -59,7 +59,7 @@ def test_github() -> None:
     assert lines[1].startswith("::warning file=a b/train.py,line=9,col=1,title=AMP302 ")
     assert lines[2].startswith("::error file=book.ipynb,title=AMP201 clip-scaled::cell 4: clipped;")
     assert lines[3] == "::error file=old.py,line=7::not Python 3"
-    odd = Report([LocatedFinding(Path("a,b:c.py"), Place(1, 1), "AMP201", "x", False)])
+    odd = Report([LocatedFinding(Path("a,b:c.py"), UserPosition(1, 1), "AMP201", "x", False)])
     assert rendered("github", odd).startswith("::error file=a%2Cb%3Ac.py,line=1,")
 
 
@@ -88,7 +88,8 @@ def test_sarif() -> None:
 def test_sarif_knows_a_finding_again_that_has_moved_and_tells_equal_ones_apart() -> None:
     def fingerprints(*lines: int) -> list[str]:
         found = [
-            LocatedFinding(Path("train.py"), Place(line, 1), "AMP201", "clipped", False) for line in lines
+            LocatedFinding(Path("train.py"), UserPosition(line, 1), "AMP201", "clipped", False)
+            for line in lines
         ]
         (run,) = json.loads(rendered("sarif", Report(found)))["runs"]
         return [each["partialFingerprints"]["codeAndMessage/v1"] for each in run["results"]]

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
 from ampcompare.source.branches import (
     Facts,
-    add_conditions_of_test,
     conditions_contradict,
     expression_of_condition,
+    facts_with_conditions_of_test,
 )
 from ampcompare.source.call_order import CallFollower, CallFrame
 from ampcompare.source.index import Function, Index
@@ -267,7 +267,7 @@ class EventTracer(CallFollower):
         if event.kind is EventKind.CLIP and isinstance(subject, ast.IfExp):
             test = self.substitute_arguments(subject.test, frame)
             for choice, holds in ((subject.body, True), (subject.orelse, False)):
-                inner = replace(frame, facts=add_conditions_of_test(frame.facts, test, holds))
+                inner = replace(frame, facts=facts_with_conditions_of_test(frame.facts, test, holds))
                 self._add_event(call, statement, inner, EventKind.CLIP, choice)
             return
         target: ast.expr | str | None = self._name_bound_by(statement, frame) if event.is_bound else ""

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from ampcompare.source.branches import (
     Facts,
-    add_conditions_of_test,
     conditions_contradict,
     conditions_of_test,
+    facts_with_conditions_of_test,
 )
 from ampcompare.source.lint.read.module import (
     Finding,
@@ -193,7 +193,7 @@ def _conditions_of_initialize(event: TrainingEvent) -> Facts:
     enabled = argument(event.call, "enabled")
     if enabled is None or isinstance(enabled, ast.Constant):
         return event.facts
-    return add_conditions_of_test(event.facts, enabled, True)
+    return facts_with_conditions_of_test(event.facts, enabled, True)
 
 
 def _conditions_of_flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:

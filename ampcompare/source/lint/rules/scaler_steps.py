@@ -302,7 +302,7 @@ scaler.update()
 def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""
     for trace, _, event in module.events(EventKind.SCALER_STEP):
-        passes = _passes_before(trace, event)
+        passes = _passes_since_last_step(trace, event)
         unscaled = [other for other in passes if not other.scaler and other.apex_block() is None]
         if not unscaled or any(other.kind in UNKNOWN for other in passes):
             continue
@@ -317,7 +317,7 @@ def unscaled_losses(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP216", other.call, shown)
 
 
-def _passes_before(trace: Trace, event: TrainingEvent) -> list[TrainingEvent]:
+def _passes_since_last_step(trace: Trace, event: TrainingEvent) -> list[TrainingEvent]:
     """Return the backward passes, and calls that no one knows, since the last step or cleared gradients."""
     found: list[TrainingEvent] = []
     for other in reversed(trace[: trace.index(event)]):

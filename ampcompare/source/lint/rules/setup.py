@@ -217,7 +217,7 @@ for batch in loader:
 )
 def state_discarded(module: LintModule) -> Iterator[Finding]:
     """A new scaler in the place of one whose state was loaded."""
-    loads = [event for trace in module.traces for event in trace if _loads_scaler(module, event)]
+    loads = [event for trace in module.traces for event in trace if _loads_state_of_scaler(module, event)]
     for trace, index, event in module.events(EventKind.NEW_SCALER):
         if not event.subject or is_switched_off(event.call):
             continue
@@ -226,13 +226,13 @@ def state_discarded(module: LintModule) -> Iterator[Finding]:
             for other in trace[index + 1 :]
             if other.subject == event.subject and other.may_follow(event)
         ]
-        if any(_loads_scaler(module, other) for other in later):
+        if any(_loads_state_of_scaler(module, other) for other in later):
             continue
         before = [
             other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)
         ]
         made_before = any(other.call is event.call for other in before)
-        lost = [other for other in before if _loads_scaler(module, other)]
+        lost = [other for other in before if _loads_state_of_scaler(module, other)]
         lost = [other for other in lost if not events_between(trace, other, event, EventKind.SCALER_STEP)]
         if lost and not made_before:
             yield _discard_finding(module, event, lost[0])
@@ -257,7 +257,7 @@ def _find_load_in_another_method(
     return of_object[0] if of_object and all(one.scope is not event.scope for one in of_object) else None
 
 
-def _loads_scaler(module: LintModule, event: TrainingEvent) -> bool:
+def _loads_state_of_scaler(module: LintModule, event: TrainingEvent) -> bool:
     return (
         event.kind is EventKind.LOAD and module.kinds.kind_of_object(event.receiver, event.scope) == "scaler"
     )

@@ -114,7 +114,7 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
                     or _other_step_runs_as_often(trace, event)
                 ):
                     continue
-                if code := _code_of_microbatch(trace, event, step):
+                if code := _rule_code_broken_by(trace, event, step):
                     yield module.finding(code, event.call, f"the step runs only if `{condition}`")
 
 
@@ -128,7 +128,7 @@ def _is_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
     return any(other.may_follow(step) and _accumulation_condition(step, other) for other in passes)
 
 
-def _code_of_microbatch(trace: Trace, event: TrainingEvent, step: TrainingEvent) -> str:
+def _rule_code_broken_by(trace: Trace, event: TrainingEvent, step: TrainingEvent) -> str:
     """Return the code of a rule that an event breaks as it runs more often than a step; "" if none."""
     if event.kind is EventKind.CLIP:
         return "AMP211"

@@ -13,10 +13,10 @@ from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.project import (
     AdapterFile,
     AdapterPlan,
+    adapter_plans_and_unread_files,
     files_needing_apex,
-    plan_adapters,
 )
-from ampcompare.source.migrate.ordinary.training import find_reason_not_ordinary
+from ampcompare.source.migrate.ordinary.training import find_what_is_not_ordinary
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
 from ampcompare.source.migrate.read.finding import BY_HAND, Finding, without_advice
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -86,7 +86,7 @@ def choose_rewrite_or_adapter(
         for path in paths
     ]
     if not only_ordinary:
-        return MigrationChoice(_leave_cast_requests_on_apex(results, within))
+        return MigrationChoice(_results_with_cast_requests_on_apex(results, within))
     known = {absolute_path(each.path): each for each in results}
     exceptions: dict[Path, str] = {}
 
@@ -95,7 +95,7 @@ def choose_rewrite_or_adapter(
             result = known.get(path) or migrate_file(
                 path, examine=find_mistakes, versions=versions, within=within
             )
-            exceptions[path] = _reason_not_ordinary(result)
+            exceptions[path] = _text_on_what_is_not_ordinary(result)
         return exceptions[path]
 
     reasons: dict[Path, str] = {}
@@ -122,7 +122,7 @@ def _choose_with_neighbors(
         if reasons
         else []
     )
-    plans, faults = plan_adapters([*reasons, *others], [each.path for each in results])
+    plans, faults = adapter_plans_and_unread_files([*reasons, *others], [each.path for each in results])
     plans = [plan for plan in plans if any(each.path in reasons for each in plan.files)]
     for plan in plans:
         first = next(each.path for each in plan.files if each.path in reasons)
@@ -140,11 +140,11 @@ def _choose_with_neighbors(
 
 def choose_adapter_for_all(paths: Iterable[Path]) -> MigrationChoice:
     """Return what becomes of files that all take the adapter."""
-    plans, faults = plan_adapters(paths)
+    plans, faults = adapter_plans_and_unread_files(paths)
     return MigrationChoice(faults, plans)
 
 
-def _reason_not_ordinary(result: FileMigration) -> str:
+def _text_on_what_is_not_ordinary(result: FileMigration) -> str:
     """Return why the training of a file takes the adapter; "" for an ordinary one, and for a file without."""
     migration, document = result.migration, result.document
     if migration is None or document is None:
@@ -158,11 +158,11 @@ def _reason_not_ordinary(result: FileMigration) -> str:
         is_of_others = migration.whole and migration.core is None
         found = replace(found, message=LEFT_BY_HAND if is_of_others else without_advice(found.message))
     elif migration.core is not None:
-        found = find_reason_not_ordinary(migration.core, migration, document.text)
+        found = find_what_is_not_ordinary(migration.core, migration, document.text)
     return (
         ""
         if found is None
-        else f"line {document.place_for_user(found.line, found.column).line}: {found.message}"
+        else f"line {document.position_for_user(found.line, found.column).line}: {found.message}"
     )
 
 
@@ -176,30 +176,30 @@ def _why_follows_others(
     return ""
 
 
-def _leave_cast_requests_on_apex(
+def _results_with_cast_requests_on_apex(
     results: list[FileMigration], within: tuple[str | Path, ...]
 ) -> list[FileMigration]:
     """Return results in which functions stay decorated for Apex where a program that runs them stays on it.
 
     Other trainings that run such functions stay too.
     """
-    staying = {absolute_path(each.path) for each in results if _keeps_core(each)}
+    staying = {absolute_path(each.path) for each in results if _lets_apex_still_cast(each)}
     if not staying:
         return results
     results = [
-        _leave_with(each, staying, within) if _find_cast_request(each) is not None else each
+        _left_if_running_with(each, staying, within) if _find_cast_request(each) is not None else each
         for each in results
     ]
     kept = {absolute_path(each.path) for each in results if not each.is_changed and _find_cast_request(each)}
     return [
-        _leave_with(each, kept, within)
+        _left_if_running_with(each, kept, within)
         if each.migration is not None and each.migration.core is not None
         else each
         for each in results
     ]
 
 
-def _keeps_core(result: FileMigration) -> bool:
+def _lets_apex_still_cast(result: FileMigration) -> bool:
     """Return whether the result for a file still lets Apex cast."""
     if result.migration is None or not result.by_hand:
         return False
@@ -217,7 +217,9 @@ def _find_cast_request(result: FileMigration) -> ast.AST | None:
     )
 
 
-def _leave_with(result: FileMigration, staying: set[Path], within: tuple[str | Path, ...]) -> FileMigration:
+def _left_if_running_with(
+    result: FileMigration, staying: set[Path], within: tuple[str | Path, ...]
+) -> FileMigration:
     """Return what becomes of a file that stays as it is if one of some others, which stay, runs with it."""
     if not staying or not result.is_changed or result.document is None:
         return result

@@ -330,7 +330,7 @@ def _change_chain(edits: Edits, node: ast.Attribute, name: str, *, is_root_kept:
         name: which the adapter has.
         is_root_kept: whether what the chain begins with still names Apex.
     """
-    holder = _holder_of(node, name)
+    holder = _part_standing_for_module(node, name)
     is_shown = all(each.attr in ITSELF for each in walk(holder) if isinstance(each, ast.Attribute))
     if is_root_kept or not is_shown:
         text = ADAPTER if is_root_kept else root_name(node)
@@ -362,7 +362,7 @@ def _replace_with_torch(
     return replacements.findings, replaced
 
 
-def _holder_of(node: ast.Attribute, name: str) -> ast.AST:
+def _part_standing_for_module(node: ast.Attribute, name: str) -> ast.AST:
     """Return the part of a chain that stands for the module of a name in it; all of it for "", a module itself.
 
     A chain that begins with what has the name, as `_amp_state.loss_scalers`, has no such part: its begin is returned.

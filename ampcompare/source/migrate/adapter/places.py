@@ -30,7 +30,7 @@ SCRATCH = re.compile(r"(?i)(?:tests?|testing|te?mp|scratch|sandbox|examples?|dem
 PATH = re.compile(rb"\bsys\.path\b")
 
 
-class Places:
+class ImportRoots:
     """The folders from which the files of a project import.
 
     Args:
@@ -48,10 +48,10 @@ class Places:
         imports; without one the folder of a script, which is always found; then that from which a file that lies with
         it is imported, or the one that holds its package.
         """
-        folders = _folders(path)
+        folders = _folders_up_to_project(path)
         # so many are packages, with `__init__.py` or without
         folders = folders[_num_folders_up(text) if path.suffix == ".py" else 0 :] or folders[-1:]
-        exact, near = self._roots_by_imports(path)
+        exact, near = self._roots_of_file_and_of_neighbors(path)
         shown = {absolute_path(folder): folder for folder in folders}
         for roots in (exact, near):
             found = [
@@ -60,7 +60,7 @@ class Places:
             if found:
                 return shown[max(found)[2]]
             if roots is exact:
-                names = _top_imports(text)
+                names = _top_packages_imported(text)
                 for folder in folders:
                     if any(_has_module(folder, name, path) for name in names):
                         return folder
@@ -70,7 +70,7 @@ class Places:
 
     def is_imported_from(self, root: Path, path: Path) -> bool:
         """Return whether a file, or one that lies with it, is imported from a folder by another file."""
-        exact, near = self._roots_by_imports(path)
+        exact, near = self._roots_of_file_and_of_neighbors(path)
         return absolute_path(root) in {*exact, *near}
 
     def has_importer_in(self, root: Path, path: Path) -> bool:
@@ -124,7 +124,7 @@ class Places:
             if _file_of(root, name.split("."))
         )
 
-    def _roots_by_imports(self, path: Path) -> tuple[Counter[Path], Counter[Path]]:
+    def _roots_of_file_and_of_neighbors(self, path: Path) -> tuple[Counter[Path], Counter[Path]]:
         """Return the folders from which a file is imported, and those from which modules that lie with it are."""
         own, base = absolute_path(path), self._base_of(path)
         exact, near = Counter[Path](), Counter[Path]()
@@ -195,7 +195,7 @@ def is_script(path: Path) -> bool:
     )
 
 
-def early_import(path: Path, text: str) -> ast.stmt | None:
+def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
     """Return the first import of Apex if it stands above the first line that changes `sys.path`.
 
     That is done by the file itself, or by a module next to it, as `import _init_paths`.
@@ -282,7 +282,11 @@ def _is_package(folder: Path) -> bool:
 
 def _package_imported_by_all(root: Path, paths: Sequence[Path]) -> str:
     """Return a package of a folder that all files import; "" for none."""
-    names = set.intersection(*(_top_imports(_text_or_empty(path)) for path in paths)) if paths else set()
+    names = (
+        set.intersection(*(_top_packages_imported(_text_or_empty(path)) for path in paths))
+        if paths
+        else set()
+    )
     found = (name for name in sorted(names) if _is_package(root / name) and not SCRATCH.fullmatch(name))
     return next(found, "")
 
@@ -292,13 +296,13 @@ def _is_package_named(folder: Path, name: str) -> bool:
     return absolute_path(folder).name == name and _is_package(folder)
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders_up_to_project(path: Path) -> list[Path]:
     """Return the folder of a file and those above it, up to that of a repository or the working directory."""
     count = len(folders_up_to_repository(path, end=Path.cwd()))
     return [path.parent, *path.parent.parents][: count or len(absolute_path(path).parents)]
 
 
-def _top_imports(text: str) -> set[str]:
+def _top_packages_imported(text: str) -> set[str]:
     """Return the first parts of the absolute imports of a module, without the standard library.
 
     A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.

@@ -12,7 +12,7 @@ from ampcompare.source.amp_names import public_full_name
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
-from ampcompare.source.migrate.adapter.places import Places, early_import, is_script
+from ampcompare.source.migrate.adapter.places import ImportRoots, apex_import_above_path_change, is_script
 from ampcompare.source.migrate.project import FileMigration
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -76,7 +76,7 @@ class AdapterPlan:
     files: list[FileMigration] = field(default_factory=list)
 
 
-def plan_adapters(
+def adapter_plans_and_unread_files(
     paths: Iterable[Path], others: Iterable[Path] = ()
 ) -> tuple[list[AdapterPlan], list[FileMigration]]:
     """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed.
@@ -90,7 +90,7 @@ def plan_adapters(
     # scripts that import Apex before `sys.path` leads elsewhere, with the import
     early: dict[Path, ast.stmt] = {}
     paths, others = list(paths), list(others)
-    places = Places(dict.fromkeys([*paths, *others]))
+    places = ImportRoots(dict.fromkeys([*paths, *others]))
     for path in paths:
         try:
             content = read_source_bytes(path)
@@ -99,19 +99,19 @@ def plan_adapters(
             if migration.text != text or migration.findings:
                 root = places.root_of(path, text)
                 groups.setdefault(root, []).append(path)
-                statement = early_import(path, text)
+                statement = apex_import_above_path_change(path, text)
                 if statement is not None and not places.has_importer_in(root, path):
                     early[path] = statement
         except (FileFault, SourceInvalid, RecursionError) as fault:
             faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
-    _join_importers(groups, places)
-    _part_scripts(groups, early)
-    _join_roots(groups, places)
+    _share_adapter_with_importers(groups, places)
+    _give_early_scripts_own_adapter(groups, early)
+    _share_adapter_of_folder_around(groups, places)
     plans = [
         _plan_project(root, places.package_for_adapter(root, files), files, early)
         for root, files in sorted(groups.items())
     ]
-    plans = _leave_cores_on_apex(plans)
+    plans = _plans_with_cores_on_apex(plans)
     if not any(map(_may_initialize, dict.fromkeys([*paths, *others]))):
         plans = [_plan_with_initialize_noted(each) for each in plans]
     return plans, faults
@@ -130,14 +130,14 @@ def _may_initialize(path: Path) -> bool:
 
 def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
     """Return the files that need Apex even with the adapter, or cannot be read."""
-    plans, faults = plan_adapters(paths)
+    plans, faults = adapter_plans_and_unread_files(paths)
     files = [file for plan in plans for file in plan.files]
     return [each.path for each in (*files, *faults) if each.by_hand or each.fault]
 
 
 def movable_files(paths: Iterable[Path]) -> list[Path]:
     """Return the files that the adapter takes off Apex whole; one that imports nothing of Apex is none of them."""
-    plans, _ = plan_adapters(paths)
+    plans, _ = adapter_plans_and_unread_files(paths)
     return [each.path for plan in plans for each in plan.files if each.is_changed and not each.by_hand]
 
 
@@ -157,7 +157,7 @@ def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Pa
         files.append(FileMigration(path, document, migration))
     left = next((each.path.name for each in files if each.by_hand and not each.is_changed), None)
     if left is not None:
-        files = [_keep_asking_for_apex(each, left) for each in files]
+        files = [_migration_still_asking_for_apex(each, left) for each in files]
     return AdapterPlan(AdapterFile(place, name, present), files)
 
 
@@ -166,7 +166,7 @@ def _plan_with_initialize_noted(plan: AdapterPlan) -> AdapterPlan:
     files = []
     for each in plan.files:
         scaling = [
-            node for node, name in _core_uses_in_original(each) if name in ("scale_loss", "master_params")
+            node for node, name in _core_uses_with_names(each) if name in ("scale_loss", "master_params")
         ]
         if scaling and each.is_changed and each.migration is not None:
             note = Finding.of_node(scaling[0], NOTE, NOT_INITIALIZED.format(plan.adapter.name))
@@ -176,7 +176,7 @@ def _plan_with_initialize_noted(plan: AdapterPlan) -> AdapterPlan:
     return replace(plan, files=files)
 
 
-def _keep_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
+def _migration_still_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
     """Return what becomes of a file if another one stays on Apex: one that only asks for Apex goes on doing so."""
     if file.document is None or file.migration is None or file.migration.uses or not file.is_changed:
         return file
@@ -188,7 +188,7 @@ def _keep_asking_for_apex(file: FileMigration, left: str) -> FileMigration:
     return replace(file, migration=kept)
 
 
-def _core_uses_in_original(file: FileMigration) -> list[tuple[ast.AST, str]]:
+def _core_uses_with_names(file: FileMigration) -> list[tuple[ast.AST, str]]:
     """Return where a file, as it is before, names functions of `apex.amp`, and which."""
     if file.document is None:
         return []
@@ -200,7 +200,7 @@ def _core_uses_in_original(file: FileMigration) -> list[tuple[ast.AST, str]]:
 def _core_that_stays(files: Iterable[FileMigration]) -> str | None:
     """Return the name of the first file that calls `apex.amp` and stays on Apex; None without one."""
     staying = (each for each in files if each.by_hand and not each.is_changed)
-    return next((each.path.name for each in staying if _core_uses_in_original(each)), None)
+    return next((each.path.name for each in staying if _core_uses_with_names(each)), None)
 
 
 def _initializes(plan: AdapterPlan) -> bool:
@@ -208,7 +208,7 @@ def _initializes(plan: AdapterPlan) -> bool:
     return any(INITIALIZES.search(each.text) for each in documents)
 
 
-def _leave_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
+def _plans_with_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
     """Return what becomes of plans where a file that calls `apex.amp` stays on Apex.
 
     So do all that share its adapter, and those of another one that leave `initialize` to others.
@@ -218,19 +218,21 @@ def _leave_cores_on_apex(plans: list[AdapterPlan]) -> list[AdapterPlan]:
     result = []
     for plan, own in zip(plans, staying, strict=True):
         left = own if _initializes(plan) else own or of_any
-        files = plan.files if left is None else [_leave_core_on_apex(each, left) for each in plan.files]
+        files = (
+            plan.files if left is None else [_migration_with_core_on_apex(each, left) for each in plan.files]
+        )
         result.append(replace(plan, files=files))
     return result
 
 
-def _leave_core_on_apex(file: FileMigration, left: str) -> FileMigration:
+def _migration_with_core_on_apex(file: FileMigration, left: str) -> FileMigration:
     """Return what becomes of a file if the core of another one stays on Apex: its own stays too.
 
     So does an import of `apex.amp` that the file does not use.
     """
     if not file.is_changed or file.document is None:
         return file
-    if uses := _core_uses_in_original(file):
+    if uses := _core_uses_with_names(file):
         reason = Finding.of_node(uses[0][0], BY_HAND, CORE_STAYS.format(left))
         return replace(file, migration=Migration(file.document.text, [reason]))
     names = ModuleImports(Module(file.document.text))
@@ -247,7 +249,7 @@ def _imports_amp_alone(statement: ast.Import | ast.ImportFrom) -> bool:
     )
 
 
-def _join_importers(groups: dict[Path, list[Path]], places: Places) -> None:
+def _share_adapter_with_importers(groups: dict[Path, list[Path]], places: ImportRoots) -> None:
     """Let files that import modules of a folder which only `sys.path` leads to share the adapter that lies there."""
     for root in sorted(groups, key=lambda each: len(groups[each]), reverse=True):
         for other in [each for each in groups if each != root and root in groups]:
@@ -258,7 +260,7 @@ def _join_importers(groups: dict[Path, list[Path]], places: Places) -> None:
                 del groups[other]
 
 
-def _part_scripts(groups: dict[Path, list[Path]], early: Collection[Path]) -> None:
+def _give_early_scripts_own_adapter(groups: dict[Path, list[Path]], early: Collection[Path]) -> None:
     """Give scripts that import Apex before `sys.path` leads elsewhere an adapter next to them, if no other file does.
 
     Args:
@@ -271,7 +273,7 @@ def _part_scripts(groups: dict[Path, list[Path]], early: Collection[Path]) -> No
                 groups.setdefault(path.parent, []).append(path)
 
 
-def _join_roots(groups: dict[Path, list[Path]], places: Places) -> None:
+def _share_adapter_of_folder_around(groups: dict[Path, list[Path]], places: ImportRoots) -> None:
     """Let a folder that no script starts in, nor any import leads to, share the adapter of a folder above it."""
     for root in sorted(groups, key=lambda each: len(each.parts), reverse=True):
         above = next((each for each in root.parents if each in groups), None)

@@ -71,9 +71,9 @@ class ApexCore:
         They are those of `amp.initialize`, those to which these are assigned, and parameters that get them.
         """
         module = self.module
-        called = {holder_name_of(each.func) for each in module.calls}
+        called = {last_name_of_object_or_holder(each.func) for each in module.calls}
         members = [
-            (_names_stored_by(target), held_names(holder))
+            (_names_stored_by(target), last_names_of_objects(holder))
             for node in module.nodes
             if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))
             for target, holder in _loop_targets_with_holders(node.target, node.iter)
@@ -81,7 +81,7 @@ class ApexCore:
         for targets, holders in members:
             called |= holders if targets & called else set()
         assigned = [
-            (_names_stored_by(target), held_names(value))
+            (_names_stored_by(target), last_names_of_objects(value))
             for node in module.nodes
             if isinstance(node, ast.Assign)
             for each in node.targets
@@ -109,9 +109,9 @@ class ApexCore:
         """Return the names of lists and dicts of which `amp.initialize` gets members, or which get its models."""
         given = [each.arguments["models"] for each in self.sites.initializes if "models" in each.arguments]
         return {
-            holder_name_of(one)
+            last_name_of_object_or_holder(one)
             for each in given
-            for one in _members_written_out(each)
+            for one in _members_or_expression_itself(each)
             if isinstance(one, ast.Subscript)
         }
 
@@ -194,7 +194,7 @@ class ApexCore:
         return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'
 
 
-def holder_name_of(node: ast.expr) -> str:
+def last_name_of_object_or_holder(node: ast.expr) -> str:
     """Return the last part of the name of an object, or of the list or dict whose member it is, as of `nets["g"]`."""
     while isinstance(node, ast.Subscript):
         node = node.value
@@ -203,22 +203,22 @@ def holder_name_of(node: ast.expr) -> str:
 
 def parameters_receiving(index: Index, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
     """Return the parameters of functions of the project that get one of some objects in a call of a module."""
-    if not any(names & held_names(each) for each in argument_values(call)):
+    if not any(names & last_names_of_objects(each) for each in argument_values(call)):
         return []
     found = []
     for each in functions_of_callee(index.callee(call, index.module.scope_of[call])):
         if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             bound = arguments(call, each.module.positional_parameters(each.scope.node))
-            found += [(key, each) for key, one in bound.items() if names & held_names(one)]
+            found += [(key, each) for key, one in bound.items() if names & last_names_of_objects(one)]
     return found
 
 
-def held_names(node: ast.expr) -> set[str]:
+def last_names_of_objects(node: ast.expr) -> set[str]:
     """Return the last parts of the names of an object, or of those in a list, tuple or dict that is written out."""
-    return {holder_name_of(each) for each in _members_written_out(node)}
+    return {last_name_of_object_or_holder(each) for each in _members_or_expression_itself(node)}
 
 
-def _members_written_out(node: ast.expr) -> list[ast.expr]:
+def _members_or_expression_itself(node: ast.expr) -> list[ast.expr]:
     """Return the values of a list, tuple or dict that is written out; any other expression is its only one."""
     return (
         [each for each in node.values if each is not None] if isinstance(node, ast.Dict) else elements(node)
@@ -227,7 +227,7 @@ def _members_written_out(node: ast.expr) -> list[ast.expr]:
 
 def _names_stored_by(target: ast.expr) -> set[str]:
     """Return the last parts of the names that an assignment binds, or into whose members it puts something."""
-    return {holder_name_of(each) for each in elements(target)}
+    return {last_name_of_object_or_holder(each) for each in elements(target)}
 
 
 def _targets_with_values(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:

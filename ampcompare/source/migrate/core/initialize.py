@@ -152,7 +152,9 @@ def _result_expression(module: Module, initialize: InitializeCall) -> str:
     return f"{module.source(models)}, {module.source(optimizers)}"
 
 
-def _value_of_each_target(target: ast.expr, values: list[ast.expr]) -> list[tuple[ast.expr, ast.expr]] | None:
+def _targets_with_their_values(
+    target: ast.expr, values: list[ast.expr]
+) -> list[tuple[ast.expr, ast.expr]] | None:
     """Return each target of an assignment with the value that it gets; None if the text does not say which it is.
 
     A list that one name gets stays a list, as Apex returns it.
@@ -167,7 +169,7 @@ def _value_of_each_target(target: ast.expr, values: list[ast.expr]) -> list[tupl
         isinstance(each, ast.Starred) for each in (*values, *target.elts)
     ):
         return None
-    found = [_value_of_each_target(one, [value]) for one, value in zip(target.elts, values, strict=True)]
+    found = [_targets_with_their_values(one, [value]) for one, value in zip(target.elts, values, strict=True)]
     return None if None in found else [pair for each in found if each is not None for pair in each]
 
 
@@ -187,7 +189,7 @@ def replace_initialize_call(core: ApexCore, initialize: InitializeCall, lines: l
     ):
         models, optimizers = initialize.arguments["models"], initialize.arguments.get("optimizers")
         values = [models] if optimizers is None or is_literal(optimizers, None) else [models, optimizers]
-        pairs = _value_of_each_target(statement.targets[0], values)
+        pairs = _targets_with_their_values(statement.targets[0], values)
         if pairs is not None:
             sources = [(module.source(target), module.source(value)) for target, value in pairs]
             renamed = {target: source for target, source in sources if target not in (source, "_")}

@@ -7,7 +7,7 @@ import re
 
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.core.context import holder_name_of, parameters_receiving
+from ampcompare.source.migrate.core.context import last_name_of_object_or_holder, parameters_receiving
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import last_name
 
@@ -31,7 +31,7 @@ RUNNERS = frozenset({
 def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
     """Return whether a call is one of a model, or of a method of a model that may compute."""
     name = last_name(call.func)
-    if holder_name_of(call.func) in tails:
+    if last_name_of_object_or_holder(call.func) in tails:
         return True
     if is_called_item_of_model(call.func, tails):
         return bool(call.args or call.keywords)
@@ -47,7 +47,7 @@ def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
 def owner_name_of_method(method: ast.Attribute) -> str:
     """Return the last part of the name of the object whose method it is, or of that around its module."""
     owner = method.value
-    return holder_name_of(
+    return last_name_of_object_or_holder(
         owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner
     )
 
@@ -75,7 +75,9 @@ def calls_parameter(index: Index, function: Called, parameter: str, depth: int =
         if function.scope.node not in list[ast.AST](module.functions_around(call)):
             continue
         network = find_traced_network(module, call)
-        if is_computing_model_call(call, names) or (network is not None and holder_name_of(network) in names):
+        if is_computing_model_call(call, names) or (
+            network is not None and last_name_of_object_or_holder(network) in names
+        ):
             return True
         given = parameters_receiving(index.index_seen_from(module), call, names) if depth < MAX_DEPTH else []
         if any(calls_parameter(index, each, key, depth + 1) for key, each in given):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer, ImportedObject, functions_of_callee, nodes_of_scope
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.context import holder_name_of
+from ampcompare.source.migrate.core.context import last_name_of_object_or_holder
 from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around, strongest_answer
 from ampcompare.source.migrate.core.holders import (
     BindingsOfScope,
@@ -360,7 +360,9 @@ class AutocastOutputs:
         if module is not self.core.module:
             return False
         if model_casts_itself(self.core):
-            return holder_name_of(call.func) in self.core.model_names  # whose forward pass alone has autocast
+            return (
+                last_name_of_object_or_holder(call.func) in self.core.model_names
+            )  # whose forward pass alone has autocast
         if self.coverage.coverage_of_node(module, call) is not Answer.YES:
             return False
         if self.is_model_call(module, call):

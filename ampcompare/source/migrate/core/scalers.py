@@ -32,7 +32,7 @@ class PlannedScaler:
 
 def plan_scaler(module: Module, sites: Sites) -> PlannedScaler:
     """Return the scaler that the uses of a module need."""
-    home = _home_of_scaler(module, sites)
+    home = _place_of_scaler_text(module, sites)
     return PlannedScaler(_unused_scaler_name(module, attribute=home == "self"), home)
 
 
@@ -49,7 +49,7 @@ def _unused_scaler_name(module: Module, *, attribute: bool) -> str:
     return next((name for name in names if name not in used), "scaler_for_amp")
 
 
-def _home_of_scaler(module: Module, sites: Sites) -> str:
+def _place_of_scaler_text(module: Module, sites: Sites) -> str:
     created = {each.function for each in sites.initializes}
     others = [*sites.masters, *sites.saves, *sites.loads]
     used: set[Function | None] = {each.function for each in sites.backwards}

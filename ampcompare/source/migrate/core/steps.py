@@ -353,7 +353,7 @@ def _refuse_step_in_try(module: Module, step: OptimizerStep) -> None:
 
 def _insert_scale_update(core: ApexCore, step: OptimizerStep, line: str) -> None:
     """Update the scale behind a step, and where its gradients leave it out."""
-    last = _statement_before_update(core, step)
+    last = _statement_to_update_behind(core, step)
     guards = _gradient_guards_around(core, step)
     if guards:
         core.add_note(step.call, GUARDED_AFTER_OVERFLOW)
@@ -457,7 +457,7 @@ def note_steps_apart(core: ApexCore) -> None:
             core.add_note(call, APART.format(key))
 
 
-def _statement_before_update(core: ApexCore, step: OptimizerStep) -> ast.stmt:
+def _statement_to_update_behind(core: ApexCore, step: OptimizerStep) -> ast.stmt:
     """Return the statement to update the scale after: the `if` around the step, where others wait for it above."""
     module = core.module
     waiting = [each for each in core.sites.steps if not core.order.updates.get(id(each.call), True)]

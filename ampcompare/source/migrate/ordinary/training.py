@@ -81,7 +81,7 @@ ASKED = "apex.amp is used as a value here, and where it goes is not followed"
 IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
 
 
-def find_reason_not_ordinary(core: ApexCore, migration: Migration, text: str) -> Finding | None:
+def find_what_is_not_ordinary(core: ApexCore, migration: Migration, text: str) -> Finding | None:
     """Return why a training that is rewritten is not ordinary, with its place; None if it is.
 
     Args:

@@ -156,7 +156,9 @@ def _forbidden_nodes_of(core: ApexCore, module: Module) -> Iterator[tuple[ast.AS
     path = project.path_of(module)
     for statement, _, full in module.imports:
         package = full.partition(".")[0]
-        is_own = not package or (path is not None and project.find_definition(path, full) is not None)
+        is_own = not package or (
+            path is not None and project.find_file_and_name_of_definition(path, full) is not None
+        )
         if not is_own and package not in PACKAGES:
             yield statement, (PACKAGE, package)
         if last_part(full) in FORBIDDEN and full.startswith(("torch", "apex")):

@@ -35,7 +35,7 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
             and isinstance(node.value, str)
             and node.value.partition(".")[0] == "apex"
         ):
-            answer = _find_question_of(module, node)
+            answer = _find_question_and_its_answer(module, node)
             if answer is None:
                 if _is_asked_by_import(module, node):
                     findings.append(Finding.of_node(node, BY_HAND, ASKS))
@@ -46,7 +46,7 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
     return findings
 
 
-def _find_question_of(module: Module, name: ast.Constant) -> tuple[ast.expr, bool] | None:
+def _find_question_and_its_answer(module: Module, name: ast.Constant) -> tuple[ast.expr, bool] | None:
     """Return the expression that asks for a module by its name, and its value where that is there."""
     parent = module.parent(name)
     if isinstance(parent, ast.Compare) and parent.left is name and len(parent.ops) == 1:

@@ -68,7 +68,7 @@ class Neighbors:
         project = self.project_of(module)
         assert project.path is not None
         around = dict(project.modules_around(project.path))
-        reached = {path: _files_reached_from(project, path) for path in (*around, project.path)}
+        reached = {path: _files_imported_directly_or_not(project, path) for path in (*around, project.path)}
         for path, other in around.items():
             if initializes_apex(other) or needs_scaler(other):
                 both = {path, project.path}
@@ -88,9 +88,9 @@ class Neighbors:
         project = self.project_of(module)
         assert project.path is not None
         for path, other in self.modules_linked_to(module):
-            apart = project.path not in _files_reached_from(
+            apart = project.path not in _files_imported_directly_or_not(
                 project, path
-            ) and path not in _files_reached_from(project, project.path)
+            ) and path not in _files_imported_directly_or_not(project, project.path)
             if not (apart and _trains_alone(module) and _trains_alone(other)):
                 yield path
         for path, other in project.modules_with(project.path, frozenset(APEX)) if everywhere else ():
@@ -106,10 +106,10 @@ class Neighbors:
             return
         project = self.project_of(module)
         assert project.path is not None
-        own = _files_reached_from(project, project.path)
+        own = _files_imported_directly_or_not(project, project.path)
         for path, other in project.modules_around(project.path):
             if (initializes_apex(other) or needs_scaler(other)) and (
-                path in own or project.path in _files_reached_from(project, path)
+                path in own or project.path in _files_imported_directly_or_not(project, path)
             ):
                 yield path, other
 
@@ -132,7 +132,7 @@ class Neighbors:
         if self.path is not None:
             project = self.project_of(module)
             assert project.path is not None
-            for path in sorted(_files_reached_from(project, project.path) - {project.path}):
+            for path in sorted(_files_imported_directly_or_not(project, project.path) - {project.path}):
                 if (found := project.module_of_file(path)) is not None:
                     yield found
 
@@ -141,9 +141,9 @@ class Neighbors:
         if self.path is not None:
             project = self.project_of(module)
             assert project.path is not None
-            found = _files_reached_from(project, project.path)
+            found = _files_imported_directly_or_not(project, project.path)
             for path, _ in self.modules_above(module):
-                found |= {path} | _files_reached_from(project, path)
+                found |= {path} | _files_imported_directly_or_not(project, path)
             for path in sorted(found - {project.path}):
                 if (other := project.module_of_file(path)) is not None:
                     yield path, other
@@ -157,7 +157,7 @@ class Neighbors:
         assert project.path is not None
         for other in project.files_importing(project.path):
             if (theirs := project.module_of_file(other)) is not None:
-                for name in _names_taken(project, other, theirs, names):
+                for name in _names_imported_or_read_from(project, other, theirs, names):
                     found.setdefault(name, other)
         return found
 
@@ -201,7 +201,7 @@ def _is_call_of_amp(module: Module, call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and last_name(call.func.value) == "amp" and not full
 
 
-def _files_reached_from(project: Project, path: Path) -> set[Path]:
+def _files_imported_directly_or_not(project: Project, path: Path) -> set[Path]:
     """Return the files that one imports, and in turn those that these do."""
     found: set[Path] = set()
     waiting = [path]
@@ -220,11 +220,13 @@ def _may_reach_both(both: set[Path], reached: set[Path]) -> bool:
     return both <= reached or (len(reached) >= MAX_MODULES and not both.isdisjoint(reached))
 
 
-def _names_taken(project: Project, path: Path, module: Module, names: Collection[str]) -> Iterator[str]:
+def _names_imported_or_read_from(
+    project: Project, path: Path, module: Module, names: Collection[str]
+) -> Iterator[str]:
     """Yield the names of the module of a project that another one imports from it, or reads from it as attributes."""
     own: set[str] = set()  # what the module is called there
     for statement, alias, full in module.imports:
-        place, name = project.find_definition(path, full) or (None, "")
+        place, name = project.find_file_and_name_of_definition(path, full) or (None, "")
         if place != project.path:
             continue
         if name == "*":

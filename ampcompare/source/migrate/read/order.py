@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from ampcompare.source.branches import (
     Facts,
-    add_conditions_of_test,
     conditions_contradict,
     expression_of_condition,
+    facts_with_conditions_of_test,
 )
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, CallFrame
 from ampcompare.source.index import (
@@ -1011,7 +1011,7 @@ class _OrderProof:
             return
         feeders = [each for each in trace if each.may_follow(step) and self._feeds_optimizer(each, name)]
         if not _surely_runs_one(feeders, dict(step.facts)):
-            raise UnsureRewrite(step.node, _conditions_text(feeders or [block], step))
+            raise UnsureRewrite(step.node, _text_on_conditions_without_pass(feeders or [block], step))
         guards = {
             key
             for key in step.facts
@@ -1142,7 +1142,7 @@ def _facts_with_condition(known: dict[str, object], key: str, value: object) -> 
     """Return facts with another one, and with what follows from it."""
     test = expression_of_condition(key)
     if isinstance(value, bool) and test is not None:
-        return dict(add_conditions_of_test({**known, key: value}, test, value))
+        return dict(facts_with_conditions_of_test({**known, key: value}, test, value))
     return {**known, key: value}
 
 
@@ -1156,7 +1156,7 @@ def _missing_conditions(event: GradientEvent, step: GradientEvent) -> list[str]:
     return [key if holds else f"not ({key})" for key, holds in tests.items()]
 
 
-def _conditions_text(feeders: list[GradientEvent], step: GradientEvent) -> str:
+def _text_on_conditions_without_pass(feeders: list[GradientEvent], step: GradientEvent) -> str:
     """Return why a step may run without a backward pass: under which conditions they run, if the script names them."""
     apart = {
         frozenset(each for each in _missing_conditions(event, step) if not NO_TEST.match(each))

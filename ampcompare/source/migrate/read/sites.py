@@ -372,7 +372,7 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
         if module.function_around(call) in functions
         for each in _functions_of_call(index, call)
     }
-    updates = _update_nodes(module, sites, index)
+    updates = _nodes_leading_to_updates(module, sites, index)
     for node in module.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
             argument = dotted_name(node.args[0]) if len(node.args) == 1 else None
@@ -397,7 +397,7 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
             )
 
 
-def _update_nodes(module: Module, sites: Sites, index: Index) -> set[ast.AST]:
+def _nodes_leading_to_updates(module: Module, sites: Sites, index: Index) -> set[ast.AST]:
     """Return the backward passes and steps of a module, and the calls that lead to one."""
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
     functions = (functions | _functions_reaching(index, functions)) - {None}

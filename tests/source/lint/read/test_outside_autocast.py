@@ -3,7 +3,7 @@
 import pytest
 
 from ampcompare.source.lint.check import check_text
-from ampcompare.source.lint.run import Selection, fix_text
+from ampcompare.source.lint.run import Selection, fixed_text_rest_and_num_fixes
 
 HEAD = """import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ def _fix(body: str, enter: str = 'with torch.autocast("cuda"):') -> str:
     selection = Selection(select=("AMP230",))
     found = check_text(text, selection.reports_code)
     assert found
-    fixed, left, _ = fix_text(text, found, selection)
+    fixed, left, _ = fixed_text_rest_and_num_fixes(text, found, selection)
     assert (fixed == text) == bool(left)
     lines = fixed.removeprefix(HEAD).splitlines()[2:]
     return "\n".join(line.removeprefix(" " * 8) for line in lines)

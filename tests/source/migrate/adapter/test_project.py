@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.source.migrate.adapter.imports import adapter_text
 from ampcompare.source.migrate.adapter.mark import ADAPTER
-from ampcompare.source.migrate.adapter.project import files_needing_apex, plan_adapters
+from ampcompare.source.migrate.adapter.project import adapter_plans_and_unread_files, files_needing_apex
 
 USE = "from apex import amp\n"
 MAIN = "if __name__ == '__main__':\n    pass\n"
@@ -22,7 +22,7 @@ def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    plans, faults = plan_adapters(sorted(folder.rglob("*.py")))
+    plans, faults = adapter_plans_and_unread_files(sorted(folder.rglob("*.py")))
     assert not faults
     return {
         str(plan.adapter.path.relative_to(folder)): (
@@ -243,7 +243,7 @@ def test_an_import_above_a_change_of_the_path_is_named_where_files_share_the_ada
     files = {"tools/train.py": early, "tools/test.py": late, "steps.py": USE, "lib/net.py": ""}
     places = _plans(tmp_path, files)
     assert [*places] == [f"{ADAPTER}.py"]
-    (plan,), _ = plan_adapters([*sorted(tmp_path.rglob("t*.py")), tmp_path / "steps.py"])
+    (plan,), _ = adapter_plans_and_unread_files([*sorted(tmp_path.rglob("t*.py")), tmp_path / "steps.py"])
     migrations = {file.path.name: file.migration for file in plan.files}
     found = {
         name: [each.message for each in one.findings] for name, one in migrations.items() if one is not None
@@ -269,12 +269,12 @@ def test_a_question_for_apex_stays_where_a_file_stays_on_apex(tmp_path: Path) ->
     (tmp_path / "train.py").write_text(
         "from settings import has_apex\nfrom apex import amp\namp.initialize(model)\n"
     )
-    ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
+    ((plan,), _) = adapter_plans_and_unread_files(sorted(tmp_path.glob("*.py")))
     assert [each.is_changed for each in plan.files] == [True, True]
     (tmp_path / "train.py").write_text(
         "from settings import has_apex\nfrom apex import amp\namp.init(enabled=True)\n"
     )
-    ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
+    ((plan,), _) = adapter_plans_and_unread_files(sorted(tmp_path.glob("*.py")))
     assert [each.is_changed for each in plan.files] == [False, False]
     assert "train.py is left by hand and imports Apex" in plan.files[0].lines()[0]
 
@@ -288,7 +288,7 @@ def test_a_core_stays_on_apex_with_the_part_that_another_file_has(tmp_path: Path
         "import setup_amp\nfrom apex import amp\namp.master_params(optimizer)\n"
     )
     (tmp_path / "wrap.py").write_text("from apex.parallel import SyncBatchNorm\nSyncBatchNorm(2)\n")
-    ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
+    ((plan,), _) = adapter_plans_and_unread_files(sorted(tmp_path.glob("*.py")))
     assert [(each.path.name, each.is_changed) for each in plan.files] == [
         ("setup_amp.py", False),
         ("train.py", False),
@@ -319,7 +319,7 @@ def test_a_file_without_initialize_stays_with_a_core_of_another_folder(tmp_path:
 
 def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from apex import amp\nprint 1\n")
-    plans, faults = plan_adapters([tmp_path / "train.py"])
+    plans, faults = adapter_plans_and_unread_files([tmp_path / "train.py"])
     assert not plans
     assert faults[0].fault
 
@@ -327,7 +327,7 @@ def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
 def test_an_edited_adapter_stays(tmp_path: Path) -> None:
     (tmp_path / f"{ADAPTER}.py").write_text("# mine\n")
     (tmp_path / "train.py").write_text(USE)
-    ((plan,), _) = plan_adapters([tmp_path / "train.py"])
+    ((plan,), _) = adapter_plans_and_unread_files([tmp_path / "train.py"])
     assert plan.adapter.is_edited
     assert not plan.adapter.is_new
     assert not plan.adapter.diff()
@@ -376,7 +376,7 @@ def test_a_script_whose_imports_say_nothing_has_the_adapter_next_to_itself(tmp_p
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    plans, _ = plan_adapters(sorted(tmp_path.rglob("*.py")))
+    plans, _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
     found = {each.path.name: plan.adapter.name for plan in plans for each in plan.files}
     assert found["glue.py"] == "torch_amp_adapter"
     assert {plan.adapter.path for plan in plans} == {tmp_path / "vlm/torch_amp_adapter.py"}
@@ -387,7 +387,7 @@ def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(t
     files = {"finder/__init__.py": "", "finder/finder.py": finder, "finder/log.py": USE}
 
     def notes() -> list[tuple[str, str]]:
-        plans, _ = plan_adapters(sorted(tmp_path.rglob("*.py")))
+        plans, _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
         files = [each for plan in plans for each in plan.files]
         return [
             (each.path.name, found.message)
@@ -413,7 +413,7 @@ def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(t
 def test_an_import_without_use_stays_with_a_core_that_stays(tmp_path: Path) -> None:
     files = {"train.py": "from apex import amp\nimport steps\namp.init()\n" + MAIN, "steps.py": USE}
     _plans(tmp_path, files)
-    plans, _ = plan_adapters(sorted(tmp_path.glob("*.py")))
+    plans, _ = adapter_plans_and_unread_files(sorted(tmp_path.glob("*.py")))
     assert not any(each.is_changed for plan in plans for each in plan.files)
 
 
@@ -427,7 +427,7 @@ def test_a_module_finds_the_adapter_in_the_folder_of_its_script_before_it_change
         "work/train/tools/log.py": "x = 1\n",
     }
     assert [*_plans(tmp_path, files)] == [f"work/train/{ADAPTER}.py"]
-    plans, _ = plan_adapters(sorted(tmp_path.rglob("*.py")))
+    plans, _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
     assert not [
         each for plan in plans for file in plan.files if file.migration for each in file.migration.findings
     ]
