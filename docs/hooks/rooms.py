@@ -2,6 +2,7 @@
 
 mkdocs calls `on_page_markdown`. Nothing of the package is imported: everything is read with `ast`.
 `python docs/hooks/rooms.py [CHECKOUT]` prints how many imports lead from room to room, and which.
+`python docs/hooks/rooms.py --fill` writes the table of rooms into docs/design.md, for who reads the file.
 """
 
 from __future__ import annotations
@@ -17,14 +18,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ampcompare"
+DESIGN = ROOT / "docs" / "design.md"
+FILES, ROOMS, END = "<!-- files -->", "<!-- rooms -->", "<!-- end of rooms -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the markers of a page by what is drawn from the source."""
-    for marker, make in (("<!-- rooms -->", rooms_table), ("<!-- files -->", file_map)):
-        if marker in markdown:
-            markdown = markdown.replace(marker, make())
-    return markdown
+    """Replace the marker of a page by the list of files, and the table of rooms by that of the source."""
+    if FILES in markdown:
+        markdown = markdown.replace(FILES, file_map())
+    return with_rooms(markdown)
+
+
+def with_rooms(markdown: str) -> str:
+    """Return a page with the table of rooms between its two markers, if it has them."""
+    above, begin, rest = markdown.partition(ROOMS)
+    return f"{above}{begin}\n\n{rooms_table()}\n\n{END}{rest.partition(END)[2]}" if begin else markdown
 
 
 @cache
@@ -130,7 +138,9 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-if __name__ == "__main__":
+if sys.argv[1:] == ["--fill"] and __name__ == "__main__":
+    DESIGN.write_text(with_rooms(DESIGN.read_text(encoding="utf-8")), encoding="utf-8")
+elif __name__ == "__main__":
     arrows = room_imports(Path(sys.argv[1]) if sys.argv[1:] else ROOT)
     lines = [f"{room}: {' '.join(sorted(targets))}" for room, targets in arrows.items()]
     total = f"{sum(map(len, arrows.values()))} imports between {len(arrows)} rooms"

@@ -65,8 +65,10 @@ def test_files_of_the_map_exist() -> None:
 
 
 def test_the_table_of_rooms_is_whole(rooms: ModuleType) -> None:
-    """Every room is in the table that replaces the marker of design.md, on its floor and with its docstring."""
-    page = rooms.on_page_markdown(DESIGN.read_text(encoding="utf-8"))
+    """Every room is in the table of design.md, on its floor and with its docstring, in the file as on the site."""
+    page = DESIGN.read_text(encoding="utf-8")
+    assert page == rooms.with_rooms(page), "run python docs/hooks/rooms.py --fill"
+    assert page == rooms.on_page_markdown(page)
     drawn = re.findall(r"\| (\d+) \| `([\w/]+?)(?:/|\.py)` \| \w", page)
     assert {room.replace("/", "."): int(floor) for floor, room in drawn} == rooms.floors()
     assert len(drawn) == len(rooms.floors())
