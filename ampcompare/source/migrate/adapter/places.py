@@ -110,8 +110,11 @@ class ImportRoots:
     def leads_to(self, path: Path, root: Path) -> bool:
         """Return whether a file imports a module that lies below a folder, and in no folder above the file itself.
 
-        No folder that is nearer to the file may have such a module: another project has one of the same name.
+        No folder that is nearer to the file may have such a module: another project has one of the same name. A script
+        must change `sys.path`, itself or by a module next to it: nothing else leads it out of its own folder.
         """
+        if path.parent != root and is_script(path) and not _changes_path(path):
+            return False
         own, base = absolute_path(path), self._base_of(path)
         common = Path(os.path.commonpath([own, absolute_path(root)]))
         if len(absolute_path(root).relative_to(common).parts) > MAX_WAY:
@@ -213,6 +216,15 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
         if any(helper.is_file() and PATH.search(read_source_bytes(helper)) for helper in helpers):
             changes.append(each.lineno)
     return first if first is not None and changes and first.lineno < min(changes) else None
+
+
+def _changes_path(path: Path) -> bool:
+    """Return whether a file, or a module next to it that it imports, names `sys.path`."""
+    content = read_source_bytes(path)
+    helpers = (path.with_name(f"{name}.py") for name in _top_imports(content.decode("utf-8", errors="replace")))
+    return bool(PATH.search(content)) or any(
+        helper.is_file() and PATH.search(read_source_bytes(helper)) for helper in helpers
+    )
 
 
 def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:

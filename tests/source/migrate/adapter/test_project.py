@@ -257,6 +257,13 @@ def test_scripts_of_folders_of_their_own_have_adapters_of_their_own(tmp_path: Pa
     assert list(plans) == ["a/torch_amp_adapter.py", "b/torch_amp_adapter.py"]
 
 
+def test_a_script_that_leaves_its_path_alone_keeps_the_adapter_next_to_itself(tmp_path: Path) -> None:
+    """A module that only another project has is none that its imports find, where nothing changes `sys.path`."""
+    script = f"{USE}from lamb import Lamb\nif __name__ == '__main__':\n    train()\n"
+    plans = _plans(tmp_path, {"denoise/train.py": script, "glow/train.py": script, "glow/lamb.py": ""})
+    assert set(plans) == {f"denoise/{ADAPTER}.py", f"glow/{ADAPTER}.py"}
+
+
 def test_modules_of_a_package_with_names_of_the_standard_library_are_not_those(tmp_path: Path) -> None:
     files = {"pack/__init__.py": "", "pack/typing.py": "", "pack/sub/__init__.py": ""}
     plans = _plans(tmp_path, {**files, "pack/sub/steps.py": f"from typing import Any\n{USE}"})
