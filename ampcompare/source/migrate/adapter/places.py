@@ -221,7 +221,9 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
 def _changes_path(path: Path) -> bool:
     """Return whether a file, or a module next to it that it imports, names `sys.path`."""
     content = read_source_bytes(path)
-    helpers = (path.with_name(f"{name}.py") for name in _top_imports(content.decode("utf-8", errors="replace")))
+    helpers = (
+        path.with_name(f"{name}.py") for name in _top_imports(content.decode("utf-8", errors="replace"))
+    )
     return bool(PATH.search(content)) or any(
         helper.is_file() and PATH.search(read_source_bytes(helper)) for helper in helpers
     )

@@ -13,6 +13,7 @@ from ampcompare.source.migrate.core.holders import access_path_of
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.finding import UnsureRewrite
+from ampcompare.source.migrate.read.wide_numbers import mixed_nodes_of_networks
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import (
     argument_values,
@@ -94,6 +95,10 @@ OF_O2 = (
     "in the model these were computed in fp16 where their inputs were, and are in fp32 under autocast; outside of it "
     "in fp32 both times: {0}"
 )
+NUMBERS = (
+    "a tensor of one number may be fp32 in {0}: O1 computed such arithmetic in fp32, torch does in the type of the "
+    "other tensor; write .float() behind that one where it matters"
+)
 FACTORS = frozenset({"mat1", "mat2", "mat", "vec", "vec1", "vec2", "batch1", "batch2"})
 MADE_FP32 = (
     "what a model computes on tensors that it makes fp32 itself, as it may in {0}, was in fp32 at {1}; autocast casts "
@@ -145,9 +150,12 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
                 if is_half
                 else _functions_cast_otherwise(core, module, outputs)
             )
+            where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
-                where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
+            if mixed := [] if is_half else mixed_nodes_of_networks(module):
+                first = f"`{ast.unparse(mixed[0]).splitlines()[0]}` (line {mixed[0].lineno})"
+                core.add_note(initialize.call, where + NUMBERS.format(first))
         places = list(_places_made_fp32(core)) if is_half else []
         if places:
             core.add_note(

@@ -16,6 +16,7 @@ from ampcompare.source.index import Function as Called
 from ampcompare.source.index import UnknownFunction, functions_of_callee, nodes_of_scope
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.migrate.read.finding import UnsureRewrite
+from ampcompare.source.migrate.read.wide_numbers import NumberFinder
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING, PARAMETER_LISTS, WITH_INDICES
 
@@ -70,6 +71,9 @@ POWERS = (ast.Pow, ast.MatMult)
 GOES = "{0} goes into `{1}`, which is not on the list of what is right whatever its type"
 OUTSIDE = "`{0}` is outside of the autocast block"
 UNDER_CASTS = "`{0}` runs under autocast here, and is not on the list of what O1 and autocast compute alike"
+MEETS_NUMBER = (
+    "`{0}` may have a tensor of one number in fp32: O1 computes this in fp32, torch in the other's type"
+)
 DEEP = "functions call each other too deeply here to be read"
 ELSEWHERE = "line {0} of {1}: "
 
@@ -142,7 +146,12 @@ class _ValueFlow:
             if not isinstance(each, Called) or each.scope in self._inside:
                 continue
             self._inside.add(each.scope)
-            for node in nodes_of_scope(each.scope):
+            nodes = list(nodes_of_scope(each.scope))
+            for mixed in NumberFinder(each.module).mixed_nodes(nodes):
+                value = mixed.value if isinstance(mixed, ast.AugAssign) else mixed
+                use = _FollowedUse(each.module, value, VALUE, is_cast=True)
+                self._refuse_use(use, mixed, MEETS_NUMBER.format(ast.unparse(mixed)))
+            for node in nodes:
                 if isinstance(node, (ast.Name, ast.Attribute)):
                     name = name_unfit_for_network(each.module, node)
                     if name:

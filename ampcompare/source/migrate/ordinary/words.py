@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.finding import UnsureRewrite
+from ampcompare.source.migrate.read.wide_numbers import network_classes
 from ampcompare.source.project import MAX_MODULES
 from ampcompare.source.syntax import dotted_name, last_name, last_part, walk
 
@@ -124,7 +125,7 @@ def stores_into_tensors(core: ApexCore) -> bool:
     """Return whether a network of the program writes into items of tensors, which must be of equal types then."""
     others = core.around.modules_of_program(core.module)
     for module in (core.module, *(each for _, each in others)):
-        for network in _network_classes(module):
+        for network in network_classes(module):
             for node in walk(network):
                 if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                     return True
@@ -135,19 +136,6 @@ def stores_into_tensors(core: ApexCore) -> bool:
 
 def _line_of_node(node: ast.AST) -> int:
     return getattr(node, "lineno", 1)
-
-
-def _network_classes(module: Module) -> Iterator[ast.ClassDef]:
-    """Yield the classes with a method `forward`, or that are modules of torch by their bases."""
-    for node in module.nodes:
-        if isinstance(node, ast.ClassDef):
-            has_forward = any(
-                isinstance(each, ast.FunctionDef) and each.name == "forward" for each in node.body
-            )
-            if has_forward or any(
-                (module.resolve(each) or "").startswith("torch.nn.") for each in node.bases
-            ):
-                yield node
 
 
 def _forbidden_nodes_of(core: ApexCore, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
@@ -176,7 +164,7 @@ def _forbidden_nodes_of(core: ApexCore, module: Module) -> Iterator[tuple[ast.AS
             NO_NETWORKS
         ):
             yield node, (UNLISTED, full)
-    for network in _network_classes(module):
+    for network in network_classes(module):
         for node in walk(network):
             if found := name_unfit_for_network(module, node):
                 yield node, (IN_NETWORK, found)

@@ -366,6 +366,11 @@ OTHERS = {
         "loss = torch.cumsum(criterion(output, target), 0)\n        top",
         " is in a block of autocast, and not on the list",
     ),
+    "a number in the block": (
+        "loss = criterion(output, target)\n        top",
+        "loss = (criterion(output, target) + output * target.mean()).mean()\n        top",
+        "` may have a tensor of one number in fp32",
+    ),
     "an evaluation before": (
         MADE,
         f"    validate([], model, criterion)\n{MADE}",
@@ -469,6 +474,7 @@ NETWORKS = {
     "softmax of a tensor": "        x = torch.log(self.one(x).softmax(1) + 1e-8)\n",
     "a learned number": "        x = self.one(x) * torch.tensor(30.0)\n",
     "a number": "        x = self.one(x) * torch.ones([])\n",
+    "an item of a weight": "        x = self.one(x) * self.one.weight[0, 0]\n",
     "a norm": "        x = self.one(x) / x.norm()\n",
     "grid_sample": "        x = F.grid_sample(self.one(x), x)\n",
     "variance": "        x = self.one(x).var(1)\n",

@@ -1,0 +1,96 @@
+"""Where a tensor of one number may be fp32: as it was run, the last digits differ under O1 and autocast in these."""
+
+import ast
+
+import pytest
+
+from ampcompare.source.migrate.read.wide_numbers import mixed_nodes_of_networks
+from ampcompare.source.module import Module
+
+NETWORK = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self, eps=1e-3):
+        super().__init__()
+        self.one, self.two, self.eps = nn.Linear(8, 16), nn.Linear(16, 16), eps
+        self.vec, self.scale = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))
+        self.crit = nn.MSELoss()
+        self.register_buffer("mask", torch.ones(16))
+
+    def forward(self, x):
+        h = self.one(x)
+{lines}
+        return self.two(h)
+
+    def weight_of(self, i):
+        return torch.sigmoid(self.vec[i])
+
+    def scale_by(self, h, factor):
+        return h * factor
+"""
+MIXED = {
+    "an item of a parameter": "h = self.vec[0] * h",
+    "fusion by learned weights": (
+        "w = F.relu(self.vec)\nw = w / (torch.sum(w, dim=0) + 1e-4)\nh = w[0] * h + w[1] * self.two(h)"
+    ),
+    "a loop over a parameter": "for w in self.vec:\n    h = h * w",
+    "both items by name": "a, b = self.vec\nh = a * h + b",
+    "no dimension": "h = h * self.scale.squeeze()",
+    "a reshape": "h = h * self.scale.reshape([])",
+    "a mean": "h = h - h.exp().mean()",
+    "a mean of a row": "h = h * self.vec.mean(0)",
+    "three dimensions": "h = self.one(h).sum((0, 1, 2)) + h",
+    "a greatest": "h = h / self.vec.abs().max()",
+    "a greatest with its place": "h = h * torch.max(self.vec, 0)[0]",
+    "values and places": "v, i = self.vec.max(0)\nh = h * v",
+    "an item of a softmax": "h = h + F.softmax(h, 1)[0, 0]",
+    "an item of an item": "h = h + torch.exp(h)[0][0]",
+    "a buffer": "h = h + self.mask.mean()",
+    "a weight of a layer": "h = h * self.two.weight[0, 0]",
+    "a loss": "h = h + F.l1_loss(h, torch.zeros_like(h))",
+    "a layer of a loss": "h = h * self.crit(h, torch.zeros_like(h))",
+    "a sum of Python": "h = sum(self.vec) * h",
+    "a method": "h = h.mul(self.vec[0])",
+    "a method in place": "h.mul_(self.vec[0])",
+    "a function of torch": "h = torch.mul(h, self.vec[0])",
+    "in place": "h += self.vec[0]",
+    "a variable": "s = torch.exp(self.vec[0])\nh = h * s",
+    "a method of the class": "h = h * self.weight_of(0)",
+    "an argument of a method": "h = self.scale_by(h, self.vec[0])",
+    "a new row": "h = h * torch.full((1,), 2.0, device=h.device)[0]",
+}
+ALIKE = {
+    "a parameter": "h = h * self.scale + self.vec.repeat(8)",
+    "a slice": "h = h * self.vec[:1] + self.vec[None, :1]",
+    "parts": "a, b = self.vec.chunk(2)\nh = a * h + b",
+    "a mean with its dimension": "h = h - h.exp().mean(1, keepdim=True)",
+    "a mean over two dimensions": "h = h.view(4, 4, 2, 8).mean([2, 3]) + h.view(4, 4, 2, 8).mean((2, 3))",
+    "features": "found = [h, self.two(h)]\nh = found[0] + found[-1]",
+    "numbers of Python": "h = h * len(self.vec) + self.eps * float(self.scale) + self.scale.item() / h.shape[1]",
+    "arithmetic of numbers": "loss = F.l1_loss(h, h) + 0.1 * h.mean() + self.eps * self.crit(h, h)",
+    "a loss of each": "h = F.l1_loss(h, h, reduction='none') * h",
+    "a power": "h = h ** self.vec[0] + 2.0**h",
+    "where": "h = torch.where(h > 0, h, self.vec[0])",
+    "an embedding": "h = h + self.two.weight[torch.arange(16)]",
+    "a variable that changes": "for i in range(2):\n    h = h + self.two(h) / (i + 1)",
+}
+
+
+def _mixed(lines: str) -> list[str]:
+    indented = "".join(f"        {line}\n" for line in lines.splitlines())
+    module = Module(NETWORK.format(lines=indented))
+    return [ast.unparse(each) for each in mixed_nodes_of_networks(module)]
+
+
+@pytest.mark.parametrize("lines", MIXED.values(), ids=MIXED)
+def test_a_number_that_meets_another_tensor_is_found(lines: str) -> None:
+    assert _mixed(lines)
+
+
+@pytest.mark.parametrize("lines", ALIKE.values(), ids=ALIKE)
+def test_arithmetic_of_equal_types_is_not_found(lines: str) -> None:
+    assert _mixed(lines) == []
