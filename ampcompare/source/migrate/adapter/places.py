@@ -222,7 +222,8 @@ def _changes_path(path: Path) -> bool:
     """Return whether a file, or a module next to it that it imports, names `sys.path`."""
     content = read_source_bytes(path)
     helpers = (
-        path.with_name(f"{name}.py") for name in _top_imports(content.decode("utf-8", errors="replace"))
+        path.with_name(f"{name}.py")
+        for name in _top_packages_imported(content.decode("utf-8", errors="replace"))
     )
     return bool(PATH.search(content)) or any(
         helper.is_file() and PATH.search(read_source_bytes(helper)) for helper in helpers
