@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from enum import Enum, auto
 from functools import reduce
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from ampcompare.source.syntax import argument_values, dotted_name, last_name, walk
@@ -56,21 +57,9 @@ KEEPING = frozenset({
     "softmax", "log_softmax", "pow", "square", "neg", "clamp", "dropout", "float", "detach", "clone", "contiguous",
     "cuda", "to", "type_as", "chunk", "split", "zeros_like", "ones_like", "full_like", "masked_fill",
 })  # fmt: skip
-MAKING = frozenset(
-    {
-        "ones",
-        "zeros",
-        "full",
-        "rand",
-        "randn",
-        "empty",
-        "arange",
-        "linspace",
-        "new_ones",
-        "new_zeros",
-        "new_full",
-    }
-)
+MAKING = frozenset({
+    "ones", "zeros", "full", "rand", "randn", "empty", "arange", "linspace", "new_ones", "new_zeros", "new_full",
+})  # fmt: skip
 FLAT = frozenset({"view", "reshape", "flatten", "squeeze"})
 WEIGHTS = frozenset({"weight", "bias", "running_mean", "running_var"})
 OF_PYTHON = frozenset({
@@ -79,9 +68,8 @@ OF_PYTHON = frozenset({
 })  # fmt: skip
 # What computes a loss, by the names that these have everywhere.
 LOSS = re.compile(r"(?:loss|cross_entropy|criterion|crit)\w*$|Loss$", re.IGNORECASE)
-MIXING = frozenset(
-    {"add", "mul", "div", "add_", "mul_", "div_"}
-)  # of methods those that O1 gives equal types
+# Of methods and functions, those that O1 gives arguments of one type.
+MIXING = frozenset({"add", "mul", "div", "add_", "mul_", "div_"})
 MAX_DIMS = 2  # that a reduction may take away from a tensor without making a number of it
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv)
 
@@ -91,27 +79,38 @@ class NumberFinder:
 
     def __init__(self, module: Module) -> None:
         self._module = module
-        self._asked: set[tuple[ast.AST, Scope]] = set()
+        # Of variables, and of what functions return: these grow from round to round, as one refers to another.
+        self._known: dict[tuple[Scope, str], Shapes] = {}
+        self._asked: set[tuple[Scope, str]] = set()
 
-    def mixed_nodes(self, nodes: Iterable[ast.AST]) -> Iterator[ast.expr | ast.AugAssign]:
-        """Yield the arithmetic among nodes in which such a number meets another tensor, or where it goes unseen."""
-        for node in nodes:
-            if isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS):
-                operands = [node.left, node.right]
-            elif isinstance(node, ast.AugAssign) and isinstance(node.op, OPERATORS):
-                operands = [node.target, node.value]
-            elif isinstance(node, ast.Call) and last_name(node.func) in MIXING:
-                operands = [*self._receivers_of(node), *argument_values(node)]
-            else:
-                if isinstance(node, ast.Call) and self._passes_number(node):
-                    yield node
-                continue
-            shapes = [self._shapes_of(each) for each in operands]
-            for place, each in enumerate(shapes):
-                others = shapes[:place] + shapes[place + 1 :]
-                if Shape.NUMBER in each and any({Shape.TENSOR, Shape.ROW} & other for other in others):
-                    yield node
-                    break
+    def mixed_nodes(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
+        """Return the arithmetic among nodes in which such a number meets another tensor, or goes to a function."""
+        nodes, before = list(nodes), None
+        found: list[ast.expr | ast.AugAssign] = []
+        while before != self._known:
+            before = dict(self._known)
+            self._asked.clear()
+            found = [
+                each
+                for each in nodes
+                if isinstance(each, (ast.expr, ast.AugAssign)) and self._is_number_mixed(each)
+            ]
+        return found
+
+    def _is_number_mixed(self, node: ast.expr | ast.AugAssign) -> bool:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, OPERATORS):
+            operands = [node.left, node.right]
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, OPERATORS):
+            operands = [node.target, node.value]
+        elif isinstance(node, ast.Call) and last_name(node.func) in MIXING:
+            operands = [*self._receivers_of(node), *argument_values(node)]
+        else:
+            return isinstance(node, ast.Call) and self._passes_number(node)
+        shapes = [self._shapes_of(each) for each in operands]
+        return any(
+            Shape.NUMBER in one and {Shape.TENSOR, Shape.ROW} & other
+            for one, other in permutations(shapes, 2)
+        )
 
     def _passes_number(self, call: ast.Call) -> bool:
         """Return whether a function of the module, or a method of the class, gets such a number."""
@@ -125,17 +124,8 @@ class NumberFinder:
         return [call.func.value] if is_method and isinstance(call.func, ast.Attribute) else []
 
     def _shapes_of(self, node: ast.expr) -> Shapes:
-        """Return the shapes that an expression may have; none while it is asked for itself."""
+        """Return the shapes that an expression may have, as far as this round knows."""
         scope = self._module.scope_of.get(node, self._module.top)
-        if (node, scope) in self._asked:
-            return frozenset()
-        self._asked.add((node, scope))
-        try:
-            return self._shapes_by_kind(node, scope)
-        finally:
-            self._asked.discard((node, scope))
-
-    def _shapes_by_kind(self, node: ast.expr, scope: Scope) -> Shapes:
         if isinstance(node, (ast.Constant, ast.Compare, ast.JoinedStr)):
             return PLAIN
         if isinstance(node, ast.UnaryOp):
@@ -166,7 +156,15 @@ class NumberFinder:
         values = self._module.values_of(text, scope)
         if values is None:
             return PLAIN if self._is_plain_parameter(text, scope) else TENSOR
-        return frozenset().union(*(self._shapes_of(each) for each in values))
+        return self._shapes_of_any((scope, text), values)
+
+    def _shapes_of_any(self, key: tuple[Scope, str], values: Iterable[ast.expr]) -> Shapes:
+        """Return the shapes of a variable or result that has one of several values."""
+        if key not in self._asked:
+            self._asked.add(key)
+            found = frozenset[Shape]().union(*map(self._shapes_of, values))
+            self._known[key] = self._known.get(key, frozenset()) | found
+        return self._known.get(key, frozenset())
 
     def _is_plain_parameter(self, name: str, scope: Scope) -> bool:
         """Return whether a parameter has a number as default."""
@@ -231,47 +229,61 @@ class NumberFinder:
 
     def _shapes_of_call(self, call: ast.Call, scope: Scope) -> Shapes:
         name, receivers = last_name(call.func), self._receivers_of(call)
-        values = argument_values(call)
-        if LOSS.search(name) or (isinstance(call.func, ast.Call) and LOSS.search(last_name(call.func.func))):
-            is_whole = any(each.arg == "reduction" and _is_none(each.value) for each in call.keywords)
-            return TENSOR if is_whole else NUMBER
+        if _computes_loss(call):
+            is_of_each = any(
+                one.arg == "reduction"
+                and isinstance(one.value, ast.Constant)
+                and one.value.value in ("none", None)
+                for one in call.keywords
+            )
+            return TENSOR if is_of_each else NUMBER
         if name in MAKING or name.endswith("Parameter"):
             return ROW
-        of = receivers or values[:1]
-        options = values if receivers else values[1:]
-        if name in REDUCING and (receivers or self._is_of_torch(call)):
-            return self._shapes_of_reduction(call, of, options)
-        if name == "sum" and values:
-            return self._shapes_of_element(values[0])
-        if name in ("max", "min") and values:
-            return reduce(_shapes_of_arithmetic, map(self._shapes_of, values))
-        if name in OF_PYTHON and not (name == "float" and receivers):
-            return PLAIN
-        if name in FLAT and of:
-            is_empty = (
-                len(options) == 1 and isinstance(options[0], (ast.List, ast.Tuple)) and not options[0].elts
-            )
-            return NUMBER if is_empty else self._shapes_of_flat(name, of[0], options)
-        if name in KEEPING and of:
-            return self._shapes_of(of[0])
-        return self._shapes_of_own_function(call, scope)
+        if receivers or self._is_of_torch(call):
+            return self._shapes_of_tensor_function(call, scope, [*receivers, *argument_values(call)])
+        if name in ("sum", "max", "min"):
+            return self._shapes_of_python_function(name, argument_values(call))
+        return PLAIN if name in OF_PYTHON else self._shapes_of_own_function(call, scope)
+
+    def _shapes_of_tensor_function(self, call: ast.Call, scope: Scope, values: list[ast.expr]) -> Shapes:
+        """Return the shapes of what a method of a tensor returns, or a function of torch.
+
+        Args:
+            values: the tensor, or first argument, and the others.
+        """
+        name = last_name(call.func)
+        if name in REDUCING and values:
+            return self._shapes_of_reduction(call, values[0], values[1:])
+        if name in FLAT and values:
+            return self._shapes_of_flat(name, values[0], values[1:])
+        if name in KEEPING and values:
+            return self._shapes_of(values[0])
+        return PLAIN if name in OF_PYTHON else self._shapes_of_own_function(call, scope)
+
+    def _shapes_of_python_function(self, name: str, values: list[ast.expr]) -> Shapes:
+        """Return the shapes of what `sum`, `max` or `min` of Python returns."""
+        if name == "sum" or len(values) < 2:
+            return self._shapes_of_element(values[0]) if values else PLAIN
+        return reduce(_shapes_of_arithmetic, map(self._shapes_of, values))
 
     def _is_of_torch(self, call: ast.Call) -> bool:
         return (self._module.resolve(call.func) or "").startswith("torch.")
 
     def _shapes_of_flat(self, name: str, tensor: ast.expr, options: list[ast.expr]) -> Shapes:
+        if len(options) == 1 and isinstance(options[0], (ast.List, ast.Tuple)) and not options[0].elts:
+            return NUMBER
         if name == "squeeze":
             shapes = self._shapes_of(tensor)
             return NUMBER if Shape.ROW in shapes or Shape.NUMBER in shapes else shapes
         return ROW if len(options) < 2 else TENSOR
 
-    def _shapes_of_reduction(self, call: ast.Call, of: list[ast.expr], options: list[ast.expr]) -> Shapes:
+    def _shapes_of_reduction(self, call: ast.Call, tensor: ast.expr, options: list[ast.expr]) -> Shapes:
         keeps = any(each.arg == "keepdim" and not _is_false(each.value) for each in call.keywords)
         if not options:
             return NUMBER
         if last_name(call.func) in ("max", "min") and not self._may_be_integer(options[0]):
-            return reduce(_shapes_of_arithmetic, map(self._shapes_of, [*of, *options]))
-        shapes = self._shapes_of(of[0])
+            return reduce(_shapes_of_arithmetic, map(self._shapes_of, [tensor, *options]))
+        shapes = self._shapes_of(tensor)
         if keeps or len(options) > 1 + (last_name(call.func) == "norm"):
             return shapes
         dims = getattr(options[0], "elts", [])
@@ -289,7 +301,7 @@ class NumberFinder:
             for each in ast.walk(function.node)
             if isinstance(each, ast.Return) and each.value is not None
         ]
-        return frozenset().union(*map(self._shapes_of, returned))
+        return self._shapes_of_any((function, "return"), returned)
 
     def _own_function(self, call: ast.Call, scope: Scope) -> Scope | None:
         text = dotted_name(call.func) or ""
@@ -297,8 +309,10 @@ class NumberFinder:
         return home.functions.get(text.removeprefix("self.")) if home is not None else None
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value in ("none", None)
+def _computes_loss(call: ast.Call) -> bool:
+    """Return whether a loss is called, by its name: a function, a layer, or a layer where it is made."""
+    maker = call.func.func if isinstance(call.func, ast.Call) else call.func
+    return bool(LOSS.search(last_name(maker)))
 
 
 def _is_false(node: ast.expr) -> bool:
@@ -306,8 +320,6 @@ def _is_false(node: ast.expr) -> bool:
 
 
 def _shapes_of_arithmetic(left: Shapes, right: Shapes) -> Shapes:
-    """Return the shapes of a result: that of the operand with more dimensions."""
+    """Return the shapes of a result: that of the operand with more dimensions; none where one is not known yet."""
     order = (Shape.PLAIN, Shape.NUMBER, Shape.ROW, Shape.TENSOR)
-    if not left or not right:
-        return left or right
     return frozenset(max(one, other, key=order.index) for one in left for other in right)
