@@ -279,25 +279,26 @@ class Arm:
     def option_texts(self) -> dict[str, str]:
         """Its options by name, each as people write it, such as `bf16` for the dtype of `half`."""
         spellings = self.spec.spellings
-        words = {name: self._option_with_name(name, value) for name, value in self.options.items()}
+        words = {name: self._option_word_with_name(name, value) for name, value in self.options.items()}
         return {name: spellings.get(word, word) for name, word in words.items()}
 
     @property
     def digest_text(self) -> str:
         """The text that digests are made of: options under their full names, which no later spelling changes."""
         return _arm_text_of_words(
-            self.backend, {name: self._option_for_digest(name, value) for name, value in self.options.items()}
+            self.backend,
+            {name: self._option_word_for_digest(name, value) for name, value in self.options.items()},
         )
 
-    def _option_with_name(self, name: str, value: Any) -> str:
+    def _option_word_with_name(self, name: str, value: Any) -> str:
         if name == self.spec.positional:
             return _value_text(value)
         return name if value is True else f"{name}={_value_text(value)}"
 
-    def _option_for_digest(self, name: str, value: Any) -> str:
+    def _option_word_for_digest(self, name: str, value: Any) -> str:
         if (self.spec.parsers or {}).get(name) is INNER_ARM:
             value = Arm.parse(value.replace("+", ",")).digest_text.replace(",", "+")
-        return self._option_with_name(name, value)
+        return self._option_word_with_name(name, value)
 
     def with_options(self, **changes: Any) -> Arm:
         """Return the arm with other values of some options; one that becomes `None` is left out.
@@ -343,7 +344,7 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     return arms
 
 
-def find_same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
+def find_text_naming_same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
     """Return the text that names the same arm as `wanted`, as `O2` names apex:O2.
 
     Args:

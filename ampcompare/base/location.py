@@ -41,7 +41,7 @@ def _shortened_path(file: str) -> str:
 
 
 @functools.cache
-def _kind_of_file(file: str) -> str:
+def _owner_kind_of_file(file: str) -> str:
     """Return "inner" for torch, Apex, Python and this package, "installed" for other packages, else "user"."""
     inner = tuple(
         module.__path__[0] + os.sep
@@ -57,12 +57,12 @@ def _kind_of_file(file: str) -> str:
 
 def is_users_file(file: str) -> bool:
     """Return whether a file belongs neither to torch, Apex or Python nor to ampcompare."""
-    return _kind_of_file(file) != "inner"
+    return _owner_kind_of_file(file) != "inner"
 
 
 def is_installed_file(file: str) -> bool:
     """Return whether a file belongs to a package that is neither torch, Apex nor ampcompare."""
-    return _kind_of_file(file) == "installed"
+    return _owner_kind_of_file(file) == "installed"
 
 
 def user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
@@ -100,9 +100,9 @@ def user_location(frame: FrameType | None = None) -> Location:
             frame = frame.f_back
         return Location("?", 0) if frame is None else Location(frame.f_code.co_filename, frame.f_lineno)
     file, line = frames[0]
-    if _kind_of_file(file) == "user":
+    if _owner_kind_of_file(file) == "user":
         return Location(file, line)
-    caller = next((Location(*entry) for entry in frames if _kind_of_file(entry[0]) == "user"), None)
+    caller = next((Location(*entry) for entry in frames if _owner_kind_of_file(entry[0]) == "user"), None)
     return Location(file, line, caller)
 
 
@@ -123,6 +123,6 @@ def location_of_error(error: BaseException) -> Location | None:
     frames = frames or [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     for kind in ("user", "installed"):
         for file, line in reversed(frames):
-            if _kind_of_file(file) == kind and not file.startswith("<"):
+            if _owner_kind_of_file(file) == kind and not file.startswith("<"):
                 return Location(file, line)
     return None

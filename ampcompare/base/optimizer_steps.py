@@ -29,15 +29,15 @@ class OptimizerSteps:
         events.call_at_end(register_optimizer_step_pre_hook(self._begin).remove)
         events.call_at_end(register_optimizer_step_post_hook(self._end).remove)
 
-    def before_first(self, follower: Follower) -> None:
+    def call_before_first(self, follower: Follower) -> None:
         """Call a function with each optimizer before the first of its steps from now on."""
         self._before_first.append(follower)
 
-    def before(self, follower: Follower) -> None:
+    def call_before_each(self, follower: Follower) -> None:
         """Call a function with the optimizer before each step from now on."""
         self._before.append(follower)
 
-    def after(self, follower: Follower) -> None:
+    def call_after_each(self, follower: Follower) -> None:
         """Call a function with the optimizer behind each step from now on, outside of it."""
         self._after.append(follower)
 

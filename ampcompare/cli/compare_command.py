@@ -27,10 +27,10 @@ from ampcompare.cli.shared_options import (
     add_arm_options,
     add_output_options,
     arm_from_flags,
-    arm_rules,
     first_weights_option,
     margin_options,
     recipe_options,
+    rules_of_arm_options,
     stack_option,
 )
 from ampcompare.cli.values import FILE, FOLDER
@@ -88,7 +88,7 @@ RULES = (
         "script",
         advice="write: ampcompare compare --capsule STEP -- SCRIPT ARGS...",
     ),
-    *arm_rules("arms"),
+    *rules_of_arm_options("arms"),
 )
 
 compare_option = option_factory(CompareOptions)

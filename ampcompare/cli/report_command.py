@@ -22,7 +22,7 @@ from ampcompare.cli.forms import refuse_given
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say_on_stdout
 from ampcompare.cli.values import FILE, FILE_OR_FOLDER, WordChoice
-from ampcompare.results.report.base import FORMATS, Reporter, log_links
+from ampcompare.results.report.base import FORMATS, Reporter, log_addresses_by_cell
 from ampcompare.results.report.tables import terminal_width
 from ampcompare.results.report.terminal import has_color
 
@@ -126,7 +126,7 @@ def command(
         else:
             comparison = reload_comparison(source, reference=reference)
         reporter = target.reporter(details)
-        reporter.logs = log_links(comparison, source, target.file.parent) if target.file else {}
+        reporter.logs = log_addresses_by_cell(comparison, source, target.file.parent) if target.file else {}
         text, excluded = reporter.render(comparison), comparison.excluded
     _write_or_show_report(text, target)
     for line in excluded:

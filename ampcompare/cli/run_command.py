@@ -27,9 +27,9 @@ from ampcompare.cli.shared_options import (
     add_arm_options,
     add_output_options,
     arm_from_flags,
-    arm_rules,
     first_weights_option,
     recipe_options,
+    rules_of_arm_options,
     stack_option,
 )
 from ampcompare.experiment.run_options import LaunchOptions, RunOptions
@@ -51,7 +51,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllNamesBut(())))
     "run",
     cls=ScriptCommand,
     forms=FORMS,
-    rules=arm_rules("arm_text"),
+    rules=rules_of_arm_options("arm_text"),
     common=[
         *("--arm", "--opt-level", "--arch", "--data", "--data-dir"),
         *("--epochs", "--batch-size", "--lr", "--optimizer"),

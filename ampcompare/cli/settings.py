@@ -15,7 +15,7 @@ from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_name_of_sett
 from ampcompare.cli.values import WordChoice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.layers import Layer, parse_path_and_value, set_path
+from ampcompare.settings.layers import Layer, parse_path_and_value, set_value_at_path
 from ampcompare.settings.reads import GIVE_OWN_OPTION, OF_OWN_LOOP, CommandReads
 from ampcompare.settings.script import ScriptConfig, script_config
 
@@ -35,7 +35,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     layers = []
     for text in parameters["overrides"]:
         values: dict[str, Any] = {}
-        set_path(values, *parse_path_and_value(text, "--set"))
+        set_value_at_path(values, *parse_path_and_value(text, "--set"))
         layers.append(Layer(f"--set {text}", values))
     paths = {parameter_name_of_setting(path): path for _, path, _ in RECIPE_OPTIONS} | OTHER_PARAMETERS
     from_environment: dict[str, Any] = {}
@@ -45,10 +45,10 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
         if parameters.get(name) is None:
             continue
         is_variable, origins[path] = _source_of_parameter(name)
-        set_path(from_environment if is_variable else from_flags, path, parameters[name])
+        set_value_at_path(from_environment if is_variable else from_flags, path, parameters[name])
     for text in parameters["model_args"]:
         name, value = parse_path_and_value(text, "--model-arg")
-        set_path(from_flags, f"recipe.model.args.{name}", value)
+        set_value_at_path(from_flags, f"recipe.model.args.{name}", value)
         origins[f"recipe.model.args.{name}"] = "flag --model-arg"
     layers += [Layer("environment", from_environment, origins), Layer("flag", from_flags, origins)]
     if (script := _settings_layer_of_script(parameters)) is not None:

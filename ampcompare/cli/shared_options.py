@@ -352,7 +352,7 @@ def add_arm_options(function: Function) -> Function:
     return option("--backend", metavar="NAME", group=ARMS, help=text)(function)
 
 
-def arm_rules(arm: str) -> tuple[OptionRule, ...]:
+def rules_of_arm_options(arm: str) -> tuple[OptionRule, ...]:
     """Return what `--backend` and the options of an arm need and exclude; `arm` is the parameter of `--arm`."""
     flags = {"backend": "--backend", **ARM_FLAGS}
     return (
@@ -370,7 +370,7 @@ def arm_rules(arm: str) -> tuple[OptionRule, ...]:
 def arm_from_flags(parameters: Mapping[str, Any]) -> str | None:
     """Return the arm that `--backend` and its options name, in its canonical form; None if they name none.
 
-    What they need and exclude, `arm_rules` has.
+    What they need and exclude, `rules_of_arm_options` has.
     """
     options = {name: parameters[name] for name in ARM_FLAGS if parameters[name] is not None}
     backend = parameters["backend"] or ("apex" if options else None)  # --opt-level alone is of Apex

@@ -226,7 +226,7 @@ def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
 def _is_cancelled_sum(events: Sequence[OperationResult], at: int) -> bool:
     """Return whether a result is wrong since terms that are right cancel each other in a sum: its exact value is zero
     up to the rounding of the terms, as that of a policy's loss is."""
-    origin = _error_origin(events, at)
+    origin = _index_of_error_origin(events, at)
     return (
         events[origin].key[1] in REDUCTIONS and events[origin].dtype not in HALF_DTYPES
     )  # which would round the sum itself
@@ -250,7 +250,10 @@ def _find_index_and_event_of_amplified_rounding(
 
     caused: list[tuple[int, OperationResult]] = []
     for at, event in enumerate(events):
-        if is_candidate(event) and _find_amplified_argument(events, _error_origin(events, at)) is not None:
+        if (
+            is_candidate(event)
+            and _find_index_of_amplified_argument(events, _index_of_error_origin(events, at)) is not None
+        ):
             caused.append((at, event))
     return max(caused, key=lambda pair: _finite_error_of(pair[1]), default=None)
 
@@ -339,12 +342,13 @@ def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iter
         at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite_result(event)
     ]
     if broken and (
-        fallen_from is not None or _overflowed_before_scaling(facts, min(_nonfinite_origins(events, broken)))
+        fallen_from is not None
+        or _is_overflow_before_scaling(facts, min(_indices_of_nonfinite_origins(events, broken)))
     ):
         yield _gradient_overflow_fault(facts, broken, fallen_from=fallen_from)
 
 
-def _overflowed_before_scaling(facts: StepFacts, origin: int) -> bool:
+def _is_overflow_before_scaling(facts: StepFacts, origin: int) -> bool:
     """Return whether a result of the forward pass comes before the loss is scaled."""
     is_forward = facts.step.events[origin].key[3] == "forward"
     return is_forward and (facts.step.index_of_loss is None or origin < facts.step.index_of_loss)
@@ -353,7 +357,7 @@ def _overflowed_before_scaling(facts: StepFacts, origin: int) -> bool:
 def _overflow_fault(facts: StepFacts, at: int) -> Fault:
     """Return the fault of a loss that is not finite: the first place that its values lead back to."""
     events = facts.step.events
-    origin = min(_nonfinite_origins(events, [at]))
+    origin = min(_indices_of_nonfinite_origins(events, [at]))
     name = operation_place_of(events[origin].key).name
     if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
@@ -361,7 +365,7 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
         return _make_fault(
             "overflow", facts, origin, text, _places_on_path(events, origin, at), reason=reason
         )
-    chosen = _find_deciding_origin(events, origin)
+    chosen = _find_index_of_deciding_origin(events, origin)
     if chosen is not None:
         text = (
             f"{operation_place_of(events[chosen].key).name} is not finite and decides an index or a "
@@ -387,7 +391,7 @@ def _gradient_overflow_fault(
     `always`: they were not in any step. `fallen_from`: a scale from which the loss scale has fallen to this step's.
     """
     events = facts.step.events
-    origin = min(_nonfinite_origins(events, broken))
+    origin = min(_indices_of_nonfinite_origins(events, broken))
     first = events[origin]
     kind: FaultKind = "gradient overflow" if _is_finite_in_fp32(first) else "not precision"
     when = f"at loss scale {facts.scale:g}"
@@ -395,7 +399,7 @@ def _gradient_overflow_fault(
         when += f", which has fallen from {fallen_from:g}"
     if always:
         when = f"in every step, down to loss scale {facts.scale:g}"
-    elif _overflowed_before_scaling(facts, origin):
+    elif _is_overflow_before_scaling(facts, origin):
         when = "whatever the loss scale"
     name = operation_place_of(first.key).name
     if first.key[3] == "forward":
@@ -434,7 +438,7 @@ def _no_step_applied_fault(observation: Observation) -> Fault | None:
 def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, OperationResult]]) -> Fault:
     """Return the fault of finite results that are wrong: the place where the error first becomes large."""
     events = facts.step.events
-    origins = {at: _error_origin(events, at) for at, _ in wrong}
+    origins = {at: _index_of_error_origin(events, at) for at, _ in wrong}
     origin = min(origins.values())
     at, worst = max(
         (pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error_of(pair[1])
@@ -445,7 +449,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
     is_underflow = events[origin].key[3] != "forward" and lost > UNDERFLOW
     kind: FaultKind = "underflow" if is_underflow else "rounding"
     name, first = operation_place_of(worst.key).name, operation_place_of(events[origin].key).name
-    rounded = None if is_underflow else _find_amplified_argument(events, origin)
+    rounded = None if is_underflow else _find_index_of_amplified_argument(events, origin)
     if kind == "underflow":
         at_origin = share_lost_to_zero(events[origin]) > share_lost_to_zero(worst)
         share, what = (
@@ -478,7 +482,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
     )
 
 
-def _find_amplified_argument(events: Sequence[OperationResult], origin: int) -> int | None:
+def _find_index_of_amplified_argument(events: Sequence[OperationResult], origin: int) -> int | None:
     """Return the result whose rounding a function of one argument amplifies; None if `origin` is no such function.
 
     A cosine of a large number is wrong because its argument was rounded: it makes no error itself, and is as wrong in
@@ -587,7 +591,7 @@ def _is_finite_in_fp32(event: OperationResult) -> bool:
     )
 
 
-def _nonfinite_origins(events: Sequence[OperationResult], ends: Iterable[int]) -> list[int]:
+def _indices_of_nonfinite_origins(events: Sequence[OperationResult], ends: Iterable[int]) -> list[int]:
     """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
 
     def operations_before(at: int) -> list[int]:
@@ -598,7 +602,7 @@ def _nonfinite_origins(events: Sequence[OperationResult], ends: Iterable[int]) -
     return [at for at in _places_reached_backwards(ends, operations_before) if not operations_before(at)]
 
 
-def _find_deciding_origin(events: Sequence[OperationResult], end: int) -> int | None:
+def _find_index_of_deciding_origin(events: Sequence[OperationResult], end: int) -> int | None:
     """Return the first result, not finite in the arm alone, that decided an index or a mask behind `end`.
 
     The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.
@@ -610,11 +614,12 @@ def _find_deciding_origin(events: Sequence[OperationResult], end: int) -> int | 
     behind = _places_reached_backwards([end], operations_before)
     deciding = {one for at in behind for one in events[at].decided if _is_nonfinite_result(events[one])}
     return min(
-        (one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None
+        (one for one in _indices_of_nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])),
+        default=None,
     )
 
 
-def _error_origin(events: Sequence[OperationResult], end: int) -> int:
+def _index_of_error_origin(events: Sequence[OperationResult], end: int) -> int:
     """Return the earliest result that leads to `end` with a large error all the way."""
 
     def operations_before(at: int) -> list[int]:

@@ -224,7 +224,7 @@ def run_examined_script(
         try:
             code = _exit_code_of_watched_run(process, folder / ENDED)
         finally:
-            _stop_process(process)
+            _stop_process_and_ranks(process)
             assert process.stdin is not None
             process.stdin.close()
     if answer.exists():
@@ -239,7 +239,7 @@ def run_examined_script(
     )
 
 
-def _stop_process(process: subprocess.Popen[bytes]) -> None:
+def _stop_process_and_ranks(process: subprocess.Popen[bytes]) -> None:
     """Stop all running processes; torchrun gets time to end its ranks, which are in their own sessions."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):

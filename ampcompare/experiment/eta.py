@@ -69,7 +69,7 @@ def estimate_remaining_cost(
 
 def _records_with_result(run: RunDirectory) -> list[RunRecord]:
     try:
-        return [record for record in run.records()[0] if record.status in RESULTS]
+        return [record for record in run.read_records_and_faults()[0] if record.status in RESULTS]
     except RecordError:
         return []
 

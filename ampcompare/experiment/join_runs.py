@@ -127,7 +127,7 @@ def _read_runs_of_folder(path: Path) -> _RecordsOfFolder:
         raise RecordError(
             f"{path} is no run directory of `compare`; name folders with a plan.json to join them"
         )
-    records, excluded = run.records()
+    records, excluded = run.read_records_and_faults()
     by_cell = {record.cell: record for record in records}
     mine = [
         record_with_label(by_cell[cell], row_label_of_cell_name(label))

@@ -42,7 +42,7 @@ def read_kill_outcomes(folder: Path, trace: Path, whole: ResumeTrace, record: st
     if not rows:
         raise LaunchError("no copy of the script was killed: it has changed no file where it saved before")
     attempts = json.loads((folder / ATTEMPTS).read_text(encoding="utf-8"))
-    outcomes = {left: _outcome_of_tries(tries, whole, record) for left, tries in attempts.items()}
+    outcomes = {left: _resumes_and_words_of_tries(tries, whole, record) for left, tries in attempts.items()}
     found = []
     for row in rows:
         if row["state"] == "hung":
@@ -54,7 +54,9 @@ def read_kill_outcomes(folder: Path, trace: Path, whole: ResumeTrace, record: st
     return found
 
 
-def _outcome_of_tries(tries: list[dict[str, str]], whole: ResumeTrace, record: str) -> tuple[bool, str]:
+def _resumes_and_words_of_tries(
+    tries: list[dict[str, str]], whole: ResumeTrace, record: str
+) -> tuple[bool, str]:
     if not tries:
         return False, "no file is left to start from"
     first = tries[0]

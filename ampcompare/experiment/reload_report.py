@@ -88,7 +88,7 @@ def load_records(path: Path) -> list[RunRecord]:
         RecordError: there is nothing to read, or nothing usable.
     """
     if os.path.isdir(path):
-        return RunDirectory(path).records()[0]
+        return RunDirectory(path).read_records_and_faults()[0]
     try:
         kind = read_json(path)
     except FileFault:
@@ -99,7 +99,7 @@ def load_records(path: Path) -> list[RunRecord]:
 
 
 def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Comparison:
-    records, excluded = run.records()
+    records, excluded = run.read_records_and_faults()
     plan, looks = read_plan(run), tuple(run.looks())
     if plan is None:
         for record in records[1:]:

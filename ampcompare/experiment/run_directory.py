@@ -274,7 +274,7 @@ class RunDirectory:
             recorded.order, plan.order_seed if recorded.order_seed is None else recorded.order_seed
         )
 
-    def records(self) -> tuple[list[RunRecord], list[str]]:
+    def read_records_and_faults(self) -> tuple[list[RunRecord], list[str]]:
         """Read every valid record, and the faults of the others; without a valid one a `RecordError` says why."""
         records, excluded = [], []
         for path in self.record_files():

@@ -80,11 +80,11 @@ def run_script_in_child(
             "first_weights": first_weights if stack is None or first_weights is None else str(made),
         }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
-            at = sandbox.place_of_path(str(script))
+            at = sandbox.path_seen_in_sandbox(str(script))
             moved = {  # of a file outside of the sandbox, as `sys.path` may lead to it, too
                 place: text
                 for each, text in (texts or {}).items()
-                for place in (os.path.abspath(each), sandbox.place_of_path(str(each)))
+                for place in (os.path.abspath(each), sandbox.path_seen_in_sandbox(str(each)))
             }
             (folder / MOVED).write_text(json.dumps(moved), encoding="utf-8")
             words, place = json.dumps({**request, "script": at}, default=str), ""

@@ -238,7 +238,7 @@ class _ResumeRuns:
         request = ResumeRequest(
             settings={
                 **self._settings,
-                "name": name if self._is_module else sandbox.place_of_path(os.path.abspath(name)),
+                "name": name if self._is_module else sandbox.path_seen_in_sandbox(os.path.abspath(name)),
                 "arguments": [*self._settings["arguments"], *run.added],
                 "record": str(folder / RECORD),
                 "twin": False,

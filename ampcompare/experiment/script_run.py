@@ -101,10 +101,14 @@ def read_script_run(folder: Path, *, steps: int) -> ScriptRun:
     Returns:
         The run without `written`, `limits` and `place`, which its process knows.
     """
-    return _run_from_trace(folder) if (folder / "trace.json").exists() else _run_from_recording(folder, steps)
+    return (
+        _script_run_from_trace(folder)
+        if (folder / "trace.json").exists()
+        else _script_run_from_recording(folder, steps)
+    )
 
 
-def _run_from_trace(folder: Path) -> ScriptRun:
+def _script_run_from_trace(folder: Path) -> ScriptRun:
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     rows = read_trace_rows(folder / RECORD)
     count = max((len(each) for each in trace["digests"].values()), default=0)
@@ -121,7 +125,7 @@ def _run_from_trace(folder: Path) -> ScriptRun:
             weights = {key: data[key] for key in data.files}
     by_step = _make_optimizer_renamer([rows[number] for number in stepped])
     return dataclasses.replace(
-        _run_from_rows(rows[:end], [rows[number] for number in stepped], rows),
+        _script_run_from_rows(rows[:end], [rows[number] for number in stepped], rows),
         digests=by_step(trace["digests"]),
         weights=by_step(weights),
         names=by_step(trace["names"]),
@@ -146,7 +150,7 @@ def _run_from_trace(folder: Path) -> ScriptRun:
     )
 
 
-def _run_from_recording(folder: Path, steps: int) -> ScriptRun:
+def _script_run_from_recording(folder: Path, steps: int) -> ScriptRun:
     """Return what the recorder of a stack has written: of the optimizers whose loss was scaled."""
     rows = read_trace_rows(folder / RECORD)
     scaled = {number for row in rows if row.get("kind") == "backward" for number in row["optimizers"]}
@@ -171,7 +175,7 @@ def _run_from_recording(folder: Path, steps: int) -> ScriptRun:
         }
     none: dict[str, Any] = {"sha256": [], "draws": []}
     batches = next((row for row in rows if row.get("kind") == "batches"), none)
-    run = _run_from_rows(rows, stepped, rows)
+    run = _script_run_from_rows(rows, stepped, rows)
     return dataclasses.replace(
         run,
         weights=by_step(weights),
@@ -202,7 +206,7 @@ def _make_optimizer_renamer(steps: list[dict[str, Any]]) -> Callable[[dict[str, 
     return rename_by_first_step
 
 
-def _run_from_rows(
+def _script_run_from_rows(
     rows: list[dict[str, Any]], steps: list[dict[str, Any]], all_rows: list[dict[str, Any]]
 ) -> ScriptRun:
     """Return what the rows of a record say: backward passes of `rows`, and the steps."""

@@ -30,7 +30,7 @@ from ampcompare.settings.file import (
     load_recipe,
     read_settings_file,
 )
-from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
+from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_value_at_path
 from ampcompare.settings.reads import CommandReads
 from ampcompare.settings.stack import StackConfig, first_weights_stack
 from ampcompare.settings.validation import paths_and_values
@@ -141,9 +141,9 @@ def _layers_with_first_row_and_seed(matrix: Matrix, layers: Sequence[Layer]) -> 
     if row is not None:
         values["arm"] = row.arm
         for path, value in row.varied.items():
-            set_path(values, path, value)
+            set_value_at_path(values, path, value)
     if (seeds := matrix_seeds_text(matrix)) not in (None, "auto"):
-        set_path(values, "recipe.seed", parse_seeds(str(seeds))[0])
+        set_value_at_path(values, "recipe.seed", parse_seeds(str(seeds))[0])
     return [Layer("first row of the recipe", values)] if values else []
 
 

@@ -183,7 +183,7 @@ def _begin_from_stored_weights(file: Path, prepared: PreparedProcess) -> None:
     first = FirstWeights(Subscriptions(Layer.RECORD), file)
 
     def check(*_: Any) -> None:
-        if first.has_first_weights_only() and prepared.recorder is not None:
+        if first.note_step_and_is_first() and prepared.recorder is not None:
             text = f"begins with {first.count} stored first weights, of which {first.changed} differ from its own"
             prepared.recorder.add_row({"kind": "note", "text": text})
 

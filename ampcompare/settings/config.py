@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ampcompare.backends.arm import Arm, parse_arms
-from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of_device
+from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_type_of_device
 from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
 from ampcompare.settings.recipe import (
     DEFAULT_TASK,
@@ -393,7 +393,7 @@ class RunConfig(FrozenSettings):
 
     @model_validator(mode="after")
     def _check_accelerator_fits(self) -> RunConfig:
-        kind = accelerator_of_device(self.device)
+        kind = accelerator_type_of_device(self.device)
         if not kind:
             return self
         why = self.parsed_arm.spec.elsewhere(self.parsed_arm.options)

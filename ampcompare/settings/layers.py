@@ -57,7 +57,7 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
         for path, value in new.items():
             if value == {} and isinstance(_value_at_path(values, path), Mapping):
                 continue  # an empty group in a file removes nothing
-            set_path(values, path, value)
+            set_value_at_path(values, path, value)
             given[path] = layer.origins.get(path, layer.origin)
     config = build_validated_model(RunConfig, values, given)
     return ResolvedSettings(config, _origin_by_path(config, given), given)
@@ -82,7 +82,7 @@ def parse_path_and_value(text: str, flag: str) -> tuple[str, Any]:
         raise ConfigError(f"{flag} {text!r}: {fault}") from None
 
 
-def set_path(values: dict[str, Any], path: str, value: Any) -> None:
+def set_value_at_path(values: dict[str, Any], path: str, value: Any) -> None:
     """Set a value in nested mappings.
 
     Args:

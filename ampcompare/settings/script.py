@@ -110,11 +110,11 @@ class ScriptConfig(FrozenSettings):
             cell_dir: the folder of the cell.
         """
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
-        filled = [_fill_placeholders(word, values) for word in reveal_secrets(self.arguments)]
+        filled = [_word_with_placeholders_filled(word, values) for word in reveal_secrets(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
 
 
-def _fill_placeholders(word: str, values: dict[str, str]) -> str:
+def _word_with_placeholders_filled(word: str, values: dict[str, str]) -> str:
     for name, value in values.items():  # not str.format: other braces are the script's
         word = word.replace(f"{{{name}}}", value)
     return word

@@ -428,7 +428,7 @@ class Index:
     def _values_of_bindings(
         self, bindings: list[_Binding], use: ast.AST, home: Scope, scope: Scope, receiver: Scope | None
     ) -> Values:
-        kept = _bindings_at(bindings, use if scope is home else None, home)
+        kept = _bindings_visible_at(bindings, use if scope is home else None, home)
         if not kept:
             return NOT_KNOWN
         inner = receiver if home.owner is scope.owner else None
@@ -488,7 +488,7 @@ class Index:
             name, lambda value: isinstance(value, _ProjectModule) and value.module is module
         )
         if bindings:
-            kept = _bindings_at(bindings, None, module.top)
+            kept = _bindings_visible_at(bindings, None, module.top)
             return frozenset(stored).union(
                 *(self._values_of_binding(each, module.top, None) for each in kept)
             )
@@ -589,7 +589,7 @@ class Index:
         )
         for each in behind:
             if (bindings := self._bindings_of_scope(each).get(name)) is not None:
-                kept = _bindings_at(bindings, None, each)
+                kept = _bindings_visible_at(bindings, None, each)
                 return frozenset().union(*(self._values_of_binding(one, each, receiver) for one in kept))
         outside = self._project_bases_and_first_outside(owner)[1]
         return frozenset({ImportedObject(f"{outside}.{name}")}) if outside else NOT_KNOWN
@@ -607,7 +607,7 @@ class Index:
         for each in order:
             if (bindings := self._bindings_of_scope(each).get(name)) is None:
                 continue
-            for one in _bindings_at(bindings, None, each):
+            for one in _bindings_visible_at(bindings, None, each):
                 if isinstance(one.what, Scope) and _is_property(one.what.node):
                     found |= self._values_returned_by(Function(one.what, scope))
                 else:
@@ -1153,7 +1153,7 @@ def _argument_given_for(call: ast.Call, positional: list[str], name: str) -> ast
     return Ellipsis if any(one.arg is None for one in call.keywords) else None
 
 
-def _bindings_at(bindings: list[_Binding], use: ast.AST | None, home: Scope) -> list[_Binding]:
+def _bindings_visible_at(bindings: list[_Binding], use: ast.AST | None, home: Scope) -> list[_Binding]:
     """Return the bindings that a use may see: none that another one, which always runs, has replaced.
 
     Args:

@@ -26,7 +26,7 @@ from ampcompare.base.tensors.products import (
     OperationMode,
     narrowest_type_name,
     product_flops,
-    type_name,
+    shown_type_name,
 )
 from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in_value
@@ -181,7 +181,7 @@ class StepLook:
         """Note what is held after a step of one of these optimizers; another one may step yet."""
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
         for weight in weights:
-            self._seen.weights[id(weight)] = weakref.ref(weight), type_name(weight), weight.numel()
+            self._seen.weights[id(weight)] = weakref.ref(weight), shown_type_name(weight), weight.numel()
         bare = list(map(_optimizer_inside_wrapper, optimizers))
         held = {id(param) for one in bare for group in one.param_groups for param in group["params"]}
         for optimizer in bare:
@@ -252,7 +252,7 @@ class StepLook:
         """Note the types of what an optimizer holds, and which weights of models it updates."""
         own, pairs = set(map(id, weights)), self._weights_by_master(optimizer)
         trained = [one for one in weights if one.requires_grad and id(one) not in all_held]
-        free = [one for one in trained if type_name(one) in HALF]
+        free = [one for one in trained if shown_type_name(one) in HALF]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._type_counts_to_add_to(optimizer, number)
             elements = 0
@@ -297,7 +297,7 @@ class StepLook:
         if id(param) in pairs:
             return [pairs[id(param)]]
         known = self._weight_of.get(param)
-        if known is None and free and type_name(param) not in HALF:
+        if known is None and free and shown_type_name(param) not in HALF:
             alike = [one for one in free if one.shape == param.shape]
             if len(alike) > 1:
                 alike.sort(
@@ -488,7 +488,7 @@ def _optimizer_inside_wrapper(optimizer: Optimizer) -> Optimizer:
 
 def _count_elements_by_type(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
-        counts[type_name(tensor)] += tensor.numel()
+        counts[shown_type_name(tensor)] += tensor.numel()
 
 
 _Linear = Mapping[tuple[str, str], Sequence[LinearProduct]]

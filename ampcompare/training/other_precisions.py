@@ -80,7 +80,9 @@ def _evaluate_in_precision(
     models, _ = other.prepare(models, [])
     with _models_in_evaluation(assembly.replicas):
         evaluation = session.evaluate_with(
-            models, other, _differences_by_sample(assembly.task, assembly.replicas, own, compute)
+            models,
+            other,
+            _make_measure_of_differences_by_sample(assembly.task, assembly.replicas, own, compute),
         )
     own.weights_replaced()  # casts that were cached carry no gradient
     return _precision_result_from(evaluation, name, other.mode, averaged=averaged)
@@ -110,7 +112,7 @@ def _models_in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
             model.train(training)
 
 
-def _differences_by_sample(
+def _make_measure_of_differences_by_sample(
     task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]
 ) -> Extra:
     """Return what counts, sample by sample, how far an evaluation is from that of `models` in their own precision."""

@@ -7,7 +7,7 @@ import pytest
 from ampcompare.backends.arm import (
     Arm,
     backend_or_arm_named,
-    find_same_arm,
+    find_text_naming_same_arm,
     label_in_present_spelling,
     parse_arms,
 )
@@ -223,8 +223,8 @@ def test_a_backend_in_python() -> None:
 
 def test_the_arm_of_a_table() -> None:
     """A reference is found under another spelling; what is no arm stays as it is."""
-    assert find_same_arm("O2", ["baseline", "apex:O2"]) == "apex:O2"
-    assert find_same_arm("apex:O2", ["o2", "fp32"]) == "o2"
-    assert find_same_arm("Baseline", ["baseline"]) == "Baseline"
-    assert find_same_arm("bf16", ["fp32"]) == "bf16"
-    assert find_same_arm(None, ["fp32"]) is None
+    assert find_text_naming_same_arm("O2", ["baseline", "apex:O2"]) == "apex:O2"
+    assert find_text_naming_same_arm("apex:O2", ["o2", "fp32"]) == "o2"
+    assert find_text_naming_same_arm("Baseline", ["baseline"]) == "Baseline"
+    assert find_text_naming_same_arm("bf16", ["fp32"]) == "bf16"
+    assert find_text_naming_same_arm(None, ["fp32"]) is None

@@ -43,8 +43,8 @@ def _parameters() -> list[nn.Parameter]:
 
 def test_steps_inside_of_others_are_no_steps_of_their_own(events: Subscriptions) -> None:
     steps, seen = OptimizerSteps(events), []
-    steps.before(lambda optimizer: seen.append((type(optimizer).__name__, steps.is_inside())))
-    steps.after(lambda optimizer: seen.append((type(optimizer).__name__, steps.is_inside())))
+    steps.call_before_each(lambda optimizer: seen.append((type(optimizer).__name__, steps.is_inside())))
+    steps.call_after_each(lambda optimizer: seen.append((type(optimizer).__name__, steps.is_inside())))
     _Outer(_parameters(), fails=False).step()
     assert seen == [("_Outer", True), ("SGD", True), ("SGD", True), ("_Outer", False)]
     assert steps.num_ended == 1
@@ -68,6 +68,6 @@ def test_another_thread_is_outside(events: Subscriptions) -> None:
         thread.start()
         thread.join()
 
-    steps.before(look)
+    steps.call_before_each(look)
     SGD(_parameters(), 0.1).step()
     assert seen == [False]

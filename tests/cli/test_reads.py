@@ -136,7 +136,7 @@ def test_find_batch_chooses_what_it_does_not_read() -> None:
     """What `find-batch` does not read has a value of its own in each try, whatever a file says."""
     from ampcompare.experiment.find_batch import configs_of_arms
     from ampcompare.settings.config import RunConfig
-    from ampcompare.settings.layers import set_path
+    from ampcompare.settings.layers import set_value_at_path
 
     given: dict[str, Any] = {}
     values = {
@@ -155,7 +155,7 @@ def test_find_batch_chooses_what_it_does_not_read() -> None:
         "saving.stop_at_step": 3,
     }
     for path, value in values.items():
-        set_path(given, path, value)
+        set_value_at_path(given, path, value)
     only_with_rollback, of_older_records = {"rollback_every", "max_rollbacks"}, {"saving.format"}
     assert values.keys() | only_with_rollback | of_older_records == CHOSEN_BY_FIND_BATCH
     (tried,) = configs_of_arms(RunConfig.model_validate(given), ["fp32"])

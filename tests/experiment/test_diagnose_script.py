@@ -134,5 +134,5 @@ def test_a_rank_that_waits_for_the_watched_one_is_ended(
     (tmp_path / "ended.txt").write_text("4")
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], start_new_session=True)
     assert module._exit_code_of_watched_run(process, tmp_path / "ended.txt") == 4
-    module._stop_process(process)
+    module._stop_process_and_ranks(process)
     assert process.wait(timeout=20) == -signal.SIGTERM

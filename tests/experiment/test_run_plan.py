@@ -239,7 +239,9 @@ def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan,
 
 def test_force_runs_again(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """With `force` no record is taken, and the same results come out."""
-    hashes = {record.arm: record.summary.losses_sha256 for record in RunDirectory(done).records()[0]}
+    hashes = {
+        record.arm: record.summary.losses_sha256 for record in RunDirectory(done).read_records_and_faults()[0]
+    }
     reused, _, comparison = _again(small, done, launcher, force=True)
     assert not any(reused.values())
     assert {record.arm: record.summary.losses_sha256 for record in comparison.records} == hashes
@@ -338,7 +340,9 @@ def test_timing_rounds_take_turns(
     assert [number for _, number in turns] == [1, 1, 2, 2]
     folder = RunDirectory(done).cell_folder(plan.cells[0])
     assert not (folder / "rounds" / "1" / "checkpoints").exists()
-    assert {record.arm: record.timing_rounds for record in RunDirectory(done).records()[0]} == rounds
+    assert {
+        record.arm: record.timing_rounds for record in RunDirectory(done).read_records_and_faults()[0]
+    } == rounds
     again = _again(plan, done, launcher)
     assert (again[1], again[2]) == ([], comparison)
 
@@ -366,13 +370,13 @@ def test_a_round_that_is_stopped_ends_the_comparison(small: Plan, done: Path) ->
 
     class Stopped(Launcher):
         def launch(self, config: RunConfig, folder: Path, on_progress: object = None) -> RunRecord:
-            record = RunDirectory(done).records()[0][0]
+            record = RunDirectory(done).read_records_and_faults()[0][0]
             summary = record.summary.model_copy(update={"num_steps": 20})
             return record.model_copy(update={"config": config, "status": "interrupted", "summary": summary})
 
     with pytest.raises(Ended, match="was stopped in timing round 1; the same command runs the round again"):
         run_plan(dataclasses.replace(small, timing_rounds=2), done, Stopped())
-    assert all(not record.timing_rounds for record in RunDirectory(done).records()[0])
+    assert all(not record.timing_rounds for record in RunDirectory(done).read_records_and_faults()[0])
 
 
 def test_a_turn_that_fails_does_not_count(small: Plan, done: Path) -> None:
@@ -380,10 +384,14 @@ def test_a_turn_that_fails_does_not_count(small: Plan, done: Path) -> None:
 
     class Failing(Launcher):
         def launch(self, config: RunConfig, folder: Path, on_progress: object = None) -> RunRecord:
-            record = next(record for record in RunDirectory(done).records()[0] if record.arm == config.arm)
+            record = next(
+                record
+                for record in RunDirectory(done).read_records_and_faults()[0]
+                if record.arm == config.arm
+            )
             return record if config.arm == "fp32" else record.model_copy(update={"status": "failed"})
 
     listener = Listener()
     run_plan(dataclasses.replace(small, timing_rounds=1), done, Failing(), observer=listener)
     assert listener.notes[-1] == "timing round 1 of seed 0 does not count: native:bf16 failed in it"
-    assert all(not record.timing_rounds for record in RunDirectory(done).records()[0])
+    assert all(not record.timing_rounds for record in RunDirectory(done).read_records_and_faults()[0])

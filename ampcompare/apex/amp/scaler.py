@@ -15,7 +15,7 @@ from ampcompare.base.tensors.loss_scale import (
     FLOAT32_MAX,
     DeviceLossScale,
     is_loss_scale_exact_on_device,
-    next_scale_and_steps,
+    next_scale_and_good_steps,
 )
 
 from ._amp_state import _amp_state, maybe_print
@@ -139,7 +139,7 @@ class LossScaler:
         if on_device is None or on_device.device != device:
             on_device = self._on_device = DeviceLossScale(device)
             on_device.repeated = self._repeated
-        on_device.load_host_values(scale, self._host_unskipped)
+        on_device.set_scale_and_good_steps(scale, self._host_unskipped)
         self._loaded = True
         return True
 
@@ -375,7 +375,7 @@ class LossScaler:
             self._host_overflow = self._has_overflow
         if not self._host_overflow:
             self._host_overflow = self._read_overflow_flags()
-        self._host_scale, self._host_unskipped = next_scale_and_steps(
+        self._host_scale, self._host_unskipped = next_scale_and_good_steps(
             self._host_scale,
             self._host_unskipped,
             overflow=self._host_overflow,

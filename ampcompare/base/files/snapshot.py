@@ -11,7 +11,7 @@ TRACKERS = ("mlruns", "wandb")  # folders of experiment trackers
 METADATA = (".dist-info", ".egg-info")
 
 
-def snapshot_folder(folder: str) -> dict[str, tuple[int, int]]:
+def mtimes_and_sizes_by_path(folder: str) -> dict[str, tuple[int, int]]:
     """Return the state of each file in a folder, of the first ten thousand, by path."""
     return {path: mtime_and_size(path) for path in itertools.islice(files_below(folder), MAX_LISTED)}
 

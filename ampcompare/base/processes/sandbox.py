@@ -60,7 +60,7 @@ class Sandbox:
     is_partial: bool = False
     written: list[WrittenFile] = field(default_factory=list)
 
-    def place_of_path(self, path: str) -> str:
+    def path_seen_in_sandbox(self, path: str) -> str:
         """Return where the processes find a file of the user."""
         return (self.place_of(path) if os.path.isabs(path) else None) or path
 
@@ -154,7 +154,7 @@ def _files_in_layers(store: str) -> Iterator[tuple[str, str, How]]:
                     how = (
                         None
                         if _is_temporary_leftover(path) or is_bytecode(path)
-                        else _change_of_written_path(place, path)
+                        else _how_path_was_changed(place, path)
                     )
                     if how is not None and (how == "new" or not upper.endswith(NAMES)):
                         yield path, place, how
@@ -182,7 +182,7 @@ def _is_temporary_leftover(path: str) -> bool:
     return bool(root) and not os.path.lexists(root)
 
 
-def _change_of_written_path(place: str, path: str) -> How | None:
+def _how_path_was_changed(place: str, path: str) -> How | None:
     """Return what was done with a path, of which a layer holds what lies at `place`; None if that is no file."""
     facts, exists = os.lstat(place), os.path.lexists(path)
     if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0:

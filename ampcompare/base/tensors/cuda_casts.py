@@ -447,7 +447,7 @@ def _return_as_it_is(value: Tensor) -> Tensor:
     return value
 
 
-def _rule_of_uncast_operation(name: str, function: Any) -> _Rule:
+def _rule_of_operation_cast_on_cpu_alone(name: str, function: Any) -> _Rule:
     """Return the rule of an operation that the CPU casts and CUDA does not: in fp32, each result rounded once.
 
     Not every kernel of a CPU knows 16-bit types, or adds in fp32. What a function is composed of may have casts of its
@@ -568,7 +568,7 @@ def _cast_rule_of_operation(name: str, function: Any) -> _Rule | None:
     if name.startswith(OF_LISTS):
         return functools.partial(_call_without_casts, function)
     if name not in operations_with_autocast_kernel("CUDA"):
-        return _rule_of_uncast_operation(name, function)
+        return _rule_of_operation_cast_on_cpu_alone(name, function)
     cast = cast_of_operation(name)
     if name in operations_with_autocast_kernel("CPU"):
         of_cpu = cast_of_operation(name, "cpu")
@@ -576,7 +576,7 @@ def _cast_rule_of_operation(name: str, function: Any) -> _Rule | None:
             return None
         if cast is CastKind.WIDEST and of_cpu is CastKind.FP32:
             return _widest_type_rule(function, must_round=True)
-    return _RULES[cast](function) if cast in _RULES else _rule_of_uncast_operation(name, function)
+    return _RULES[cast](function) if cast in _RULES else _rule_of_operation_cast_on_cpu_alone(name, function)
 
 
 def _make_kernel(name: str, function: Any) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ _MIN_EXACT = 2.0**-126
 _SEVERAL_WINDOWS = -1  # several windows since the last `load`: doublings cannot be bounded by a division
 
 
-def next_scale_and_steps(
+def next_scale_and_good_steps(
     scale: float,
     good_steps: int,
     *,
@@ -92,7 +92,7 @@ class DeviceLossScale:
         """Return the scale as it is now, fp32 of shape (), in a tensor that will not change."""
         return self.scale.clone()
 
-    def load_host_values(self, scale: float, good_steps: int) -> None:
+    def set_scale_and_good_steps(self, scale: float, good_steps: int) -> None:
         """Set the host's values; does not wait for the device.
 
         Args:
@@ -110,7 +110,7 @@ class DeviceLossScale:
     def update(
         self, flag: Tensor, growth_interval: int, min_scale: float | None = None, max_scale: float = math.inf
     ) -> None:
-        """Move the scale by the rule of `next_scale_and_steps`: by the factor 2, down if `flag` is not 0.
+        """Move the scale by the rule of `next_scale_and_good_steps`: by the factor 2, down if `flag` is not 0.
 
         Args:
             flag: fp32 of shape () on the device; above 0 after an overflow.

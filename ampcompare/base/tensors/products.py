@@ -21,7 +21,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return SHORT.get(dtype) or str(dtype).removeprefix("torch.")
 
 
-def type_name(tensor: Tensor) -> str:
+def shown_type_name(tensor: Tensor) -> str:
     """Return the type of a tensor as reports show it; "fp8" for torchao's tensors that hold it."""
     dtype = getattr(tensor, "_data", tensor).dtype if type(tensor) is not Tensor else tensor.dtype
     name = dtype_name(dtype)
@@ -30,7 +30,7 @@ def type_name(tensor: Tensor) -> str:
 
 def narrowest_type_name(tensors: Iterable[Tensor]) -> str:
     """Return the narrowest floating type of some tensors; "" if there is none."""
-    found = {type_name(one) for one in tensors if one.dtype.is_floating_point}
+    found = {shown_type_name(one) for one in tensors if one.dtype.is_floating_point}
     return next((name for name in NARROW_FIRST if name in found), min(found, default=""))
 
 

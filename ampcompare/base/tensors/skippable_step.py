@@ -160,7 +160,7 @@ class _SkippableStep:
         return None
 
     def _step_and_undo_if_flagged(self, optimizer: Any, flag: Tensor) -> None:
-        changes, tensors = _find_changes_of_next_step(optimizer)
+        changes, tensors = _host_changes_and_device_tensors_of_next_step(optimizer)
         changes.values = torch.stack(changes.counts) if changes.counts else None
         copies = _copy_tensors(tensors)
         if changes:
@@ -201,7 +201,7 @@ def _has_tensors(state: Mapping[str, Any] | None) -> bool:
     return bool(state) and any(isinstance(value, Tensor) for value in state.values())  # type: ignore[union-attr]
 
 
-def _find_changes_of_next_step(optimizer: Any) -> tuple[_HostChanges, list[Tensor]]:
+def _host_changes_and_device_tensors_of_next_step(optimizer: Any) -> tuple[_HostChanges, list[Tensor]]:
     """Return what the next step changes: on the host, and the tensors that exist on the device."""
     changes, tensors = _HostChanges(), []
     for group in optimizer.param_groups:

@@ -70,7 +70,7 @@ def convert_state(
     if parts.wrappers or parts.loss_scales:
         level = opt_level or ("O2" if _half_types_in_checkpoint(parts) else "O1")
         return _convert_checkpoint_with_own_scalers(root, parts, to, level, static_scale)
-    source = _target_kind(parts, to, opt_level if to == "native" else None)
+    source = _layout_to_convert_to(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
     if parts.arm is not None and static_scale:
@@ -92,7 +92,7 @@ def convert_state(
     return result
 
 
-def _target_kind(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
+def _layout_to_convert_to(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
     if parts.arm is not None:
         return conversion_kind_of_arm(parts.arm)
     if parts.apex or (given_level and not parts.scalers):
@@ -258,7 +258,7 @@ def _convert_checkpoint_with_own_scalers(
     result = ConvertedCheckpoint(
         copy_containers(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level
     )
-    scales = _unwrap_optimizers(parts, result)
+    scales = _unwrap_optimizers_and_take_scales(parts, result)
     scales |= {".".join(place): values_of_loss_scaler(state) for place, state in parts.loss_scales.items()}
     if static_scale:
         scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
@@ -272,7 +272,9 @@ def _convert_checkpoint_with_own_scalers(
     return result
 
 
-def _unwrap_optimizers(parts: CheckpointContents, result: ConvertedCheckpoint) -> dict[str, LossScalerValues]:
+def _unwrap_optimizers_and_take_scales(
+    parts: CheckpointContents, result: ConvertedCheckpoint
+) -> dict[str, LossScalerValues]:
     """Put the inner optimizer in place of each that wraps one, and return the scales of those, by place."""
     scales = {}
     for place, state in parts.wrappers.items():

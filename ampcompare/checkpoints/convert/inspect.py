@@ -296,7 +296,9 @@ def broken_value_sentences(parts: CheckpointContents) -> Iterator[str]:
     ]
     for place, entry in entries:
         counts = {
-            str(name): sum(_count_broken(one) for one in _tensors_in([value]) if one.is_floating_point())
+            str(name): sum(
+                _num_nonfinite_elements(one) for one in _tensors_in([value]) if one.is_floating_point()
+            )
             for name, value in entry.items()
         }
         bad = {name: count for name, count in counts.items() if count}
@@ -315,7 +317,7 @@ def broken_value_sentences(parts: CheckpointContents) -> Iterator[str]:
             yield f"the loss scale {scale['place']} is {value:g}, subnormal in fp32: steps have overflowed without end"
 
 
-def _count_broken(tensor: Tensor) -> int:
+def _num_nonfinite_elements(tensor: Tensor) -> int:
     """Return how many elements are NaN or infinite; 0 for two 4-bit numbers in a byte, which have neither."""
     if tensor.dtype.itemsize == 1:
         if "float4" in str(tensor.dtype):

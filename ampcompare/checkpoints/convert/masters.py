@@ -118,7 +118,7 @@ def find_masters(
         matches = _weights_copied_by_each_tensor(bundle, free)
         is_known = _are_where_copies_lie(bundle, wrappers)
         if not is_known:
-            matches = _convincing_matches(bundle, matches, free)
+            matches = _matches_beyond_chance(bundle, matches, free)
         if is_known or 2 * sum(map(bool, matches)) > len(matches):
             found.unmatched += sum(not match for match in matches)
         if not any(matches):
@@ -253,15 +253,15 @@ def _weights_copied_by_each_tensor(
     for number, ats in enumerate(options):
         left = [at for at in ats if at not in taken]
         if left and not chosen[number]:
-            expected = _expected_position(chosen, number)
+            expected = _position_expected_by_neighbors(chosen, number)
             choose_match(number, [min(left, key=lambda at: (at - expected) % len(free))])
     for number, tensor in enumerate(bundle.tensors):
         if not options[number] and tensor.ndim == 1:
-            choose_match(number, _weights_in_flat(tensor, free, taken))
+            choose_match(number, _positions_of_weights_in_flat(tensor, free, taken))
     return chosen
 
 
-def _expected_position(chosen: list[list[int]], number: int) -> int:
+def _position_expected_by_neighbors(chosen: list[list[int]], number: int) -> int:
     """Return the position that follows from the neighbors of a tensor in its list."""
     before = next((other for other in range(number - 1, -1, -1) if chosen[other]), None)
     if before is not None:
@@ -270,7 +270,7 @@ def _expected_position(chosen: list[list[int]], number: int) -> int:
     return 0 if after is None else max(0, chosen[after][0] - (after - number))
 
 
-def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) -> list[int]:
+def _positions_of_weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) -> list[int]:
     """Return the positions of weights that follow each other in a flat tensor, which may end with zeros.
 
     Weights of equal values, such as biases of zeros, are tried in their order, and the next ones where that fails.
@@ -279,7 +279,7 @@ def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) 
         return []
     count = len(free)
 
-    def weights_following(offset: int, path: list[int]) -> Iterator[int]:
+    def positions_following(offset: int, path: list[int]) -> Iterator[int]:
         begin = path[-1] + 1 if path else 0
         used = taken.union(path)
         for at in (*range(begin, count), *range(begin)):
@@ -295,7 +295,7 @@ def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) 
     path: list[int] = []
     best: list[int] = []
     offset = reached = 0
-    branches = [weights_following(0, path)]
+    branches = [positions_following(0, path)]
     for _ in range(MIN_TRIES + 10 * count):
         at = next(branches[-1], None) if branches else None
         if at is not None:
@@ -305,7 +305,7 @@ def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) 
                 best, reached = path, offset
             if offset == flat.numel():
                 break
-            branches.append(weights_following(offset, path))
+            branches.append(positions_following(offset, path))
             continue
         if not path or not flat[offset:].any():
             break
@@ -315,7 +315,7 @@ def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) 
     return best
 
 
-def _convincing_matches(
+def _matches_beyond_chance(
     bundle: _TensorsOfOneContainer, matches: list[list[int]], free: list[_WeightAtPlace]
 ) -> list[list[int]]:
     """Return the matches without what may be chance: moments that round to 0, and constants.

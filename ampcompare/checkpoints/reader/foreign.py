@@ -35,7 +35,7 @@ from ampcompare.checkpoints.reader.unpickler import (
     DefaultDictPlaceholder,
     DequePlaceholder,
     parse_storage_key_type_and_count,
-    require_bounded_unpickling,
+    require_readable_in_bounded_child,
     unpickled_value_and_calls,
 )
 
@@ -340,7 +340,9 @@ def open_checkpoint(path: Path) -> FileContents:
             return FileContents(path, "safetensors", load_file(path), [])
         if not head.startswith(b"\x80"):
             raise CheckpointError(f"{path} is not a checkpoint: it is neither an archive nor a pickle")
-        require_bounded_unpickling(lambda: _read_format_content_and_calls(path, "meta"), path.stat().st_size)
+        require_readable_in_bounded_child(
+            lambda: _read_format_content_and_calls(path, "meta"), path.stat().st_size
+        )
         return FileContents(path, *_read_format_content_and_calls(path, "cpu"))
     raise AssertionError
 
@@ -383,7 +385,7 @@ def _open_archive(path: Path) -> FileContents:
     def make_storage_without_values(name: str) -> Tensor:
         return torch.empty(members[name].file_size, dtype=torch.uint8, device="meta")
 
-    require_bounded_unpickling(lambda: load_with(make_storage_without_values), path.stat().st_size)
+    require_readable_in_bounded_child(lambda: load_with(make_storage_without_values), path.stat().st_size)
     root, calls = load_with(lambda name: tensor_of_bytes(_read_archive_member(path, archive, name)))
     return FileContents(path, "torch archive", root, calls, comment=archive.comment)
 

@@ -94,7 +94,7 @@ def unpickled_value_and_calls(
     return root, list(unpickler.calls)
 
 
-def require_bounded_unpickling(read: Callable[[], Any], size: int) -> None:
+def require_readable_in_bounded_child(read: Callable[[], Any], size: int) -> None:
     """Read in a child process whose memory and time are limited by the bytes of the file, and throw away what it read.
 
     A damaged pickle may ask for any amount of memory in a few bytes. Where a process cannot be forked, nothing is

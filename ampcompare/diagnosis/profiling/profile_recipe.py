@@ -23,7 +23,7 @@ from ampcompare.diagnosis.profiling.step_profiler import StepCounts
 from ampcompare.results.records.profile import ArmProfile, TimedChange
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import return_user_errors
-from ampcompare.settings.layers import set_path
+from ampcompare.settings.layers import set_value_at_path
 from ampcompare.settings.validation import build_validated_model
 from ampcompare.training.assemble import cpu_half_mode_of_run
 from ampcompare.training.process.switches import configure_process, enter_examining_process
@@ -144,7 +144,7 @@ def _variants_with_setting(
     config: RunConfig, name: str, path: str, value: object, *, work: float = 1.0
 ) -> Iterator[_TimedVariant]:
     data = config.model_dump(mode="json")
-    set_path(data, path, value)
+    set_value_at_path(data, path, value)
     with suppress(AmpCompareError):
         yield _TimedVariant(name, build_validated_model(RunConfig, data), work)
 

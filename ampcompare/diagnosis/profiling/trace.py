@@ -185,14 +185,14 @@ def _modules_by_node(roots: Sequence[TraceEvent]) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class _WalkPlace:
+class _PlaceInHostEvents:
     """Where the walk through the events of the host is."""
 
     phase: Phase = "other"
     module: str = ""
     emulated: bool = False
 
-    def place_inside_event(self, event: TraceEvent, modules: Mapping[int, str]) -> _WalkPlace:
+    def place_inside_event(self, event: TraceEvent, modules: Mapping[int, str]) -> _PlaceInHostEvents:
         name = event.name
         phase = self.phase
         module = self.module
@@ -208,7 +208,7 @@ class _WalkPlace:
             )
         elif _is_emulated_product(event):
             emulated = True
-        return _WalkPlace(phase, module, emulated)
+        return _PlaceInHostEvents(phase, module, emulated)
 
 
 def _is_emulated_product(event: TraceEvent) -> bool:
@@ -235,7 +235,7 @@ def _add_own_times_of_host(
 ) -> None:
     """Add the own time of every event of the host inside the steps."""
 
-    def visit(event: TraceEvent, place: _WalkPlace, product: str) -> None:
+    def visit(event: TraceEvent, place: _PlaceInHostEvents, product: str) -> None:
         here = place.place_inside_event(event, modules)
         own = (event.end - event.start) - sum(one.end - one.start for one in event.inside)
         is_range = event.category != "cpu_op" or event.name.startswith(BACKWARD)
@@ -266,7 +266,7 @@ def _add_own_times_of_host(
     for root in roots:
         if root.name == STEP:
             account.seconds += (root.end - root.start) * MICROSECOND
-            visit(root, _WalkPlace(), "")
+            visit(root, _PlaceInHostEvents(), "")
 
 
 def _add_kernel_times(
@@ -280,10 +280,12 @@ def _add_kernel_times(
     """Add the time of every kernel, and the gaps between them."""
     account.is_gpu = True
     # place, operation and type, by the number of a launch
-    launches: dict[int, tuple[_WalkPlace, str, str]] = {}
+    launches: dict[int, tuple[_PlaceInHostEvents, str, str]] = {}
     idle_phases: list[tuple[float, float, Phase]] = []
 
-    def visit(event: TraceEvent, place: _WalkPlace, operation: tuple[str, str], *, in_step: bool) -> None:
+    def visit(
+        event: TraceEvent, place: _PlaceInHostEvents, operation: tuple[str, str], *, in_step: bool
+    ) -> None:
         here = place.place_inside_event(event, modules)
         if event.category in ("cuda_runtime", "cuda_driver"):
             if "correlation" in event.args:
@@ -298,13 +300,13 @@ def _add_kernel_times(
             visit(one, here, operation, in_step=in_step or event.name == STEP)
 
     for root in roots:
-        visit(root, _WalkPlace(), ("", ""), in_step=root.name == STEP)
+        visit(root, _PlaceInHostEvents(), ("", ""), in_step=root.name == STEP)
     # The autograd engine launches from a thread of its own, whose events are matched the same way.
     begin = steps[0][0]
     for other in {event.thread for event in known if event.category == "cpu_op"} - {thread}:
         for root in _outermost_events_with_nested(_host_events_of_thread(known, other)):
             if root.end > begin:
-                visit(root, _WalkPlace("backward"), ("", ""), in_step=True)
+                visit(root, _PlaceInHostEvents("backward"), ("", ""), in_step=True)
     work = sorted(
         (event for event in known if event.category in DEVICE_WORK and event.start >= begin),
         key=lambda event: event.start,
@@ -322,7 +324,9 @@ def _add_kernel_times(
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND
     reached = begin
     for event in kernels:
-        place, operation, dtype = launches.get(int(event.args.get("correlation", -1)), (_WalkPlace(), "", ""))
+        place, operation, dtype = launches.get(
+            int(event.args.get("correlation", -1)), (_PlaceInHostEvents(), "", "")
+        )
         kind = _work_kind_of_kernel(event.name, operation)
         own = max(0.0, event.end - max(event.start, reached))
         account.add_seconds_of(place.phase, kind, operation or event.name, dtype, place.module, own)

@@ -16,7 +16,7 @@ import psutil
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import PortableFileNames, read_loaded_code
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
-from ampcompare.base.files.snapshot import is_name_of_tool_file, snapshot_folder
+from ampcompare.base.files.snapshot import is_name_of_tool_file, mtimes_and_sizes_by_path
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_store
 from ampcompare.base.secrets.masking import mask_secrets
@@ -91,7 +91,7 @@ def make_finder_of_other_cells_files_read(config: RunConfig) -> Callable[[], lis
     ]
 
     def states_of_files() -> dict[str, tuple[int, int]]:
-        return {path: state for folder in folders for path, state in snapshot_folder(folder).items()}
+        return {path: state for folder in folders for path, state in mtimes_and_sizes_by_path(folder).items()}
 
     before = states_of_files()
     readable = [path for path, state in before.items() if _left_by_cells.get(path) == state]

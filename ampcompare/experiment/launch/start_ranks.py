@@ -54,7 +54,7 @@ def _torchrun_arguments(request: RanksRequest, url: str) -> list[str]:
     ]
 
 
-def _run_torchrun(request: RanksRequest, url: str) -> list[dict[str, int]]:
+def _run_torchrun_and_list_failures(request: RanksRequest, url: str) -> list[dict[str, int]]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
@@ -65,7 +65,7 @@ def _run_torchrun(request: RanksRequest, url: str) -> list[dict[str, int]]:
     return []
 
 
-def _run_spawned_ranks(request: RanksRequest, url: str) -> list[dict[str, int]]:
+def _run_spawned_ranks_and_list_failures(request: RanksRequest, url: str) -> list[dict[str, int]]:
     """Start the ranks without torchrun."""
     ranks: list[subprocess.Popen[bytes]] = []
     grace = GRACE_SECONDS
@@ -74,7 +74,7 @@ def _run_spawned_ranks(request: RanksRequest, url: str) -> list[dict[str, int]]:
             rank_env = {"RANK": rank, "WORLD_SIZE": request.processes, "LOCAL_RANK": rank}
             rank_env |= {"LOCAL_WORLD_SIZE": request.processes, "TORCHELASTIC_RESTART_COUNT": 0}
             ranks.append(_start_rank(request.folder, url, rank_env))
-        failures = _watch_ranks(ranks)
+        failures = _watch_ranks_and_list_failures(ranks)
         grace = 0.0  # ranks that wait for one that is gone handle no signal
     except _LauncherGone:
         raise
@@ -98,7 +98,7 @@ def _start_rank(folder: str, url: str, rank_env: Mapping[str, int]) -> subproces
     return subprocess.Popen(module_command(RANK_MODULE, folder, url), env=environment, start_new_session=True)
 
 
-def _watch_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
+def _watch_ranks_and_list_failures(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
     while True:
         codes = [rank.poll() for rank in ranks]
         failed = [{"rank": rank, "code": code} for rank, code in enumerate(codes) if code]
@@ -157,7 +157,11 @@ def main(arguments: list[str]) -> int:
     os.environ[STARTED_BY] = request.launcher
     _stop_on_sigterm_or_stdin()
     _bind_sockets_to_loopback()
-    start = _run_torchrun if request.launcher == "torchrun" else _run_spawned_ranks
+    start = (
+        _run_torchrun_and_list_failures
+        if request.launcher == "torchrun"
+        else _run_spawned_ranks_and_list_failures
+    )
     try:
         with private_folder(Path(request.folder)) as private:
             failures = start(request, f"file://{private / 'store'}")

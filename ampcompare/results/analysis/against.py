@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from ampcompare.backends.arm import find_same_arm
+from ampcompare.backends.arm import find_text_naming_same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.inference.terms import Terms
@@ -158,7 +158,7 @@ def _runs_of_arm(table: ResultsTable, arm: str | None, which: str) -> list[RunOr
     """Return the runs of an arm; where there is one arm only, that one."""
     names = list(dict.fromkeys(run.arm for run in table.runs))
     if len({name.casefold() for name in names}) > 1:
-        wanted = find_same_arm(arm, names) if arm is not None else None
+        wanted = find_text_naming_same_arm(arm, names) if arm is not None else None
         if arm is None:
             raise ConfigError(
                 f"the {which} results have several arms; name one with --arm: {format_few_names(names)}"

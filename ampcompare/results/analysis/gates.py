@@ -289,7 +289,7 @@ def _gate_outcome_of_limit(
     value: float | None = row.diverged if gate.measure == "diverged" else row.failed
     why, may_skip = "", False
     if gate.measure not in COUNTS:
-        value, why, may_skip = _measure_gate_value_of_arm(
+        value, why, may_skip = _gate_value_reason_and_is_skipped(
             gate.measure, metric, runs, base, same_software=same_software
         )
     if value is not None:
@@ -300,7 +300,7 @@ def _gate_outcome_of_limit(
     return GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
 
 
-def _measure_gate_value_of_arm(
+def _gate_value_reason_and_is_skipped(
     measure: str, metric: Metric | None, runs: Runs, base: Runs, *, same_software: bool
 ) -> tuple[float | None, str, bool]:
     """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""

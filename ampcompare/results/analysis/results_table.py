@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
 
-from ampcompare.backends.arm import find_same_arm
+from ampcompare.backends.arm import find_text_naming_same_arm
 from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
@@ -418,7 +418,7 @@ def _runs_of_reference(
         ConfigError: there is no such arm.
     """
     names = [run.arm for runs in arms.values() for run in runs]
-    wanted = find_same_arm(reference, names)
+    wanted = find_text_naming_same_arm(reference, names)
     if wanted is None:
         return arms.get("fp32") or next(iter(arms.values()))
     if wanted.casefold() not in arms:
@@ -490,11 +490,11 @@ def _undecided_row_of_arm(
     return UndecidedRow(
         row,
         {"quality": _evidence_of_difference(value, divergence), "time": _evidence_of_difference(time, EMPTY)},
-        _surviving_runs_of_reference(runs, base),
+        _surviving_and_all_counts_of_reference(runs, base),
     )
 
 
-def _surviving_runs_of_reference(
+def _surviving_and_all_counts_of_reference(
     runs: Sequence[RunOrMeanOfRuns], base: Sequence[RunOrMeanOfRuns]
 ) -> tuple[int, int] | None:
     """Return how many of the reference's runs next to these did not diverge, and how many there are; None if all."""

@@ -128,7 +128,7 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
         folder: the run directory, to which links to logs are relative.
     """
     is_unfinished = len(comparison.records) < len(comparison.order)
-    document = document_of(comparison, logs=log_links(comparison, folder, folder))
+    document = document_of(comparison, logs=log_addresses_by_cell(comparison, folder, folder))
     for form in FORMATS.values():
         if form.file is None or form.missing_packages:
             continue
@@ -159,7 +159,7 @@ def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
     return list(written)
 
 
-def log_links(comparison: Comparison, run: Path, folder: Path) -> dict[str, str]:
+def log_addresses_by_cell(comparison: Comparison, run: Path, folder: Path) -> dict[str, str]:
     """Return the address of each log that exists, relative to the folder of a page, by the name of the cell.
 
     Args:

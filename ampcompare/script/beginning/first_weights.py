@@ -39,7 +39,7 @@ class FirstWeights:
         self._has_stepped = False
         events.wrap(Optimizer, "add_param_group", self._add_group_weights)
 
-    def has_first_weights_only(self) -> bool:
+    def note_step_and_is_first(self) -> bool:
         """Record that a step follows, so that what optimizers get from here on is not first.
 
         Returns:

@@ -52,9 +52,9 @@ def main(kind: str, path: str) -> int:
     status = 1
     try:
         if isinstance(request, StepWatchRequest):
-            status = _diagnose_script(request, rank)
+            status = _run_script_diagnosed(request, rank)
         elif isinstance(request, ProfileRequest):
-            status = _profile_script(request, rank)
+            status = _run_script_profiled(request, rank)
         elif isinstance(request, PrefixWatchRequest):
             status = _run_prefix_watched(request, rank)
         elif isinstance(request, ResumeRequest):
@@ -68,7 +68,7 @@ def main(kind: str, path: str) -> int:
     return status
 
 
-def _diagnose_script(request: StepWatchRequest, rank: int) -> int:
+def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
@@ -101,7 +101,7 @@ def _diagnose_script(request: StepWatchRequest, rank: int) -> int:
     return status
 
 
-def _profile_script(request: ProfileRequest, rank: int) -> int:
+def _run_script_profiled(request: ProfileRequest, rank: int) -> int:
     """Profile the steps of a script; one ends with the row of the record that says what it did."""
     import torch
 

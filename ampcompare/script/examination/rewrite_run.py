@@ -322,7 +322,7 @@ class _RewriteTrace:
 
     def _before_optimizer_step(self, optimizer: Any, *_: Any) -> None:
         if self._first is not None:
-            self._first.has_first_weights_only()
+            self._first.note_step_and_is_first()
         self._plain_steps += 1
         if id(optimizer) in self._unscaled and not self._in_scaler_step:
             self._unchecked_steps += 1
@@ -415,7 +415,7 @@ class _RewriteTrace:
         """Note the operations of a backward pass by their precision."""
         if self._is_inside:  # of a checkpoint: its operations run a second time
             return inner(tensors, *args, **options)
-        counts, halves = _result_counts_and_half_types(tensors)
+        counts, halves = _backward_result_counts_and_half_types(tensors)
         self._passes.append(counts)
         self._halves |= halves
         self._is_inside = True
@@ -519,7 +519,7 @@ def _norm_of_step_gradients(optimizer: Any) -> float:
     return norm if scale is None else norm / float(scale)
 
 
-def _result_counts_and_half_types(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
+def _backward_result_counts_and_half_types(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
     """Return how often each kind of operation below losses gave a 16-bit and a wider result, and the 16-bit types."""
     import torch
 

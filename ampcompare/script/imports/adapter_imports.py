@@ -62,7 +62,7 @@ def follow_adapters(take: Follower, events: Subscriptions) -> None:
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
     _finder.followers.append(take)
-    events.call_at_end(lambda: _leave(take))
+    events.call_at_end(lambda: _stop_following_adapters(take))
     for module in loaded_adapters():
         take(module)
 
@@ -73,7 +73,7 @@ def announce_adapter(adapter: ModuleType) -> None:
         take(adapter)
 
 
-def _leave(take: Follower) -> None:
+def _stop_following_adapters(take: Follower) -> None:
     _finder.followers.remove(take)
     if not _finder.followers and _finder in sys.meta_path:
         sys.meta_path.remove(_finder)

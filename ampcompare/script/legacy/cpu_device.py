@@ -81,7 +81,7 @@ def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -
     _replace_generator()
     _replace_tensor_methods()
     _replace_modules_and_loaders()
-    _replace_load_and_defaults()
+    _replace_torch_load_and_default_types()
     _autocast_on_cpu(autocast_lists)
     use_gloo_for_nccl()
     _sync_batch_norm_on_cpu()
@@ -249,7 +249,7 @@ def _replace_modules_and_loaders() -> None:
     torch.utils.data.DataLoader.__init__ = init_loader  # type: ignore[method-assign]
 
 
-def _replace_load_and_defaults() -> None:
+def _replace_torch_load_and_default_types() -> None:
     load = torch.load
     set_type = torch.set_default_tensor_type
     made = _device.DeviceContext.__init__

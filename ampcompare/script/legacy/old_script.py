@@ -17,6 +17,6 @@ MESSAGES = re.compile(
 )
 
 
-def is_of_old_script(message: str | None) -> bool:
+def may_compat_torch_prevent(message: str | None) -> bool:
     """Return whether an error, with the name of its class, is one that `--compat-torch` may prevent."""
     return MESSAGES.search(message or "") is not None

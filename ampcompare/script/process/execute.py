@@ -30,7 +30,7 @@ from ampcompare.script.invocation.target import (
     import_without_first_entry,
     search_first_entry_last,
 )
-from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
+from ampcompare.script.legacy.old_script import COMPAT_HINT, may_compat_torch_prevent
 from ampcompare.script.process import child_processes
 from ampcompare.script.process.banned_loss import find_banned_loss_text
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
@@ -170,7 +170,7 @@ def _print_and_explain_error(
     if (shadowed := find_shadowing_text(error)) is not None:
         helps = "" if settings.imports_torch else ", or try --compat-torch, which imports torch before it"
         say(f"{shadowed}{helps}")
-    elif not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
+    elif not settings.compat_torch and may_compat_torch_prevent(f"{type(error).__name__}: {error}"):
         say(COMPAT_HINT)
 
 

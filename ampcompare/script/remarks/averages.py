@@ -60,7 +60,7 @@ class AverageWatch:
                 for owner, name in WRITES:
                     calls.watch(owner, name, functools.partial(self._look_behind_write, name))
 
-        steps.before_first(before_step)
+        steps.call_before_first(before_step)
 
     def _look_behind_write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)

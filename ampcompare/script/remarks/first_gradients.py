@@ -31,8 +31,8 @@ class FirstGradientsWatch:
 
     def follow(self, steps: OptimizerSteps) -> None:
         """Look at the first steps of each optimizer, before them and behind them, where a closure has run."""
-        steps.before(self._before_step)
-        steps.after(self._after_step)
+        steps.call_before_each(self._before_step)
+        steps.call_after_each(self._after_step)
 
     def _before_step(self, optimizer: Any) -> None:
         if self._without.get(optimizer, 0) is not None:

@@ -41,7 +41,7 @@ class LostDecay:
         for name in ("mul_", "__imul__"):
             calls.watch(Tensor, name, self._multiply)
         if optimizers:
-            steps.after(after_step)
+            steps.call_after_each(after_step)
 
     def _multiply(self, inner: Any, target: Tensor, factor: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, factor, *args, **kwargs)

@@ -32,7 +32,7 @@ class RoundedWeightsWatch:
     def follow(self, steps: OptimizerSteps, events: Subscriptions) -> None:
         """Begin now."""
         events.wrap(nn.Module, "_apply", self._note_rounded_parameters)
-        steps.before(self._before_step)
+        steps.call_before_each(self._before_step)
 
     def _note_rounded_parameters(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         before = [(param, param.dtype) for param in module._parameters.values() if param is not None]

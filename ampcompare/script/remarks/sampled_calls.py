@@ -25,8 +25,8 @@ class SampledCalls:
         # the last is the one that was given, which the third calls outside of steps
         self._sampled: list[tuple[Any, str, Around, Around]] = []
         self._window: Subscriptions | None = None  # of the steps that are watched
-        steps.before_first(self._begin)
-        steps.after(self._end_step)
+        steps.call_before_first(self._begin)
+        steps.call_after_each(self._end_step)
         events.call_at_end(self._close)
 
     def watch(self, owner: Any, name: str, around: Around) -> None:

@@ -33,7 +33,7 @@ class StandingVarianceWatch:
 
     def follow(self, steps: OptimizerSteps) -> None:
         """Begin behind the first step of an optimizer with 16-bit weights."""
-        steps.after(self._after_step)
+        steps.call_after_each(self._after_step)
 
     def _after_step(self, optimizer: Any) -> None:
         if self._layers is None:

@@ -129,7 +129,7 @@ class ApexScaling:
             return []
         return list(zip(stash.all_fp16_params, stash.all_fp32_from_fp16_params, strict=True))
 
-    def apply(self, optimizer: Any, *, good: bool) -> Any:
+    def step_or_skip_unscaled(self, optimizer: Any, *, good: bool) -> Any:
         """Step, and give the model the weights, or end an update without a step."""
         if not good and self._level.master_weights:
             optimizer._amp_stash.release_buffers()
@@ -147,7 +147,8 @@ class HalfScaling:
         self.steps_copies, self.keeps_masters = self._precision.steps_copies, self._precision.master_weights
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
         self.prepare, self.before_backward = self._precision.prepare, self._precision.add_up_gradients
-        self.masters, self.apply = self._precision.masters, self._precision.apply
+        self.masters = self._precision.masters
+        self.step_or_skip_unscaled = self._precision.step_or_skip_unscaled
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
         if self._precision.loss_scales():
@@ -241,7 +242,7 @@ class HalfWeights(TorchAmp):
             self._gradients.give_gradients_back(self._weights_and_masters_of(optimizer))
 
     def forget_unscaled_gradients(self, scaler: Any, optimizer: Any) -> None:
-        self._scaling.apply(optimizer, good=False)
+        self._scaling.step_or_skip_unscaled(optimizer, good=False)
         super().forget_unscaled_gradients(scaler, optimizer)
 
     def _average_in_its_type(self, original: Any, average: Any, model: nn.Module) -> None:
@@ -402,7 +403,7 @@ class HalfWeights(TorchAmp):
             if optimizer is self.script.in_step:
                 return self._step_with_own_losses(optimizer)
             with self._masters_with_own_gradients(optimizer):
-                return self._scaling.apply(optimizer, good=True)
+                return self._scaling.step_or_skip_unscaled(optimizer, good=True)
         finally:
             self._stepping = None
             self._note_current_weights(optimizer, self.masters(optimizer))
@@ -414,7 +415,7 @@ class HalfWeights(TorchAmp):
         finally:
             self._give_written_masters()
             with self._masters_with_own_gradients(optimizer):
-                self._scaling.apply(optimizer, good=False)
+                self._scaling.step_or_skip_unscaled(optimizer, good=False)
 
     def step_without_arm(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
@@ -466,7 +467,7 @@ class HalfWeights(TorchAmp):
 
     def end_without_step(self, optimizer: Any) -> None:
         with self._masters_with_own_gradients(optimizer):
-            self._scaling.apply(optimizer, good=False)
+            self._scaling.step_or_skip_unscaled(optimizer, good=False)
         optimizer._opt_called = True  # the script called step: schedulers warn otherwise
 
     @contextlib.contextmanager

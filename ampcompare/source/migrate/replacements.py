@@ -191,7 +191,7 @@ class UseRewriter:
             self._add_note(node, f"{meaning} stays: {why}, and current Apex still has it")
         return False
 
-    def _find_call_of(self, node: ast.AST) -> ast.Call | None:
+    def _find_call_with_function(self, node: ast.AST) -> ast.Call | None:
         parent = self._module.parent(node)
         return parent if isinstance(parent, ast.Call) and parent.func is node else None
 
@@ -225,7 +225,7 @@ class UseRewriter:
         name = twin.rpartition(".")[2]
         if name in self._asked and not is_used_as_type(self._module, node):
             raise UnsureRewrite(node, ASKED_FOR.format(self._asked[name], name))
-        call = self._find_call_of(node)
+        call = self._find_call_with_function(node)
         if twin == DDP and not is_used_as_type(self._module, node):
             self._rewrite_ddp_arguments(call) if call is not None else self._add_note(node, BUFFERS)
             if ddp_may_lack_gradients(call):
@@ -250,7 +250,7 @@ class UseRewriter:
                 raise UnsureRewrite(each.value, f"{twin} has no option {each.arg}")
 
     def _rewrite_process_group(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._find_call_of(node)
+        call = self._find_call_with_function(node)
         size = None if call is None else argument(call, "group_size", 0)
         if call is None or size is None:
             raise UnsureRewrite(node, "create_syncbn_process_group is passed as a value")
@@ -269,7 +269,7 @@ class UseRewriter:
     # layers and optimizers
 
     def _rewrite_rms_norm(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._find_call_of(node)
+        call = self._find_call_with_function(node)
         if isinstance(self._module.parent(node), ast.ClassDef):
             self._add_note(node, "FusedRMSNorm is a base class here; it stays, and current Apex still has it")
             return False
@@ -287,7 +287,7 @@ class UseRewriter:
     # amp
 
     def _rewrite_amp_use(self, node: ast.Name | ast.Attribute, what: str) -> bool:
-        call = self._find_call_of(node)
+        call = self._find_call_with_function(node)
         if what == "disable_casts" and call is not None:
             self._edits.replace(call, f'{self._torch}.autocast("cuda", enabled=False)')
             return True
@@ -334,7 +334,7 @@ class UseRewriter:
         return f"{CAST}({self._torch}.{dtype}{', autocast=False' * in_torch})"
 
     def _rewrite_decorator(self, node: ast.Name | ast.Attribute, dtype: str) -> bool:
-        call = self._find_call_of(node)
+        call = self._find_call_with_function(node)
         if call is not None and len(call.args) == 1 and not call.keywords:
             self._edits.replace(node, self._input_casting_expression(node, dtype))
             return True
@@ -351,7 +351,7 @@ class UseRewriter:
         raise UnsureRewrite(node, "the decorator is passed as a value")
 
     def _rewrite_to_python_float(self, node: ast.Name | ast.Attribute) -> bool:
-        call = self._find_call_of(node)
+        call = self._find_call_with_function(node)
         if call is None or len(call.args) != 1 or call.keywords:
             raise UnsureRewrite(node, "to_python_float is passed as a value; use t.item() instead")
         text = self._module.source(call.args[0])
@@ -361,7 +361,7 @@ class UseRewriter:
 
     def _rewrite_optimizer(self, node: ast.Name | ast.Attribute, name: str) -> bool:
         """Rewrite a use of a fused optimizer; return False where it stays."""
-        call, twin = self._find_call_of(node), OPTIMIZERS[name]
+        call, twin = self._find_call_with_function(node), OPTIMIZERS[name]
         if stays := self._why_optimizer_stays(node, name):
             self._add_note(node, stays)
             return False
@@ -426,7 +426,7 @@ class UseRewriter:
         for use in walk(module.tree if chosen.id in scope.globals else scope.function or module.tree):
             if not isinstance(use, ast.Name) or use.id != chosen.id or not isinstance(use.ctx, ast.Load):
                 continue
-            call = self._find_call_of(use)
+            call = self._find_call_with_function(use)
             given = None if call is None or len(call.args) > 2 else arguments(call, ("params", "lr"))
             if given is None or not given.keys() <= allowed:
                 raise UnsureRewrite(
@@ -484,7 +484,9 @@ class UseRewriter:
     def _halves_weights(self) -> bool:
         """Return whether the module initializes at O2 or O3, whose weights take half the memory."""
         calls = [
-            self._find_call_of(use) for use, meaning in self._names.uses if meaning == "apex.amp.initialize"
+            self._find_call_with_function(use)
+            for use, meaning in self._names.uses
+            if meaning == "apex.amp.initialize"
         ]
         levels = [argument(call, "opt_level") for call in calls if call is not None]
         return any(is_literal(level, "O2") or is_literal(level, "O3") for level in levels)
@@ -492,7 +494,7 @@ class UseRewriter:
     def _rewrite_half_evaluation(self, node: ast.Name | ast.Attribute) -> bool:
         """Let a model run under autocast instead of in fp16; return False where that is not sure to be the same."""
         module, statement = self._module, self._module.statement_around(node)
-        call = self._find_call_of(node)
+        call = self._find_call_with_function(node)
         attributes = {each.attr for each in module.nodes if isinstance(each, ast.Attribute)}
         if call is None or not call.args or call.keywords or attributes & {*TRAINING, "DataParallel"}:
             return False

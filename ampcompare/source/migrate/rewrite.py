@@ -369,7 +369,7 @@ def _text_with_cross_entropy_outside(
     selection = Selection(select=("AMP230",), versions=versions)
     found = check_text(new, selection.reports_code, versions)
     if not found:
-        return new, _notes_on_unseen_entropy(text, new, versions), 0
+        return new, _notes_on_unseen_cross_entropy(text, new, versions), 0
     lines = origins_of_lines(text, new)
     fixed, left, _ = fixed_text_rest_and_num_fixes(new, found, selection)
     if left:
@@ -377,7 +377,7 @@ def _text_with_cross_entropy_outside(
     return fixed, [Finding(lines[each.line], 0, NOTE, OUTSIDE) for each in found], 0
 
 
-def _notes_on_unseen_entropy(text: str, new: str, versions: Versions) -> list[Finding]:
+def _notes_on_unseen_cross_entropy(text: str, new: str, versions: Versions) -> list[Finding]:
     """Return a note on a cross entropy of probabilities of which no call is seen, such as in a lambda."""
     from ampcompare.source.lint.read.module import LintModule
     from ampcompare.source.lint.read.update_events import EventKind

@@ -102,7 +102,7 @@ class EmulatedHalf(TorchDispatchMode):
                 one.to(half) if isinstance(one, Tensor) and one.is_floating_point() else one for one in wide
             )
         if func in ROUNDED_ONCE:
-            return self._round_sums(func, args, kwargs)
+            return self._run_sum_in_fp32_rounding_once(func, args, kwargs)
         # A subclass of tensors multiplies by itself; the products inside it come back here.
         if func not in EMULATED or types:
             return func(*args, **kwargs)
@@ -115,7 +115,9 @@ class EmulatedHalf(TorchDispatchMode):
             else self._round_to_half(result)
         )
 
-    def _round_sums(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _run_sum_in_fp32_rounding_once(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
         """Run an operation that sums up values of this type in fp32, and round what it returns, or writes, once."""
         types = {arg.dtype for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()}
         writes = func._schema.is_mutable  # type: ignore[attr-defined]
@@ -145,7 +147,7 @@ def _leave_handlers_uncompiled() -> None:
 
     methods = (
         EmulatedHalf.__torch_dispatch__,
-        EmulatedHalf._round_sums,
+        EmulatedHalf._run_sum_in_fp32_rounding_once,
         EmulatedHalf._round_to_half,
         _is_half_tensor,
     )

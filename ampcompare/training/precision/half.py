@@ -24,7 +24,7 @@ from ampcompare.base.tensors.lists import group_tensors_by_type
 from ampcompare.base.tensors.loss_scale import (
     DeviceLossScale,
     is_loss_scale_exact_on_device,
-    next_scale_and_steps,
+    next_scale_and_good_steps,
 )
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import note_reduction_type
@@ -183,7 +183,7 @@ class Half(Precision):
                 is_step_skippable(optimizer) for optimizer in self._optimizers
             ):
                 self._on_device = DeviceLossScale(device)
-                self._on_device.load_host_values(self._scale, self._good_steps)
+                self._on_device.set_scale_and_good_steps(self._scale, self._good_steps)
         return self._on_device
 
     def unscale(self, optimizer: Optimizer) -> list[Tensor]:
@@ -243,14 +243,14 @@ class Half(Precision):
             self._unscale_once_per_step(optimizer)
         if not self.dynamic:
             for optimizer in optimizers:
-                self.apply(optimizer, good=True)
+                self.step_or_skip_unscaled(optimizer, good=True)
             self._outcome = applied_outcome(len(optimizers), self.loss_scales())
             return self._outcome
         if self._on_device is not None:
             return self._step_without_read(optimizers, self._on_device)
         applied = tuple([not overflow for overflow in self._read_overflow_flags(optimizers)])
         for optimizer, good in zip(optimizers, applied, strict=True):
-            self.apply(optimizer, good=good)
+            self.step_or_skip_unscaled(optimizer, good=good)
         self._update_scale(overflow=not all(applied))
         return FixedOutcome(applied, self.loss_scales())
 
@@ -258,7 +258,7 @@ class Half(Precision):
         is_plain = not (self.dynamic or self.steps_copies)
         return None if is_plain else super().why_no_cuda_graph(optimizers)
 
-    def apply(self, optimizer: Optimizer, *, good: bool) -> Any:
+    def step_or_skip_unscaled(self, optimizer: Optimizer, *, good: bool) -> Any:
         """Step an optimizer whose gradients are unscaled, or skip it; the scale stays. Return what its step does.
 
         Args:
@@ -302,7 +302,7 @@ class Half(Precision):
     def _update_scale(self, *, overflow: bool) -> None:
         """Move the dynamic scale."""
         assert self._scale is not None
-        self._scale, self._good_steps = next_scale_and_steps(
+        self._scale, self._good_steps = next_scale_and_good_steps(
             self._scale,
             self._good_steps,
             overflow=overflow,

@@ -22,11 +22,11 @@ from ampcompare.base.formats import FORMATS, Element, Format
 from ampcompare.base.tensors.products import LinearProduct, OperationMode, hide_operations, watching_modes
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
+    grid_times_tile_and_whole,
     hadamard_matrix,
     mask_of_scales_at_end,
     multiply_by_hadamard,
     round_matrix,
-    round_to_grid_and_whole,
 )
 from ampcompare.training.precision.torchao_products import TorchaoProducts
 
@@ -207,7 +207,7 @@ def _round_operand(
     matrix = x.float()
     if rounding.transformed:
         matrix = multiply_by_hadamard(matrix, hadamard_matrix(x.device))
-    values, whole = round_to_grid_and_whole(
+    values, whole = grid_times_tile_and_whole(
         matrix,
         rounding.form,
         rounding.element_of_operand(role, is_left=is_left),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.cuda_casts import AS_IT_IS, NestedContexts, cast_as_on_cuda
-from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_steps
+from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_good_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import note_reduction_type
 from ampcompare.training.precision.base import (
@@ -54,7 +54,7 @@ class _ScaleTracker:
         return self._outcomes.outcome_of_step(on_device, resolve)
 
     def _move_scale(self, overflow: bool) -> None:
-        moved, self.tracker = next_scale_and_steps(
+        moved, self.tracker = next_scale_and_good_steps(
             self.scale,
             self.tracker,
             overflow=overflow,

@@ -165,7 +165,7 @@ def round_matrix(
     return RoundedMatrix(round_to_element(unrounded, element, generator), tile, whole, unrounded, largest)
 
 
-def round_to_grid_and_whole(
+def grid_times_tile_and_whole(
     x: Tensor,
     form: Format,
     element: Element,

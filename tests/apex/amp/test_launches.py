@@ -117,7 +117,7 @@ def test_the_scale_stays_where_it_is() -> None:
     """Scale, inverse and counter keep their storages, and what was handed out of them does not change."""
     scale = DeviceLossScale(torch.device("cpu"))
     addresses = [tensor.data_ptr() for tensor in (scale.scale, scale.inverse, scale.tracker)]
-    scale.load_host_values(2.0**10, 0)
+    scale.set_scale_and_good_steps(2.0**10, 0)
     initial_grad, copy = scale.initial_grad(), scale.copy()
     scale.update(torch.ones(()), 2000, None, 2.0**24)
     assert [tensor.data_ptr() for tensor in (scale.scale, scale.inverse, scale.tracker)] == addresses

@@ -230,8 +230,10 @@ def test_a_copy_has_links_to_environments_and_runs_and_to_what_lies_elsewhere(
             "open('latest', 'w').write('x')"
         )
         assert run(sandbox, code) == 0
-        assert sandbox.place_of_path(str(project / "data/input.csv")) != str(project / "data/input.csv")
-        assert sandbox.place_of_path("data") == "data"
+        assert sandbox.path_seen_in_sandbox(str(project / "data/input.csv")) != str(
+            project / "data/input.csv"
+        )
+        assert sandbox.path_seen_in_sandbox("data") == "data"
     assert [(Path(one.path).name, one.how) for one in sandbox.written] == [("checkpoint.pt", "changed")]
     assert [(project / name).stat().st_mode & 0o777 for name in (".git", ".venv", "far")] == [
         0o755,

@@ -235,8 +235,8 @@ def test_a_pickle_is_read_within_its_time(monkeypatch: pytest.MonkeyPatch) -> No
     """One that keeps the process busy ends with an error."""
     monkeypatch.setattr(unpickler, "MIN_SECONDS", 1)
     with pytest.raises(NotPickled, match="more time than its size explains"):
-        unpickler.require_bounded_unpickling(lambda: time.sleep(60), 10)
-    unpickler.require_bounded_unpickling(lambda: None, 10)
+        unpickler.require_readable_in_bounded_child(lambda: time.sleep(60), 10)
+    unpickler.require_readable_in_bounded_child(lambda: None, 10)
 
 
 def test_archives_of_other_kinds_are_refused(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def test_stored_weights_are_those_of_the_script(events: Subscriptions, tmp_path:
     _train(model)
     assert torch.equal(model.weight, stored[0].bfloat16())
     assert (first.count, first.changed) == (2, 1)
-    assert first.has_first_weights_only()
-    assert not first.has_first_weights_only()
+    assert first.note_step_and_is_first()
+    assert not first.note_step_and_is_first()
     later = torch.nn.Linear(5, 1)
     before = later.weight.clone()
     _train(later)
@@ -66,7 +66,7 @@ def test_weights_that_do_not_fit_are_refused(
 
     def begin() -> None:
         _train(torch.nn.Linear(3, 2))
-        first.has_first_weights_only()
+        first.note_step_and_is_first()
 
     with pytest.raises(ConfigError, match=reason):
         begin()

@@ -239,13 +239,13 @@ def test_squares_let_both_products_of_a_weight_multiply_the_same_numbers() -> No
 def test_a_weight_in_squares_is_rounded_once_for_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """And gives the products that two roundings give."""
     rounded = []
-    original = linear_products.round_to_grid_and_whole
+    original = linear_products.grid_times_tile_and_whole
 
     def count(matrix: Tensor, *args: Any, **options: Any) -> Any:
         rounded.append(options["square"])
         return original(matrix, *args, **options)
 
-    monkeypatch.setattr(linear_products, "round_to_grid_and_whole", count)
+    monkeypatch.setattr(linear_products, "grid_times_tile_and_whole", count)
     shared = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
     assert rounded.count(True) == 1
     monkeypatch.setattr(ProductRounding, "shares_weight_tiles", lambda one, other: False)

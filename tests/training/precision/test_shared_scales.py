@@ -13,13 +13,13 @@ from torch import Tensor
 from ampcompare.base.formats import E2M1, E4M3, E5M2, FORMATS, Element
 from ampcompare.training.precision.shared_scales import (
     RoundedMatrix,
+    grid_times_tile_and_whole,
     hadamard_matrix,
     join_tiles,
     mask_of_scales_at_end,
     multiply_by_hadamard,
     round_matrix,
     round_to_element,
-    round_to_grid_and_whole,
 )
 from tests.training.precision.shared_scales.matrices import bell, hashed, make_matrices
 
@@ -358,7 +358,7 @@ def test_fewer_passes_give_the_same_values(name: str, shape: tuple[int, int]) ->
             ):
                 expected = round_matrix(given, form, element, scale, square=square)
                 before = given.clone()
-                values, whole = round_to_grid_and_whole(given, form, element, scale, square=square)
+                values, whole = grid_times_tile_and_whole(given, form, element, scale, square=square)
                 assert equal(given, before)
                 wanted = join_tiles(expected.grid * expected.tile)[: given.shape[0], : given.shape[1]]
                 assert equal(values, wanted), (kind, scale, element.name, square)

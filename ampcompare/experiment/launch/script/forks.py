@@ -48,7 +48,7 @@ class ScriptForks:
                 self._server.wait_until_ready(lambda: False)
                 fork = self._server.start_fork(
                     function,
-                    list(map(sandbox.place_of_path, words)),
+                    list(map(sandbox.path_seen_in_sandbox, words)),
                     output=null.fileno(),
                     environment=environment,
                 )

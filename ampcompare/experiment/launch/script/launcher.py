@@ -54,7 +54,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail_fields
 from ampcompare.results.records.step import StepRecord
-from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
+from ampcompare.script.legacy.old_script import COMPAT_HINT, may_compat_torch_prevent
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
 from ampcompare.training.run_summary import StepSampler
@@ -196,11 +196,11 @@ class ScriptLauncher(ForkServerLauncher):
 
     def _start_process(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> Fork:
         outside = {**cell_environment(config, folder), **self._place.environment}
-        at = {CODE_FOLDER: sandbox.place_of_path(outside[CODE_FOLDER])}
+        at = {CODE_FOLDER: sandbox.path_seen_in_sandbox(outside[CODE_FOLDER])}
         environment = {**outside, **sandbox.environment, **at}
         command = script_command(config, script, folder)
         start = command.index("ampcompare")
-        command[start:] = map(sandbox.place_of_path, command[start:])
+        command[start:] = map(sandbox.path_seen_in_sandbox, command[start:])
         if sandbox.is_partial and not self._has_copies:
             self._has_copies = True
             self.report_note(WITHOUT_OVERLAYS)
@@ -318,7 +318,7 @@ def _why_script_failed(script: ScriptConfig, code: int, rows: ScriptRows, folder
         if str(error).startswith("ChildFailedError"):  # of torchrun, which quotes no rank
             error = first_error_of_children(folder) or error
         hint = f". {COMPAT_HINT[0].upper()}{COMPAT_HINT[1:]}"
-        return f"{error}{hint if not script.compat_torch and is_of_old_script(str(error)) else ''}"
+        return f"{error}{hint if not script.compat_torch and may_compat_torch_prevent(str(error)) else ''}"
     if not rows.steps and (children := len(rows_of_training_children(folder))):
         return (
             f"the script trains in {children} child processes, which are not the ranks of one process group. "

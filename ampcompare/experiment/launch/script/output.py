@@ -102,7 +102,7 @@ class OutputReader:
             for rank, line in list(self._lines.items()):
                 if rank is not None:
                     self._write_to_log(line)
-                self._match_metrics(line, rank, False)
+                self._note_metric_values_in_line(line, rank, False)
             self._append_to_log(self._secrets.masked_rest())
 
     def _log_and_match_complete_text(self, data: bytes) -> bytes:
@@ -128,7 +128,7 @@ class OutputReader:
         for line in lines:
             if rank is not None:
                 self._write_to_log(line)
-            self._match_metrics(line, rank, line.endswith(b"\r"))
+            self._note_metric_values_in_line(line, rank, line.endswith(b"\r"))
         self._lines[rank] = rest[-MAX_LINE_BYTES:]
 
     def _write_to_log(self, text: bytes) -> None:
@@ -144,7 +144,7 @@ class OutputReader:
         with contextlib.suppress(OSError):
             self._file.write(data)
 
-    def _match_metrics(self, line: bytes, rank: int | None, passing: bool) -> None:
+    def _note_metric_values_in_line(self, line: bytes, rank: int | None, passing: bool) -> None:
         if not self._patterns or not line:
             return
         text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").replace("−", "-")

@@ -268,7 +268,7 @@ class StackLauncher(ScriptLauncher):
         environment = {**cell_environment(config, folder), **self._place.environment, **sandbox.environment}
         if config.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        words = list(map(sandbox.place_of_path, recorder_command_words(config, folder)))
+        words = list(map(sandbox.path_seen_in_sandbox, recorder_command_words(config, folder)))
         record = ["--record", str((folder / CellFile.SCRIPT).resolve())]
         record += ["--save-weights", str((folder / CellFile.WEIGHTS).resolve())] if self.keeps_weights else []
         if script.first_weights is not None and not has_own_first_weights(config):

@@ -66,7 +66,7 @@ def compare_samples(
         return None
     metric, count = metric_of_runs(run for _, run in pairs), kept[0].samples
     try:
-        arm, reference = _results_of_arm_and_reference(pairs)
+        arm, reference = _sample_results_of_arm_and_reference(pairs)
     except RecordError as fault:
         return SampleComparison(samples=count, unusable=str(fault))
     models = (
@@ -92,7 +92,7 @@ def compare_samples(
             "low": low,
             "high": high,
             "holds": _interval_shows_verdict(verdict.kind, *bounds, margin.size),
-            "needed": samples_needed(squares, margin.size, (1 - verdict.confidence) / 2),
+            "needed": samples_needed_for_equivalence(squares, margin.size, (1 - verdict.confidence) / 2),
         }
     )
 
@@ -116,7 +116,7 @@ def _interval_shows_verdict(kind: Kind, low: float, high: float, margin: float) 
     return claims.get(kind)
 
 
-def _results_of_arm_and_reference(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _sample_results_of_arm_and_reference(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the results of the arm and of the reference, each (pairs, samples): bool, or float64."""
     import numpy as np
 
@@ -262,7 +262,9 @@ def standard_error_and_freedom_over_new_samples(squares: MeanSquares) -> tuple[A
     return np.sqrt(variance / (squares.num_seeds * squares.num_samples)), freedom
 
 
-def samples_needed(squares: MeanSquares, margin: float, alpha: float = ERROR_RATE) -> int | None:
+def samples_needed_for_equivalence(
+    squares: MeanSquares, margin: float, alpha: float = ERROR_RATE
+) -> int | None:
     """Return about how many samples would show equivalence on new ones with a power of 80 %, if the arms do not differ.
 
     Another number of samples keeps the seeds and the components of variance. None if the spread over so few seeds alone

@@ -232,7 +232,9 @@ def resolve_margin(
         surely = _lower_limit_of_sd(in_units) if sd is None else sd
         how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
         return compute_margin(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
-    errors = max(0.0, 100 - statistics.fmean(values) - (_half_width_of_mean(values) if least else 0.0))
+    errors = max(
+        0.0, 100 - statistics.fmean(values) - (_half_width_of_mean_interval(values) if least else 0.0)
+    )
     share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
     said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
     if rule.kind == "auto" and share * errors >= usual:
@@ -285,7 +287,7 @@ def _lower_limit_of_sd(values: Sequence[float]) -> float:
     return statistics.stdev(values) * math.sqrt(freedom / float(chdtri(freedom, ERROR_RATE)))
 
 
-def _half_width_of_mean(values: Sequence[float]) -> float:
+def _half_width_of_mean_interval(values: Sequence[float]) -> float:
     """Return how far the one-sided 95 % limit of a mean lies from it; 0 for fewer than two values."""
     from scipy.special import stdtrit
 

@@ -438,7 +438,7 @@ def start_difference_reason(arm: RunRecord, reference: RunRecord) -> str:
     return "saw other first batches" if here.batches[:seen] != there.batches[:seen] else ""
 
 
-def _other_torch_of_stack(record: RunRecord, other: RunRecord) -> tuple[str, str] | None:
+def _torch_versions_of_unlike_stacks(record: RunRecord, other: RunRecord) -> tuple[str, str] | None:
     """Return the versions of torch of two runs in unlike stacks; None where there are not two."""
     torches = str(record.environment.get("torch", "")), str(other.environment.get("torch", ""))
     return torches if record.config.stack != other.config.stack and torches[0] != torches[1] else None
@@ -455,7 +455,7 @@ def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> It
             than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
             if not is_resumed and (seeds := unlike_seed_line(record, other)):
                 remedy = f"{seeds}. {remedy}"
-            elif not is_resumed and (torches := _other_torch_of_stack(record, other)) is not None:
+            elif not is_resumed and (torches := _torch_versions_of_unlike_stacks(record, other)) is not None:
                 remedy = DRAWN_OTHERWISE.format(*torches, OF_STACKS[reason])
             cell = f"{record.arm}, seed {record.config.recipe.seed}"
             apart.setdefault((reason, than, remedy), []).append(cell)

@@ -109,7 +109,7 @@ def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
     return sentences
 
 
-def own_type_sentences(roles: Roles | None, ledger: Ledger) -> list[str]:
+def sentences_on_types_not_of_arm(roles: Roles | None, ledger: Ledger) -> list[str]:
     """Return in words what a training computes or keeps by itself in other types than the arm, and what hid them."""
     found = {role.name: role for role in role_comparisons(roles, ledger)}
     notes = []

@@ -10,8 +10,8 @@ from ampcompare.results.analysis.pairing.declared import (
     RoleComparison,
     ineffective_option_sentences,
     observed_types_text,
-    own_type_sentences,
     role_comparisons,
+    sentences_on_types_not_of_arm,
 )
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
@@ -136,7 +136,7 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
     )
     if ledger.skipped:
         where += f" {ledger.skipped} of them updated nothing."
-    own = [f"{note[0].upper()}{note[1:]}." for note in own_type_sentences(roles, ledger)]
+    own = [f"{note[0].upper()}{note[1:]}." for note in sentences_on_types_not_of_arm(roles, ledger)]
     sections = [
         Section("headline", [Text([head])]),
         Section("parts", [_step_parts_table(roles, ledger)]),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, format_bytes, format_decimal, format_few_names, printable_line
-from ampcompare.results.analysis.pairing.declared import own_type_sentences
+from ampcompare.results.analysis.pairing.declared import sentences_on_types_not_of_arm
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
@@ -219,7 +219,7 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     ran: list[str] = []
     for record in comparison.records:
         if record.arm == row.arm and record.ledger is not None:
-            ran += own_type_sentences(record.config.parsed_arm.roles, record.ledger)
+            ran += sentences_on_types_not_of_arm(record.config.parsed_arm.roles, record.ledger)
         if record.arm == row.arm:
             remarks = [] if record.script is None else record.script.remarks
             ran += [printable_line(text, 2 * LONGEST) for text in (*record.guards, *remarks)]

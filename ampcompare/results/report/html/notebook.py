@@ -53,7 +53,7 @@ def scoped_style() -> str:
     )
 
 
-def document_view(document: Document) -> str | None:
+def document_html_or_none(document: Document) -> str | None:
     """Return a document as HTML for the output of a cell; None without the packages of the page."""
     if FORMATS["html"].missing_packages:
         return None
@@ -74,7 +74,7 @@ def result_text_and_html(result: Any) -> tuple[str, str | None]:
     """Return a result that has a document as text and as HTML."""
     document = document_of(result)
     text = Terminal().document_text(document).rstrip("\n")
-    html = document_view(document)
+    html = document_html_or_none(document)
     return text if html else f'{text}\n\nWith figures: pip install "ampcompare[html]"', html
 
 
@@ -96,7 +96,7 @@ def lint_text_and_html(report: Any) -> tuple[str, str | None]:
         prose=True,
     )
     document = Document("", [Section("found", [table] if rows else [])], title=title, warnings=unread)
-    return "\n".join([*lines, *unread, title]), document_view(document)
+    return "\n".join([*lines, *unread, title]), document_html_or_none(document)
 
 
 def migration_text_and_html(migrated: Any) -> tuple[str, str | None]:
@@ -110,4 +110,4 @@ def migration_text_and_html(migrated: Any) -> tuple[str, str | None]:
         Section("patch", [Code(patch)] if patch else [], "Patch"),
     ]
     text = "\n".join([title, "", patch, *migrated.lines()]).rstrip("\n")
-    return text, document_view(Document("", sections, title=title))
+    return text, document_html_or_none(Document("", sections, title=title))

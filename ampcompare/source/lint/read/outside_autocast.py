@@ -64,7 +64,8 @@ def edits_moving_outside(
         return ()
     edits = Edits(module)
     edits.insert_above(
-        statement, [f"{name} = {_bracket_if_needed(module.source(one))}" for one, name in above.items()]
+        statement,
+        [f"{name} = {_text_in_parentheses_if_needed(module.source(one))}" for one, name in above.items()],
     )
     device = "" if full == "torch.cuda.amp.autocast" else '"cuda", '
     edits.put_under_header(
@@ -106,7 +107,7 @@ def _names_computed_above(
     }
 
 
-def _bracket_if_needed(text: str) -> str:
+def _text_in_parentheses_if_needed(text: str) -> str:
     return f"({text})" if "\n" in text else text
 
 

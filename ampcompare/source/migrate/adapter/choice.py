@@ -104,10 +104,10 @@ def choose_rewrite_or_adapter(
             reason = why(absolute_path(result.path)) or _why_follows_others(result, within, why)
             if reason:
                 reasons[result.path] = reason
-    return _choose_with_neighbors(results, reasons, within)
+    return _choice_with_neighbors_on_adapter(results, reasons, within)
 
 
-def _choose_with_neighbors(
+def _choice_with_neighbors_on_adapter(
     results: list[FileMigration], reasons: dict[Path, str], within: tuple[str | Path, ...]
 ) -> MigrationChoice:
     """Return the choice where some files take the adapter, with those next to them that may run with them.

@@ -123,7 +123,7 @@ class ImportRoots:
         return any(
             self._root_above(own.parent, name, base) is None
             and not any(_has_module_in_folder_below(folder, name.split(".")) for folder in nearer)
-            for name in _imported_names(_text_or_empty(path))
+            for name in _imported_names(_text_of_file_or_empty(path))
             if _file_of(root, name.split("."))
         )
 
@@ -173,7 +173,7 @@ class ImportRoots:
             (absolute_path(file), name)
             for file in files
             if file.suffix == ".py"
-            for name in _imported_names(_text_or_empty(file))
+            for name in _imported_names(_text_of_file_or_empty(file))
         ]
 
     def _base_of(self, path: Path) -> Path:
@@ -236,7 +236,7 @@ def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
     return not statement.level and (statement.module or "").split(".")[0] in APEX
 
 
-def _text_or_empty(path: Path) -> str:
+def _text_of_file_or_empty(path: Path) -> str:
     try:
         return read_source_bytes(path).decode("utf-8", errors="replace")
     except FileFault:
@@ -298,7 +298,7 @@ def _is_package(folder: Path) -> bool:
 def _package_imported_by_all(root: Path, paths: Sequence[Path]) -> str:
     """Return a package of a folder that all files import; "" for none."""
     names = (
-        set.intersection(*(_top_packages_imported(_text_or_empty(path)) for path in paths))
+        set.intersection(*(_top_packages_imported(_text_of_file_or_empty(path)) for path in paths))
         if paths
         else set()
     )

@@ -112,12 +112,12 @@ def adapter_plans_and_unread_files(
         for root, files in sorted(groups.items())
     ]
     plans = _plans_with_cores_on_apex(plans)
-    if not any(map(_may_initialize, dict.fromkeys([*paths, *others]))):
+    if not any(map(_may_file_initialize_apex, dict.fromkeys([*paths, *others]))):
         plans = [_plan_with_initialize_noted(each) for each in plans]
     return plans, faults
 
 
-def _may_initialize(path: Path) -> bool:
+def _may_file_initialize_apex(path: Path) -> bool:
     """Return whether a file names `amp.initialize`: of Apex, or of an `amp` that is passed to it."""
     try:
         content = read_source_bytes(path)

@@ -201,15 +201,15 @@ def is_step_or_read(module: Module, node: ast.AST) -> bool:
     return is_gradient_read(module, node) or (named and is_optimizer_step(module, node))
 
 
-def is_harmless_by_name(module: Module, call: ast.Call) -> bool:
+def touches_no_gradient_by_name(module: Module, call: ast.Call) -> bool:
     """Return whether a call of an unknown function surely touches no gradient, by its name and arguments."""
     return not _may_touch_gradients(module, call)
 
 
 BLOCK = SoughtEvent("scale_loss", is_scale_loss_call, lambda module, call: True)
-BACKWARD = SoughtEvent("backward", is_backward_pass, is_harmless_by_name)
-READ = SoughtEvent("read", is_gradient_read, is_harmless_by_name)
-STEP = SoughtEvent("step", is_optimizer_step, is_harmless_by_name)
+BACKWARD = SoughtEvent("backward", is_backward_pass, touches_no_gradient_by_name)
+READ = SoughtEvent("read", is_gradient_read, touches_no_gradient_by_name)
+STEP = SoughtEvent("step", is_optimizer_step, touches_no_gradient_by_name)
 
 
 def is_gradient_event(module: Module, node: ast.AST) -> bool:
@@ -221,15 +221,17 @@ def is_gradient_event(module: Module, node: ast.AST) -> bool:
     )
 
 
-OF_INTEREST = SoughtEvent("of interest", is_gradient_event, is_harmless_by_name)
+OF_INTEREST = SoughtEvent("of interest", is_gradient_event, touches_no_gradient_by_name)
 
 
 def _may_touch_gradients(module: Module, call: ast.Call) -> bool:
     """Return whether a call that nothing is known of may read gradients, step or run a backward pass."""
-    return bool(_gradient_holders_given(module, call)) or bool(OF_GRADIENTS.search(last_name(call.func)))
+    return bool(_kinds_of_gradient_holders_given(module, call)) or bool(
+        OF_GRADIENTS.search(last_name(call.func))
+    )
 
 
-def _gradient_holders_given(module: Module, call: ast.Call) -> set[str]:
+def _kinds_of_gradient_holders_given(module: Module, call: ast.Call) -> set[str]:
     """Return what a call gets that has gradients: `all`, `optimizer`, `parameters`, `gradients`."""
     found: set[str] = set()
     waiting = argument_values(call)
@@ -373,7 +375,7 @@ class _EventFollower(CallFollower):
     def _record_other_call(self, call: ast.Call, frame: CallFrame) -> None:
         """Record a call that is no event by its name, by what it gets and what is known of it."""
         name, callee = last_name(call.func), self.index.callee(call, frame.scope, frame.receiver)
-        carried = _gradient_holders_given(frame.scope.module, call) | self._holders_given_by_origin(
+        carried = _kinds_of_gradient_holders_given(frame.scope.module, call) | self._holders_given_by_origin(
             call, frame
         )
         if isinstance(callee, ImportedObject) and callee.name.partition(".")[0] in KNOWN_PACKAGES:
@@ -918,7 +920,7 @@ class _OrderProof:
                 "parameters",
                 "gradients",
                 "gradients,parameters",
-            ) and self._has_leading_statement(block, event, steps):
+            ) and self._does_each_step_function_lead_to(block, event, steps):
                 self._add_read(event, steps)
             else:
                 raise UnsureRewrite(
@@ -926,7 +928,7 @@ class _OrderProof:
                     f"what {self._place_text(event)} does with the gradients, before the step, is not known",
                 )
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
-            if self._has_leading_statement(block, event, steps):
+            if self._does_each_step_function_lead_to(block, event, steps):
                 self._add_read(event, steps)
                 self._order.lifted.add(id(event.node))
             elif event.site is not None:
@@ -964,7 +966,7 @@ class _OrderProof:
         )
         return f"{what} in line {line}{file}"
 
-    def _has_leading_statement(
+    def _does_each_step_function_lead_to(
         self, block: GradientEvent, event: GradientEvent, steps: list[GradientEvent]
     ) -> bool:
         """Return whether a statement in the function of each step, in this module, leads to an event.

@@ -189,7 +189,7 @@ def test_a_group_added_later() -> None:
 def test_an_endless_overflow_keeps_the_inverse_finite() -> None:
     """The inverse scale on the device stops at the largest float, as on the host."""
     scale = DeviceLossScale(torch.device("cpu"))
-    scale.load_host_values(2.0**-126, 0)
+    scale.set_scale_and_good_steps(2.0**-126, 0)
     for _ in range(30):
         scale.update(torch.ones(()), 2000, None, 2.0**24)
     assert scale.inverse.item() == torch.finfo(torch.float32).max
@@ -201,7 +201,7 @@ def test_the_ceiling_is_looked_at_in_time(windows: list[int]) -> None:
     """The scale follows the host's arithmetic though the ceiling is looked at only where it can have been reached."""
     device, host = DeviceLossScale(torch.device("cpu")), LossScaler("dynamic", max_loss_scale=2.0**18)
     host._unskipped = 1
-    device.load_host_values(host.loss_scale(), 1)
+    device.set_scale_and_good_steps(host.loss_scale(), 1)
     for step in range(300):
         overflow = step % 37 == 5 or step > 290
         host._scale_seq_len = windows[step // 100 % len(windows)]

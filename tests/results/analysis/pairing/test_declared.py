@@ -8,8 +8,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.results.analysis.pairing.declared import (
     ineffective_option_sentences,
     observed_types_text,
-    own_type_sentences,
     role_comparisons,
+    sentences_on_types_not_of_arm,
 )
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
@@ -176,7 +176,7 @@ def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) 
     ],
 )
 def test_what_an_arm_leaves_to_the_training_is_named(arm: str, seen: Ledger, notes: list[str]) -> None:
-    assert own_type_sentences(Arm.parse(arm).roles, seen) == notes
+    assert sentences_on_types_not_of_arm(Arm.parse(arm).roles, seen) == notes
 
 
 def test_frozen_16_bit_weights_stand_in_the_row_and_in_parentheses() -> None:

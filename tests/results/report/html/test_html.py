@@ -13,7 +13,7 @@ import pytest
 from ampcompare.base.errors import BackendUnavailable
 from ampcompare.results.records.comparison import ArmSummary, Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.report.base import FORMATS, log_links, write_reports
+from ampcompare.results.report.base import FORMATS, log_addresses_by_cell, write_reports
 from ampcompare.results.report.html.costs import step_time_plot
 from ampcompare.results.report.html.learning_curves import learning_charts
 from ampcompare.results.report.html.runs import arms_with_runs
@@ -295,7 +295,7 @@ def test_runs_link_to_their_logs(rich: Comparison, tmp_path: Path) -> None:
         record.model_copy(update={"cell": name}) for record, name in zip(rich.records, names, strict=False)
     ]
     comparison = rich.model_copy(update={"records": records})
-    links = log_links(comparison, tmp_path / "a run", tmp_path)
+    links = log_addresses_by_cell(comparison, tmp_path / "a run", tmp_path)
     assert links == {cell: f"a%20run/cells/{cell}/log.txt"}
     parsed = Page(FORMATS["html"].make_reporter(logs=links).render(comparison))
     targets = [attributes["href"] for tag, attributes in parsed.elements if tag == "a"]
