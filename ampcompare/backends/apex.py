@@ -66,10 +66,10 @@ def _explain_arm(options: Options) -> ArmExplanation:
     if keep:
         twin += f"{',' if ':' in twin else ':'}keep_fp32={keep}"
     return ArmExplanation(
-        summary=_level_summary(level),
+        summary=_level_summary_text(level),
         does=explanation_rows_of_roles(
             _roles_for_options(options),
-            casts=_level_casts(level),
+            casts=_cast_rows_of_level(level),
             borders=_level_border_text(level),
         ),
         twin=twin,
@@ -79,7 +79,7 @@ def _explain_arm(options: Options) -> ArmExplanation:
     )
 
 
-def _level_summary(level: OptLevel) -> str:
+def _level_summary_text(level: OptLevel) -> str:
     if level.patch_torch_functions:
         return "fp32 weights; every torch function casts its inputs to the type that suits it"
     if not level.is_half:
@@ -90,7 +90,7 @@ def _level_summary(level: OptLevel) -> str:
     return f"{article} model{norm}{masters}"
 
 
-def _level_casts(level: OptLevel) -> tuple[tuple[str, str], ...]:
+def _cast_rows_of_level(level: OptLevel) -> tuple[tuple[str, str], ...]:
     if not level.patch_torch_functions:
         return ()
     half = level.half_name

@@ -65,7 +65,7 @@ def is_installed_file(file: str) -> bool:
     return _owner_kind_of_file(file) == "installed"
 
 
-def user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
+def codes_and_lines_of_user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
     """Return code and line of the frames that are not "inner", innermost first, from the caller's or `frame` on."""
     frame = frame or sys._getframe(1)
     frames = []
@@ -93,7 +93,7 @@ def user_location(frame: FrameType | None = None) -> Location:
     Args:
         frame: at which the search begins; None for the frame that calls this.
     """
-    frames = [(code.co_filename, line) for code, line in user_frames(frame)]
+    frames = [(code.co_filename, line) for code, line in codes_and_lines_of_user_frames(frame)]
     if not frames:
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
@@ -108,7 +108,7 @@ def user_location(frame: FrameType | None = None) -> Location:
 
 def message_with_script_line(problem: str) -> str:
     """Return a message that begins with the line of the script that is running."""
-    frames = [Location(code.co_filename, line) for code, line in user_frames()]
+    frames = [Location(code.co_filename, line) for code, line in codes_and_lines_of_user_frames()]
     # Decorators of installed packages stand between the script and torch.
     own = [place for place in frames if "-packages" not in place.file]
     return f"{next(iter([*own, *frames]), 'the script')}: {problem}"

@@ -48,7 +48,9 @@ def rule_of_need(
         option,
         f"needs {other}{because}",
         advice or "give both",
-        lambda values: is_given(values[parameter]) and not any(is_given(values[name]) for name in others),
+        lambda values: (
+            is_option_given(values[parameter]) and not any(is_option_given(values[name]) for name in others)
+        ),
     )
 
 
@@ -68,7 +70,7 @@ def rule_of_exclusion(
         option,
         f"is not for {other}{because}",
         "give only one of them",
-        lambda values: is_given(values[parameter]) and is_given(values[other_parameter]),
+        lambda values: is_option_given(values[parameter]) and is_option_given(values[other_parameter]),
     )
 
 
@@ -98,6 +100,6 @@ def refusal_sentence(subject: str, why: str, advice: str) -> str:
     return f"{subject} {why}; {advice}"
 
 
-def is_given(value: Any) -> bool:
+def is_option_given(value: Any) -> bool:
     """Return whether an option has a value: 0 is one, no file and no repetition are none."""
     return value is not None and value is not False and value != () and value != []

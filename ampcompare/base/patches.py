@@ -249,7 +249,7 @@ class GradientReads:
             for before in tuple(self._wanted_by):
                 before(tensor)
 
-    def redirect_reads(
+    def redirect_gradient_reads(
         self, get: Callable[[Tensor], Any] | None, put: Callable[[Tensor, Any], None] | None
     ) -> None:
         """Let reads and assignments go elsewhere, also while nobody wants to notice them; None ends that."""

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.option_rules import is_given, refusal_sentence
+from ampcompare.base.option_rules import is_option_given, refusal_sentence
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def form_asked_by(
     """Return the form that a parameter asks for when it has a value; it is one of those that act."""
 
     def has_value(values: Mapping[str, Any]) -> bool:
-        return is_given(values[parameter])
+        return is_option_given(values[parameter])
 
     acting = reads if isinstance(reads, AllNamesBut) else frozenset({parameter, *reads})
     return Form(asked_by, acting, has_value, because, advice or Form.advice)

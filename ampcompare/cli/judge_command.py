@@ -11,7 +11,7 @@ import click
 
 from ampcompare.api.results_table import judge_against, judge_table
 from ampcompare.base.errors import AmpCompareError, UnusableInput
-from ampcompare.base.option_rules import OptionRule, Values, is_given, rule_of_need
+from ampcompare.base.option_rules import OptionRule, Values, is_option_given, rule_of_need
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.forms import Form, form_asked_by, form_asked_for, plain_form, refuse_given
 from ampcompare.cli.help import (
@@ -45,7 +45,7 @@ FORMS = (LOGPROBS, AGAINST, TABLE)
 def _lacks_one_table(values: Values) -> bool:
     if values["old"] is not None or values["logprobs"] is not None:
         return False
-    return bool(values["example"]) == is_given(values["table"])
+    return bool(values["example"]) == is_option_given(values["table"])
 
 
 RULES = (

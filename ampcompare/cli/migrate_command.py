@@ -212,7 +212,7 @@ def _write_or_print_migrations(
         _say_command_for_unmigrated(staying, paths, adapter=adapter, some_written=bool(moved) and write)
     elif moved and not output.faults:
         flag = "--adapter " * adapter + "--rewrite " * rewrite
-        _say_next_command(files, output, f"ampcompare migrate {flag}--verify")
+        _say_command_that_comes_next(files, output, f"ampcompare migrate {flag}--verify")
     if moved:
         _say_requirements([each.path for each in moved], is_whole=not left and not output.faults)
     return ConfigError.exit_code if output.faults else int(left > 0)
@@ -282,7 +282,7 @@ class _MigrationOutput:
                 self.changed.append(each)
 
 
-def _say_next_command(files: list[Path], output: _MigrationOutput, command: str) -> None:
+def _say_command_that_comes_next(files: list[Path], output: _MigrationOutput, command: str) -> None:
     """Name the command that verifies a patch, or what becomes of checkpoints once it is written."""
     if output.write:
         if any(each.loads_state for each in output.changed):

@@ -10,8 +10,8 @@ from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.operation_watch import Key, OperationResult, WatchedStep
 from ampcompare.diagnosis.ranges import (
     magnitude_range_of_counts,
-    sum_of_range_counts,
     total_nonfinite_and_lost_of,
+    total_with_range_counts_added,
 )
 from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, OperationPlace, PlaceReport
 
@@ -40,7 +40,7 @@ class _PlaceTotal:
     made: float | None = None
 
     def add_event(self, event: OperationResult) -> None:
-        self.row = sum_of_range_counts(self.row, event.row)
+        self.row = total_with_range_counts_added(self.row, event.row)
         self.calls += 1
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
@@ -83,7 +83,7 @@ class Observation:
             module, _, _, phase = event.key
             if phase == "forward" and not event.constant:
                 place = (module, facts.index)
-                self._map[place] = sum_of_range_counts(self._map.get(place), event.row)
+                self._map[place] = total_with_range_counts_added(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
             self.updates[update.parameter] = update if known is None else _with_lost_update(known, update)

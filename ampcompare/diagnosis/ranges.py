@@ -72,7 +72,7 @@ def _range_counts_on_device(values: Tensor, exact: Tensor | None) -> Tensor:
     return row
 
 
-def sum_of_range_counts(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
+def total_with_range_counts_added(total: np.ndarray | None, row: np.ndarray) -> np.ndarray:
     """Return the row of all elements of two; a total is changed in place, and begins as a copy."""
     if total is None:
         return row.copy()

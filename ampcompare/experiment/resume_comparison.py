@@ -445,10 +445,10 @@ class _OptionChangedByResume:
 
 
 def _first_changed_option(whole: list[Any], resumed: list[Any]) -> _OptionChangedByResume | None:
-    return next(_changed_options(whole, resumed), None)
+    return next(_options_changed_by_resume(whole, resumed), None)
 
 
-def _changed_options(whole: list[Any], resumed: list[Any]) -> Iterator[_OptionChangedByResume]:
+def _options_changed_by_resume(whole: list[Any], resumed: list[Any]) -> Iterator[_OptionChangedByResume]:
     """Yield the options that differ, of those that both runs have."""
     for optimizer, (due, given) in enumerate(zip(whole, resumed, strict=False)):
         for group, (one, other) in enumerate(zip(due, given, strict=False)):
@@ -515,7 +515,9 @@ def _why_role_differs(
         and (option := _first_changed_option(first.value_of_role(role), second.value_of_role(role)))
         is not None
     ):
-        begins = option in _changed_options(first.value_of_role(role), whole.steps[0].value_of_role(role))
+        begins = option in _options_changed_by_resume(
+            first.value_of_role(role), whole.steps[0].value_of_role(role)
+        )
         return _why_state_differs("optimizer", begins, broken, resumed, option.optimizer, of="options")
     if role == "batches":
         return _why_batches_differ(index, at, whole, resumed)

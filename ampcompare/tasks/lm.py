@@ -36,7 +36,7 @@ from ampcompare.tasks.factory import blame_factory, resolve_factory, select_argu
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_user_model, check_network_arguments
-from ampcompare.tasks.networks import AttentionBlock, require_positive
+from ampcompare.tasks.networks import AttentionBlock, require_positive_sizes
 from ampcompare.tasks.task import Sums, Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -193,7 +193,7 @@ class Gpt(nn.Module):
 
     def __init__(self, vocabulary: int, *, width: int = 64, depth: int = 2, heads: int = 4) -> None:
         super().__init__()
-        require_positive(width=width, depth=depth, heads=heads)
+        require_positive_sizes(width=width, depth=depth, heads=heads)
         if width % (2 * heads):
             raise ConfigError(
                 f"gpt has width {width} and {heads} heads; the width must be a multiple of {2 * heads}"

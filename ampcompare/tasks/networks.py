@@ -27,7 +27,7 @@ class ConvNet(nn.Module):
         self, num_classes: int, sample_shape: Sequence[int], *, width: int = 32, depth: int = 2
     ) -> None:
         super().__init__()
-        require_positive(width=width, depth=depth)
+        require_positive_sizes(width=width, depth=depth)
         if len(sample_shape) != 3:
             raise ConfigError(
                 f"convnet takes images (channels, height, width), and a sample has shape {tuple(sample_shape)}; use mlp"
@@ -54,7 +54,7 @@ class Mlp(nn.Module):
         self, num_classes: int, sample_shape: Sequence[int], *, width: int = 128, depth: int = 2
     ) -> None:
         super().__init__()
-        require_positive(width=width, depth=depth)
+        require_positive_sizes(width=width, depth=depth)
         layers: list[nn.Module] = []
         features = math.prod(sample_shape)
         for _ in range(depth):
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
         patch_size: int | None = None,
     ) -> None:
         super().__init__()
-        require_positive(width=width, depth=depth, heads=heads)
+        require_positive_sizes(width=width, depth=depth, heads=heads)
         if width % heads:
             raise ConfigError(
                 f"transformer has width {width} and {heads} heads; the width must be a multiple of the heads"
@@ -95,7 +95,7 @@ class Transformer(nn.Module):
             self.patch_size = (
                 max(2, math.ceil(max(height, width_pixels) / 8)) if patch_size is None else patch_size
             )
-            require_positive(patch_size=self.patch_size)
+            require_positive_sizes(patch_size=self.patch_size)
             tokens = math.ceil(height / self.patch_size) * math.ceil(width_pixels / self.patch_size)
             features = channels * self.patch_size**2
         elif len(sample_shape) == 2:
@@ -158,7 +158,7 @@ class AttentionBlock(nn.Module):
         return self.project(mixed.transpose(1, 2).reshape(count, tokens, width))  # type: ignore[no-any-return]
 
 
-def require_positive(**sizes: int) -> None:
+def require_positive_sizes(**sizes: int) -> None:
     """Check that sizes of a network are whole numbers from 1 on."""
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -179,7 +179,7 @@ class UNet(nn.Module):
             raise ConfigError(
                 f"unet takes images (channels, height, width), and a sample has shape {tuple(sample_shape)}"
             )
-        require_positive(width=width, depth=depth)
+        require_positive_sizes(width=width, depth=depth)
         widths = [width * 2**stage for stage in range(depth)]
         self.down = nn.ModuleList(
             _make_stage(before, after)

@@ -34,7 +34,11 @@ from ampcompare.tasks.data import seed_global_generators
 from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.task import Task
 from ampcompare.training.checkpoint.capture import restore_training_state
-from ampcompare.training.checkpoint.check_checkpoint import Names, check_position, parameter_names_by_model
+from ampcompare.training.checkpoint.check_checkpoint import (
+    Names,
+    check_run_position,
+    parameter_names_by_model,
+)
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.parallel.ranks import Communicator, model_facts_by_parameter, require_equal_on_ranks
 from ampcompare.training.parallel.replication import (
@@ -173,7 +177,7 @@ def assemble_run(
         total_steps = min(total_steps, recipe.max_steps)
     schedule = make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     if state is not None:
-        check_position(state["progress"], steps_per_epoch, total_steps)
+        check_run_position(state["progress"], steps_per_epoch, total_steps)
         if average is not None:
             average.check_average_state(state["parts"]["average"])
         restore_training_state(state, replicas, optimizers, precision, names)

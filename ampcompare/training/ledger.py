@@ -145,7 +145,7 @@ class StepLook:
         """Return whether a look has found an optimizer that updates a weight."""
         return id(weight) in self._seen.trained
 
-    def weights_seen(self, *, trained: bool) -> list[Tensor]:
+    def trained_or_frozen_weights(self, *, trained: bool) -> list[Tensor]:
         """Return the weights that optimizers update, or the others, which are frozen, as far as they are there yet."""
         entries = self._seen.weights.items()
         found = [entry[0]() for key, entry in entries if (key in self._seen.trained) == trained]

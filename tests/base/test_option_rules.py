@@ -3,7 +3,7 @@
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.option_rules import is_given, refuse_broken_rules, rule_of_exclusion, rule_of_need
+from ampcompare.base.option_rules import is_option_given, refuse_broken_rules, rule_of_exclusion, rule_of_need
 
 NEED = rule_of_need("--shift N", "shift", "--seed N", "seed", "seeds", because=", which it moves")
 EXCLUSION = rule_of_exclusion("--open", "opened", "--quiet", "quiet")
@@ -32,4 +32,4 @@ def test_an_exclusion_is_of_both() -> None:
 )
 def test_what_is_given(value: object, given: bool) -> None:
     """0 and an empty text are values; none, no flag and no repetition are not."""
-    assert is_given(value) is given
+    assert is_option_given(value) is given

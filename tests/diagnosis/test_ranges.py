@@ -15,8 +15,8 @@ from ampcompare.diagnosis.ranges import (
     _range_counts_on_device,
     magnitude_range_of_counts,
     range_counts_of,
-    sum_of_range_counts,
     total_nonfinite_and_lost_of,
+    total_with_range_counts_added,
 )
 from ampcompare.diagnosis.sites import RunningModules
 from ampcompare.results.records.diagnosis import MagnitudeRange
@@ -75,7 +75,9 @@ def test_a_tensor_without_elements(shape: tuple[int, ...]) -> None:
     row = np.asarray(range_counts_of(torch.zeros(shape)))
     assert magnitude_range_of_counts(row).largest is None
     other = np.asarray(range_counts_of(torch.tensor([2.0, 3.0])))
-    assert magnitude_range_of_counts(sum_of_range_counts(row, other)) == magnitude_range_of_counts(other)
+    assert magnitude_range_of_counts(total_with_range_counts_added(row, other)) == magnitude_range_of_counts(
+        other
+    )
     assert total_nonfinite_and_lost_of(other) == (2, 0, 0)
 
 

@@ -21,7 +21,7 @@ ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
 
 def installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None; read again where a folder of `sys.path` has changed."""
-    return _read_version(distribution, _search_path_with_dates())
+    return _read_version(distribution, _folders_of_search_path_with_dates())
 
 
 @functools.lru_cache
@@ -34,7 +34,7 @@ def _read_version(distribution: str, _path: tuple[Any, ...]) -> str | None:
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
     """Return the entry points of a group; metadata is read again only where a folder of `sys.path` has changed."""
-    return list(_entry_points_of_group(_search_path_with_dates(), group))
+    return list(_entry_points_of_group(_folders_of_search_path_with_dates(), group))
 
 
 @functools.lru_cache(maxsize=16)
@@ -48,7 +48,7 @@ def _read_entry_points(_path: tuple[Any, ...]) -> Any:
     return metadata.entry_points()
 
 
-def _search_path_with_dates() -> tuple[tuple[str, int, int], ...]:
+def _folders_of_search_path_with_dates() -> tuple[tuple[str, int, int], ...]:
     """Return the folders of `sys.path`, each with what changes where packages are installed into it."""
     states = []
     for folder in sys.path:

@@ -322,7 +322,7 @@ def changed_code_files(files: Mapping[str, str], base: Path) -> dict[str, str]:
     return changed
 
 
-def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def names_of_differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """Return the names that two runs both have, with other values: of files or packages.
 
     Args:

@@ -145,7 +145,7 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MAX_YAML_CHARACTERS:
         raise FileFault(f"it has {len(text):,} characters, and at most {MAX_YAML_CHARACTERS:,} are read")
     try:
-        data = yaml.load(text, _yaml_loader())
+        data = yaml.load(text, _yaml_loader_class())
     except yaml.YAMLError as error:
         raise FileFault(f"it is not YAML: {_yaml_fault_text(error)}") from None
     except RecursionError:
@@ -157,7 +157,7 @@ def parse_yaml(text: str) -> Any:
 
 
 @functools.cache
-def _yaml_loader() -> Any:
+def _yaml_loader_class() -> Any:
     """Return a safe loader that knows no dates; the YAML package is imported when the first text is read."""
     import yaml
 

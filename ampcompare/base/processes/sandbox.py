@@ -106,7 +106,7 @@ def open_sandbox(
             )
     finally:
         for folder in {place, str(store)}:
-            remove_store(folder)
+            remove_sandbox_store(folder)
 
 
 def can_sandbox(folder: str) -> bool:
@@ -138,7 +138,7 @@ def _is_sandbox_possible(folder: str) -> bool:
                 process.wait(1.0)
         return False
     finally:
-        remove_store(store)
+        remove_sandbox_store(store)
 
 
 def _files_in_layers(store: str) -> Iterator[tuple[str, str, How]]:
@@ -193,7 +193,7 @@ def _how_path_was_changed(place: str, path: str) -> How | None:
     return "changed" if exists else "new"
 
 
-def remove_store(folder: str) -> None:
+def remove_sandbox_store(folder: str) -> None:
     """Remove a store, as far as that is possible; overlays leave folders that nobody may read."""
     for path, folders, _ in os.walk(folder):
         for each in (os.path.join(path, name) for name in folders):

@@ -653,7 +653,7 @@ def switch_cuda_casts(on: bool) -> None:
     _exclude(_KEY, not on)
 
 
-class _OpenAutocastBlocks(threading.local):
+class _NumOpenAutocastBlocks(threading.local):
     count = 0  # of blocks of this thread that are entered
 
 
@@ -662,7 +662,7 @@ class _AutocastFollower:
 
     def __init__(self) -> None:
         self._blocks = self._everywhere = 0
-        self._here = _OpenAutocastBlocks()
+        self._here = _NumOpenAutocastBlocks()
         self._setter: Any = None
 
     def is_on_in_this_thread(self) -> bool:

@@ -127,8 +127,8 @@ def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoin
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
         split_flat_optimizer_state(optimizer, ".".join(place), parts, result)
-        unfuse_adam_state(optimizer, ".".join(place), result)
-        complete_adagrad_state(optimizer, ".".join(place), result)
+        give_adam_state_a_step_count_per_parameter(optimizer, ".".join(place), result)
+        give_adagrad_state_what_torch_reads(optimizer, ".".join(place), result)
 
 
 def split_flat_optimizer_state(
@@ -229,7 +229,9 @@ def _cut_flat_state(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[
     return pieces
 
 
-def unfuse_adam_state(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
+def give_adam_state_a_step_count_per_parameter(
+    optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint
+) -> None:
     """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
 
     The other fused optimizers with a step count in the group, and `FusedAdam` without bias correction, have no
@@ -272,7 +274,9 @@ def _states_of_parameter_group(
     return [entry for entry in held if isinstance(entry, dict) and entry]
 
 
-def complete_adagrad_state(optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint) -> None:
+def give_adagrad_state_what_torch_reads(
+    optimizer: dict[str, Any], name: str, result: ConvertedCheckpoint
+) -> None:
     """Give the state of `apex.optimizers.FusedAdagrad` what torch's Adagrad reads too, at a decay of the rate of 0."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "lr_decay" in group or "eps" not in group:

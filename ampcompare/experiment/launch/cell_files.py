@@ -18,7 +18,7 @@ from ampcompare.base.files.loaded_code import PortableFileNames, read_loaded_cod
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.snapshot import is_name_of_tool_file, mtimes_and_sizes_by_path
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_store
+from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_sandbox_store
 from ampcompare.base.secrets.masking import mask_secrets
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.document import dump_json, json_with_checksum
@@ -341,6 +341,6 @@ def remove_temporary_files_of_cell(folder: Path, *, remote: bool = False) -> Non
             if may_run and not (is_old and (remote or match["writer"])):  # another process may have its PID
                 continue
             if entry.is_dir(follow_symlinks=False):
-                remove_store(entry.path)
+                remove_sandbox_store(entry.path)
             else:
                 Path(entry.path).unlink(missing_ok=True)

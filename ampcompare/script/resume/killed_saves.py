@@ -279,15 +279,15 @@ class KilledSaves:
 
 def lay_out_remains(folder: Path) -> None:
     """Put what a copy has left at its paths."""
-    _lay_out_column(folder, 1)
+    _put_files_of_column_at_paths(folder, 1)
 
 
 def put_back_originals(folder: Path) -> None:
     """Put what was at these paths before the copies."""
-    _lay_out_column(folder, 2)
+    _put_files_of_column_at_paths(folder, 2)
 
 
-def _lay_out_column(folder: Path, column: int) -> None:
+def _put_files_of_column_at_paths(folder: Path, column: int) -> None:
     rows = json.loads((folder / "paths.json").read_text(encoding="utf-8"))
     for row in sorted(rows, key=lambda row: -len(row[0])):
         _remove_path(row[0])

@@ -63,7 +63,7 @@ class GradientMirror:
         self._put_property_in_place()
 
     def _put_property_in_place(self) -> None:
-        GRADIENT_READS.redirect_reads(
+        GRADIENT_READS.redirect_gradient_reads(
             *((self._read_gradient, self._write_gradient) if self._shown or self._scaled else (None, None))
         )
 

@@ -311,7 +311,7 @@ class ScriptLedger:
             emulated=self._emulated,
             unseen="torch.compile" if self._has_compiled else "",
         )
-        weights, frozen = (self._look.weights_seen(trained=trained) for trained in (True, False))
+        weights, frozen = (self._look.trained_or_frozen_weights(trained=trained) for trained in (True, False))
         by = dict(self._by)
         if self._arm and set(NAMES) & ledger.types_of_groups("weights").keys():
             by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script

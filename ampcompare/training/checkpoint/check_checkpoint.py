@@ -80,7 +80,7 @@ def check_weights_fit_model(
     _raise_on_faults(faults, "is of another model", "tensors")
 
 
-def check_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
+def check_run_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
     """Check that a position is one that a run of this length can have."""
     step = progress["step"]
     epoch = progress["epoch"]

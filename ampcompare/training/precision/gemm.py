@@ -204,7 +204,7 @@ class FormatPlan:
             self._trial.append(name)
         return self._trial is not None
 
-    def roundings_of(self, layer: FormatForward) -> dict[str, ProductRounding | None]:
+    def rounding_by_product_of(self, layer: FormatForward) -> dict[str, ProductRounding | None]:
         """Return how the products of a layer are rounded."""
         if layer.rounded_alone is not None:
             return BF16 | {role: self._roundings[role] for role in layer.rounded_alone}
@@ -272,7 +272,7 @@ class FormatForward(ReplacedForward):
         is_compared = self.plan.passes == 1 and torch.is_grad_enabled()
         formats = LayerFormats(
             self.name,
-            self.plan.roundings_of(self),
+            self.plan.rounding_by_product_of(self),
             self.plan.generator_of_device,
             self.plan.engine,
             is_compared,

@@ -265,7 +265,7 @@ class Half(Precision):
             optimizer: one of those that were prepared.
             good: whether the gradients are finite; else the step is skipped.
         """
-        self._forget_stepped([optimizer])
+        self._forget_flags_of_stepped([optimizer])
         if not good:
             self._weights[id(optimizer)].end_without_step()
             return None
@@ -279,7 +279,7 @@ class Half(Precision):
             _nonzero_scalar_if_any_flag(self._flags[id(optimizer)], like=scale.inverse)
             for optimizer in optimizers
         ]
-        self._forget_stepped(optimizers)
+        self._forget_flags_of_stepped(optimizers)
         for optimizer, flag in zip(optimizers, flags, strict=True):
             optimizer.found_inf, optimizer.grad_scale = flag, None  # type: ignore[attr-defined]
             try:
@@ -295,7 +295,7 @@ class Half(Precision):
 
         return self._outcomes.outcome_of_step([*flags, moved], resolve)
 
-    def _forget_stepped(self, optimizers: Sequence[Optimizer]) -> None:
+    def _forget_flags_of_stepped(self, optimizers: Sequence[Optimizer]) -> None:
         for optimizer in optimizers:
             del self._flags[id(optimizer)]
 

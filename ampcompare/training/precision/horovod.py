@@ -75,5 +75,5 @@ class Horovod(UnscaleOnce):
                     optimizer.step()
             else:
                 optimizer.step()
-        self._note_stepped(optimizers)
+        self._note_steps_end_unscaled(optimizers)
         return applied_outcome(len(optimizers))

@@ -75,7 +75,7 @@ class LibraryPrecision(UnscaleOnce):
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
             self._step_by_library(optimizer)
-        self._note_stepped(optimizers)
+        self._note_steps_end_unscaled(optimizers)
         if self.scaler is None:
             return applied_outcome(len(optimizers))
         scale = self.scaler._scale

@@ -130,7 +130,7 @@ class Native(UnscaleOnce):
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         if self._replay is None:
-            self._note_stepped(optimizers)
+            self._note_steps_end_unscaled(optimizers)
             return super().step(*optimizers)
         for optimizer in optimizers:
             # One pass over the gradients: else the scaler checks them, and `step` unscales.

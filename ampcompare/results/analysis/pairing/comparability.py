@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
-from ampcompare.base.files.loaded_code import differing_files
+from ampcompare.base.files.loaded_code import names_of_differing_files
 from ampcompare.base.formatting import format_few_names
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
@@ -260,7 +260,7 @@ def _unlike_variables_reason(arm: RunRecord, reference: RunRecord) -> str:
 
 def unlike_code_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of the user's files, or of the packages that these import, two runs differ; "" if in none."""
-    files = differing_files(arm.code or {}, reference.code or {})
+    files = names_of_differing_files(arm.code or {}, reference.code or {})
     variables, files = (
         [name for name in files if name.startswith("$") == is_one] for is_one in (True, False)
     )
@@ -268,7 +268,9 @@ def unlike_code_reason(arm: RunRecord, reference: RunRecord) -> str:
         return f"of another version of {_texts_in_a_row(files, ', ')}"
     if variables:
         return f"with another {_texts_in_a_row(variables, ', ')}"
-    packages = [name for name in differing_files(arm.packages, reference.packages) if name not in EVERYWHERE]
+    packages = [
+        name for name in names_of_differing_files(arm.packages, reference.packages) if name not in EVERYWHERE
+    ]
     return _texts_in_a_row(
         [f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages]
     )
@@ -480,5 +482,5 @@ def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> It
 
 
 def _other_code_reason(arm: RunRecord, reference: RunRecord) -> str:
-    files = differing_files(arm.code or {}, reference.code or {})
+    files = names_of_differing_files(arm.code or {}, reference.code or {})
     return f"of other versions of {', '.join(files)}" if files else ""

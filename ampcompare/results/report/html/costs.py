@@ -21,7 +21,7 @@ from ampcompare.results.report.html.charts import (
     make_curve,
     mean_point,
 )
-from ampcompare.results.report.html.learning_curves import metric_by_epoch, metric_of_arms
+from ampcompare.results.report.html.learning_curves import common_metric_of_arms, metric_bands_by_arm_index
 from ampcompare.results.report.html.runs import ArmRuns, round_to_digits, undrawn_text, untimed_sentence
 from ampcompare.results.report.html.tracks import ArmLinesPlot, ArmPlotLine, make_scale
 
@@ -101,9 +101,9 @@ def _seconds_by_epoch(record: RunRecord) -> list[float]:
 
 def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     series: list[Series] = []
-    metric = metric_of_arms(arms)
+    metric = common_metric_of_arms(arms)
     target, meaning = _target_and_its_origin(arms, reference)
-    by_epoch = metric_by_epoch(arms, most)
+    by_epoch = metric_bands_by_arm_index(arms, most)
     for arm in arms:
         spent = band_over_seeds(
             (make_curve(enumerate(_seconds_by_epoch(record), 1)) for record in arm.timed_runs), most
@@ -140,7 +140,7 @@ def _target_and_its_origin(arms: Sequence[ArmRuns], reference: str) -> tuple[flo
     chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
     if chosen is None or chosen.row.metric_mean is None:
         return None, ""
-    metric = metric_of_arms(arms)
+    metric = common_metric_of_arms(arms)
     share = NEAR_FINAL if metric.better == "higher" else 2 - NEAR_FINAL
     target = round_to_digits(metric.factor * share * chosen.row.metric_mean, 4)
     return (
@@ -183,7 +183,7 @@ def _time_to_target_table(arms: Sequence[ArmRuns], target: float) -> Table:
             seconds = format_seconds(statistics.fmean(spent), sd)
         fault = Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
         rows.append([arm.name, f"{len(reached)} of {len(arm.records_that_ran)}", epochs, seconds, fault])
-    reach = f"runs that reach {target:g}{_unit_suffix(metric_of_arms(arms))}"
+    reach = f"runs that reach {target:g}{_unit_suffix(common_metric_of_arms(arms))}"
     return Table.from_rows(["arm", reach, "epochs", "seconds", "why times do not count"], rows)
 
 
@@ -195,7 +195,7 @@ def _why_not_drawn(arm: ArmRuns) -> str:
 
 def _quality_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
-    metric = metric_of_arms(arms)
+    metric = common_metric_of_arms(arms)
     head = f"final {printable_line(metric.head)}"
     for arm in arms:
         done = [

@@ -77,12 +77,12 @@ def why_no_evaluation(arm: ArmRuns) -> str:
     return "failed" if arm.row.failed else "no results"
 
 
-def metric_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
+def metric_bands_by_arm_index(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
     """Return the metric as it is shown after each epoch, over the seeds of each arm, by its index."""
     return {arm.index: band_over_seeds(map(_metric_curve, arm.records_that_ran), most) for arm in arms}
 
 
-def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
+def common_metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
     """Return the metric that the runs of these arms share."""
     return metric_of_runs(record for arm in arms for record in arm.records)
 
@@ -145,7 +145,7 @@ def _arms_in_views(views: Sequence[ChartView]) -> set[int]:
 
 
 def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    metric = metric_of_arms(arms)
+    metric = common_metric_of_arms(arms)
     head, name = printable_line(metric.head), printable_line(metric.name)
     unit = f" {printable_line(metric.unit)}" if metric.unit else ""
     # A curve's differences are those of the values that it shows, in their unit.
@@ -154,7 +154,7 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     views, same = _views_and_missing_text_of_quantity(
         arms, reference, most, _ChartQuantity(_metric_curve, head, gap_head, metric.decimals, unit, gap_unit)
     )
-    bands = metric_by_epoch(arms, most)
+    bands = metric_bands_by_arm_index(arms, most)
     sentence = ""
     if not _longest_curve_length(views):
         sentence = NO_EPOCH

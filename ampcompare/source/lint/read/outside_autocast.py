@@ -59,7 +59,7 @@ def edits_moving_outside(
         return ()
     above = {}
     if list(losses) == [value] and not _is_same_outside(module, statement, losses, ()):
-        above = _names_computed_above(module, losses, inputs[0])
+        above = _names_for_inputs_computed_above(module, losses, inputs[0])
     if not _is_same_outside(module, statement, losses, above):
         return ()
     edits = Edits(module)
@@ -95,7 +95,7 @@ def _is_computed_at_once(value: ast.expr) -> bool:
     return not any(isinstance(one, NOT_HERE) for one in ast.walk(value))
 
 
-def _names_computed_above(
+def _names_for_inputs_computed_above(
     module: Module, losses: Collection[ast.Call], inputs: tuple[ast.expr, ast.expr]
 ) -> dict[ast.expr, str]:
     """Return those of the inputs of the only loss that autocast must compute, above the statement: a name for each."""

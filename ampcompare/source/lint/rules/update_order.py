@@ -35,7 +35,7 @@ def _optimizer_name(event: TrainingEvent) -> str:
     return event.target if event.kind is EventKind.SCALER_STEP else event.subject
 
 
-def _accumulation_condition(event: TrainingEvent, other: TrainingEvent) -> str:
+def _accumulation_condition_text(event: TrainingEvent, other: TrainingEvent) -> str:
     """Return the condition on a remainder under which one event runs and another does not, if there is one."""
     return next((key for key in event.facts if "%" in key and key not in other.facts), "")
 
@@ -104,7 +104,7 @@ def steps_at_every_microbatch(module: LintModule) -> Iterator[Finding]:
                 continue
             for event in trace:
                 condition = (
-                    _accumulation_condition(step, event)
+                    _accumulation_condition_text(step, event)
                     if event.loops == step.loops and event.may_follow(step)
                     else ""
                 )
@@ -125,7 +125,7 @@ def _is_after_accumulation(trace: Trace, step: TrainingEvent) -> bool:
         return False
     passes = (other for other in trace if other.kind is EventKind.BACKWARD and other.loops[-1:] == loop)
     # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
-    return any(other.may_follow(step) and _accumulation_condition(step, other) for other in passes)
+    return any(other.may_follow(step) and _accumulation_condition_text(step, other) for other in passes)
 
 
 def _rule_code_broken_by(trace: Trace, event: TrainingEvent, step: TrainingEvent) -> str:

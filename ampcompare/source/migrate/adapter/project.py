@@ -108,7 +108,7 @@ def adapter_plans_and_unread_files(
     _give_early_scripts_own_adapter(groups, early)
     _share_adapter_of_folder_around(groups, places)
     plans = [
-        _plan_project(root, places.package_for_adapter(root, files), files, early)
+        _adapter_plan_of_project(root, places.package_for_adapter(root, files), files, early)
         for root, files in sorted(groups.items())
     ]
     plans = _plans_with_cores_on_apex(plans)
@@ -141,7 +141,9 @@ def movable_files(paths: Iterable[Path]) -> list[Path]:
     return [each.path for plan in plans for each in plan.files if each.is_changed and not each.by_hand]
 
 
-def _plan_project(root: Path, package: str, paths: list[Path], early: Mapping[Path, ast.stmt]) -> AdapterPlan:
+def _adapter_plan_of_project(
+    root: Path, package: str, paths: list[Path], early: Mapping[Path, ast.stmt]
+) -> AdapterPlan:
     name = f"{package}.{ADAPTER}" if package else ADAPTER
     place = root / package / f"{ADAPTER}.py"
     present = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
