@@ -18,6 +18,7 @@ from ampcompare.source.migrate.read.finding import NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.replacement_table import (
     DECORATORS,
+    FUSED_SINCE,
     GONE,
     IMPORTED,
     LAYER_OPTIONS,
@@ -28,6 +29,7 @@ from ampcompare.source.migrate.read.replacement_table import (
 )
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
+from ampcompare.source.versions import NEWEST
 
 # Functions that run in fp16 under autocast too.
 HALF = (
@@ -112,6 +114,7 @@ class UseRewriter:
     Args:
         torch: the name by which the module knows torch.
         asked: classes of torch for which the project asks by `isinstance`, with the place of a question.
+        fused_for: version of torch whose fused optimizers are taken; None for the plain ones.
     """
 
     def __init__(
@@ -121,12 +124,14 @@ class UseRewriter:
         edits: Edits,
         torch: str,
         asked: Mapping[str, str] = MappingProxyType({}),
+        fused_for: tuple[int, int] | None = NEWEST,
     ) -> None:
         self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
         self._asked = asked
+        self._fused_for = fused_for
         self._switches = names_switched_by_script(module, names)
         self._by_name: dict[str, Callable[[ast.Name | ast.Attribute], bool]] = {
             "apex.amp": self._answer_question,
@@ -365,11 +370,8 @@ class UseRewriter:
         if stays := self._why_optimizer_stays(node, name):
             self._add_note(node, stays)
             return False
-        # The hooks of LARC need gradients that are unscaled; a fused step unscales after them.
-        is_hooked = any(each.startswith("apex.parallel.LARC") for _, each in self._names.uses)
-        fused = [] if is_hooked else ["fused=True"]
         if call is None:
-            self._replace_optimizer_class(node, name, fused)
+            self._replace_optimizer_class(node, name, self._fused_option_of(twin.torch))
             return True
         given = _arguments_of_torch(call, name)
         bias, mode = given.get("bias_correction"), given.get("adam_w_mode")
@@ -381,8 +383,16 @@ class UseRewriter:
                 call, "bias_correction or adam_w_mode is no literal here: AdamW if both are true"
             )
         target = "torch.optim.Adam" if mode is not None and _is_option_off(mode) else twin.torch
-        self._replace_optimizer_call(call, twin, target, fused)
+        self._replace_optimizer_call(call, twin, target, self._fused_option_of(target))
         return True
+
+    def _fused_option_of(self, optimizer: str) -> list[str]:
+        """Return the argument by which an optimizer of torch is fused, in a list; an empty one for a plain one."""
+        # The hooks of LARC need gradients that are unscaled; a fused step unscales after them.
+        is_hooked = any(each.startswith("apex.parallel.LARC") for _, each in self._names.uses)
+        if is_hooked or self._fused_for is None or self._fused_for < FUSED_SINCE[optimizer]:
+            return []
+        return ["fused=True"]
 
     def _why_optimizer_stays(self, node: ast.AST, name: str) -> str:
         """Return why a fused optimizer stays, which current Apex still has; empty where it does not."""

@@ -149,7 +149,7 @@ def migrate_text(
         return result if result.whole else _migration_with_lines_as_they_are(module, names, around, result)
     if not names.imports and not names.uses:
         return _migrate_unnamed(text, module, around, alone=alone)
-    rewrite = _ModuleRewrite(module, names, around, alone=alone)
+    rewrite = _ModuleRewrite(module, names, around, versions, alone=alone)
     rewrite.rewrite_core(refused)
     rewrite.replace_uses()
     rewrite.rewrite_imports()
@@ -237,7 +237,9 @@ class _ModuleRewrite:
         torch: the name by which the module knows torch.
     """
 
-    def __init__(self, module: Module, names: ModuleImports, around: Neighbors, *, alone: bool) -> None:
+    def __init__(
+        self, module: Module, names: ModuleImports, around: Neighbors, versions: Versions, *, alone: bool
+    ) -> None:
         self.module, self.names = module, names
         self.edits = Edits(module)
         self.findings: list[Finding] = []
@@ -245,7 +247,7 @@ class _ModuleRewrite:
         self.is_whole = True
         self.kept: list[ast.AST] = []
         self.torch, self._above = torch_name_and_place(module)
-        self._around, self._alone = around, alone
+        self._around, self._alone, self._versions = around, alone, versions
         self._twins: dict[tuple[ast.stmt, str], str] = {}  # in torch, of what is imported
 
     def rewrite_core(self, refused: str) -> None:
@@ -272,7 +274,9 @@ class _ModuleRewrite:
             self.kept += [node for node, _ in self.names.uses]
             return
         asked = self._classes_asked_for()
-        replacements = UseRewriter(self.module, self.names, self.edits, self.torch, asked)
+        # A scaler of the project calls the step of a fused optimizer where it skips; who counts steps sees that.
+        fused_for = None if self.core is None and self._has_own_scaler() else self._versions.torch
+        replacements = UseRewriter(self.module, self.names, self.edits, self.torch, asked, fused_for)
         self._twins = replacements.imports
         for node, meaning in self.names.uses:
             if not _is_name_of_core(meaning):
@@ -292,6 +296,11 @@ class _ModuleRewrite:
         others = around.modules_of_program(self.module)
         named = [(around.relative_path_of(path), each) for path, each in others]
         return classes_asked_for([("this file", self.module), *named])
+
+    def _has_own_scaler(self) -> bool:
+        """Return whether the program names a GradScaler of its own."""
+        others = (each for _, each in self._around.modules_of_program(self.module))
+        return any("GradScaler" in each.text for each in (self.module, *others))
 
     def rewrite_imports(self) -> None:
         """Import what the module needs now; what other modules import from it stays."""
@@ -423,7 +432,7 @@ def _migration_with_lines_as_they_are(
     module: Module, names: ModuleImports, around: Neighbors, left: Migration
 ) -> Migration:
     """Return a module whose core is left by hand, as it is, under the findings of one with more lines."""
-    own = _ModuleRewrite(module, names, around, alone=True)
+    own = _ModuleRewrite(module, names, around, LATEST, alone=True)
     own.rewrite_core("")  # says the same at the places of this text, mostly
     findings = own.findings if not own.is_whole else left.findings
     edits = Edits(module)

@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.source.migrate import project
 from ampcompare.source.migrate.project import find_mistakes, migrate_file
-from ampcompare.source.migrate.rewrite import Migration
+from ampcompare.source.migrate.rewrite import Migration, migrate_text
 from ampcompare.source.versions import Versions
 
 SCRIPT = (
@@ -219,3 +219,24 @@ def test_deprecated_names_of_torch_are_renewed_with_and_without_apex(tmp_path: P
         assert "apex" not in new
         path.write_text(new, encoding="utf-8")
         assert not migrate_file(path, versions=Versions((2, 9), (0, 0))).is_changed
+
+
+OPTIMIZER = "from apex.optimizers import FusedSGD\n\n\ndef make(net):\n    return FusedSGD(net.parameters(), lr=0.1)\n"
+
+
+def test_an_optimizer_that_the_projects_own_scaler_steps_is_not_fused(tmp_path: Path) -> None:
+    """GradScaler calls the step of a fused one where it skips it, and the project may count calls."""
+    (tmp_path / "optimizers.py").write_text(OPTIMIZER)
+    (tmp_path / "train.py").write_text(
+        "from torch.amp import GradScaler\nfrom optimizers import make\nscaler = GradScaler()\n"
+    )
+    migration = migrate_file(tmp_path / "optimizers.py").migration
+    assert migration is not None
+    assert "return torch.optim.SGD(net.parameters(), lr=0.1)" in migration.text
+
+
+@pytest.mark.parametrize(("torch", "is_fused"), [((2, 2), False), ((2, 3), True)])
+def test_a_fused_optimizer_is_one_of_the_version(torch: tuple[int, int], is_fused: bool) -> None:
+    text = migrate_text(OPTIMIZER, versions=Versions(torch)).text
+    assert ("fused=True" in text) is is_fused
+    assert "torch.optim.SGD(net.parameters(), lr=0.1" in text

@@ -66,6 +66,14 @@ OPTIMIZERS = {
     ),
 }  # fmt: skip
 
+# Since when these have a fused kernel of CUDA, by torch's sources.
+FUSED_SINCE = {
+    "torch.optim.Adam": (1, 13),
+    "torch.optim.AdamW": (2, 0),
+    "torch.optim.SGD": (2, 3),
+    "torch.optim.Adagrad": (2, 13),
+}
+
 DECORATORS = {"half_function": "float16", "float_function": "float32"}
 
 # Parts that Apex removed at another time than amp, longest name first, each with when and what to take instead.

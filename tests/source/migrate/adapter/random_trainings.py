@@ -59,6 +59,10 @@ MIXES = (
     "out = torch.cat([out[:, :8], self.layer_norm(hidden)[:, 8:].to(out.dtype)], 1)",
     "out = F.dropout(out, 0.0) * torch.sigmoid(self.layer_norm(hidden))",
     "out = torch.stack([out, out * 2]).sum(0)",
+    "out = torch.einsum('bi,bi->bi', out, hidden.to(out.dtype).softmax(1))",
+    "out = F.softmax(out, 1) + torch.log1p(out.abs()).logsumexp(1, keepdim=True)",
+    "out = torch.log_softmax(out, 1).square() + out.log_softmax(1)",
+    "out = F.scaled_dot_product_attention(out[None], out[None], out[None])[0]",
 )
 LOSSES = (
     "F.cross_entropy(out, y)",
@@ -67,6 +71,9 @@ LOSSES = (
     "out.float().pow(2).mean()",
     "F.binary_cross_entropy_with_logits(out, torch.zeros_like(out))",
     "F.smooth_l1_loss(out, torch.ones_like(out))",
+    "F.huber_loss(out, torch.ones_like(out))",
+    "(1 - torch.cosine_similarity(out, torch.ones_like(out))).mean()",
+    "F.pairwise_distance(out, torch.ones_like(out)).mean()",
 )
 FIRST = "[each for name, each in net.named_parameters() if 'first' in name]"
 OTHERS = "[each for name, each in net.named_parameters() if 'first' not in name]"
