@@ -105,9 +105,15 @@ def _settings_sources_and_matrix(
             return settings_sources_from(inner.params), {}
         compare = compare_options_from_parameters(inner.params)
         sources = collect_settings(compare.settings, TRAIN)
-        rows = matrix_rows(sources, arms=compare.arms, reference=compare.reference, sweep=compare.sweep)
+        rows = matrix_rows(
+            sources,
+            arms=compare.arms,
+            reference=compare.reference,
+            sweep=compare.sweep,
+            stacks=compare.stacks,
+        )
         seeds = requested_or_default_seeds(compare, sources)
-        return sources, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": seeds}
+        return sources, {"rows": [{"arm": row.arm_with_stack, **row.varied} for row in rows], "seeds": seeds}
 
 
 def _settings_yaml(sources: SettingsSources, matrix: Mapping[str, Any], *, origin: bool) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, close_matches
+from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.results.analysis.pairing.comparability import iter_settings
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
-from ampcompare.settings.stack import StackConfig, arms_with_stacks
+from ampcompare.settings.stack import StackConfig, arms_with_stacks, stack_names_in
 
 DEFAULT_ARMS = (
     "fp32",
@@ -40,11 +41,15 @@ class MatrixRow:
     stack: StackConfig | None = None
 
     @property
+    def arm_with_stack(self) -> str:
+        """The arm as a command and a file name it, such as `script@old`."""
+        return self.arm if self.stack is None else f"{self.arm}@{self.stack.name}"
+
+    @property
     def label(self) -> str:
         """What the row is called: the arm, its stack, and what is varied."""
         named = [f"{path.rpartition('.')[2]}={value}" for path, value in self.varied.items()]
-        at = "" if self.stack is None else f"@{self.stack.name}"
-        return " ".join([self.arm + at, *named])
+        return " ".join([self.arm_with_stack, *named])
 
 
 def cross_arms_with_settings(
@@ -112,14 +117,15 @@ def expand_matrix(
                 for name, value in given.items()
                 if name != "arm"
             }
+            arm, stack = _arm_and_stack_of_row(given["arm"], stacks)
             row = MatrixRow(
-                str(Arm.parse(given["arm"])),
-                {path: value for path, value in paths.items() if is_setting_kept(path)},
+                arm, {path: value for path, value in paths.items() if is_setting_kept(path)}, stack
             )
             if row not in rows:
                 rows.append(row)
         if reference is not None and find_reference(rows, reference) is None:
-            rows.insert(0, MatrixRow(str(Arm.parse(reference))))
+            arm, stack = _arm_and_stack_of_row(reference, stacks)
+            rows.insert(0, MatrixRow(arm, stack=stack))
         return rows
     axes: dict[str, Sequence[Any]] = {
         setting_path_of_name(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
@@ -130,6 +136,13 @@ def expand_matrix(
     if reference is not None and find_reference(rows, reference) is None:
         return cross_arms_with_settings([reference, *chosen], list(axes.items()), stacks)
     return rows
+
+
+def _arm_and_stack_of_row(text: str, stacks: Mapping[str, StackConfig]) -> tuple[str, StackConfig | None]:
+    found = arms_with_stacks([text], stacks)
+    if len(found) != 1:
+        raise ConfigError(f"rows: {text!r} names {len(found)} arms; give each a row of its own")
+    return found[0]
 
 
 def find_reference(rows: Sequence[MatrixRow], reference: str | None) -> MatrixRow | None:
@@ -147,8 +160,25 @@ def find_reference(rows: Sequence[MatrixRow], reference: str | None) -> MatrixRo
 
 
 def first_row_of_arm(matrix: Matrix, arm: str | None) -> MatrixRow | None:
-    """Return the first row of a file, of an arm where one is asked for; None where the file has no such row."""
+    """Return the first row of a file, of an arm where one is asked for; None where the file has no such row.
+
+    Raises:
+        ConfigError: none is asked for, and the first row trains in another environment.
+    """
     if matrix.rows is None and matrix.arms is None and matrix.vary is None:
         return None
     wanted = None if arm is None else str(Arm.parse(arm))
-    return next((row for row in expand_matrix(matrix) if wanted in (None, row.arm)), None)
+    rows = rows_without_commands(matrix)
+    row = next((row for row in rows if wanted in (None, row.arm)), None)
+    if row is not None and row.stack is not None and arm is None:
+        why = "trains in another environment, which a file does not know"
+        advice = f"give --arm {row.arm_with_stack} with --stack {row.stack.name}=COMMAND, or another arm"
+        raise ConfigError(refusal_sentence(f"the first row, {row.arm_with_stack},", why, advice))
+    return row
+
+
+def rows_without_commands(matrix: Matrix) -> list[MatrixRow]:
+    """Return the rows that a file describes, where nothing is started: stacks have their names alone."""
+    given = [row["arm"] for row in matrix.rows or ()] + list(matrix.arms or ())
+    stacks = {name: StackConfig(name=name, command=("python",)) for name in stack_names_in(given)}
+    return expand_matrix(matrix, stacks=stacks)

@@ -83,6 +83,11 @@ def _parse_stack_name_and_command(text: str) -> tuple[str, str]:
     return name.strip(), command
 
 
+def stack_names_in(texts: Sequence[str]) -> set[str]:
+    """Return the names behind `@` in texts of arms, whether such stacks are known or not."""
+    return {at[1] for text in texts for at in AT.finditer(text)}
+
+
 def arms_with_stacks(
     texts: Sequence[str], stacks: Mapping[str, StackConfig]
 ) -> list[tuple[str, StackConfig | None]]:

@@ -177,3 +177,18 @@ def test_the_schema_is_printed(call: Call) -> None:
     assert set(RunConfig.model_fields) < set(json.loads(call("config", "schema").out)["properties"])
     done = call("config", "schema", "--lr", "1")
     assert (done.code, len(done.lines)) == (2, 1)
+
+
+def test_rows_in_another_environment(call: Call, tmp_path: Path) -> None:
+    """Rows of a file name stacks, which `config show` prints as it reads them; `run` trains none of them here."""
+    path = tmp_path / "rows.yaml"
+    path.write_text("rows: [{arm: fp32@old}, {arm: fp32, lr: 0.05}]\n", encoding="utf-8")
+    shown = call("config", "show", "-c", str(path), "--stack", "old=python3").out
+    rows = yaml.safe_load(shown)["rows"]
+    assert rows == [{"arm": "fp32@old"}, {"arm": "fp32", "recipe.optimizer.lr": 0.05}]
+    refused = call("run", "-c", str(path), "--dry-run")
+    assert refused.code == 2
+    assert "the first row, fp32@old, trains in another environment" in refused.err
+    unknown = call("compare", "-c", str(path), *PLAN)
+    assert unknown.code == 2
+    assert "@old names a stack that is not given: add --stack old=COMMAND" in unknown.err

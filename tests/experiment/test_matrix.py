@@ -9,10 +9,12 @@ from ampcompare.experiment.matrix import (
     cross_arms_with_settings,
     expand_matrix,
     find_reference,
+    first_row_of_arm,
 )
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import Matrix
+from ampcompare.settings.stack import parse_stacks
 
 SIZES = (("recipe.batch_size", (16, 32)),)
 
@@ -48,6 +50,37 @@ def test_a_reference_that_is_missing_comes_first() -> None:
     ]
     rows = Matrix(rows=[{"arm": "half", "recipe.optimizer.lr": 0.1}])
     assert [row.label for row in expand_matrix(rows, reference="fp32")] == ["fp32", "half lr=0.1"]
+
+
+def test_rows_of_a_file_name_stacks_as_the_command_line_does() -> None:
+    """A row, and a reference that no row has, may be ARM@NAME; a stack that is not given is refused."""
+    stacks = parse_stacks(["old=/envs/old/bin/python"])
+    rows = [
+        {"arm": "script@old"},
+        {"arm": "script"},
+        {"arm": "o2,loss_scale=128@old", "recipe.optimizer.lr": 0.1},
+    ]
+    labels = ["script@old", "script", "apex:O2,loss_scale=128@old lr=0.1"]
+    assert [row.label for row in expand_matrix(Matrix(rows=rows), stacks=stacks)] == labels
+    with_reference = expand_matrix(Matrix(rows=rows), stacks=stacks, reference="bf16@old")
+    assert [row.label for row in with_reference] == ["native:bf16@old", *labels]
+    assert with_reference[0].stack == stacks["old"]
+    with pytest.raises(ConfigError, match=r"^@old names a stack that is not given: add --stack old=COMMAND$"):
+        expand_matrix(Matrix(rows=rows))
+
+
+def test_a_row_of_a_file_is_one_arm() -> None:
+    """A list of arms in one row would be several rows."""
+    with pytest.raises(ConfigError, match=r"^rows: 'fp32,bf16' names 2 arms; give each a row of its own$"):
+        expand_matrix(Matrix(rows=[{"arm": "fp32,bf16"}]))
+
+
+@pytest.mark.parametrize("rows", [Matrix(rows=[{"arm": "script@old"}]), Matrix(arms=["script@old"])])
+def test_a_first_row_in_another_environment_is_refused(rows: Matrix) -> None:
+    """What trains one row of a file never trains here what the file has elsewhere."""
+    with pytest.raises(ConfigError, match="the first row, script@old, trains in another environment"):
+        first_row_of_arm(rows, None)
+    assert first_row_of_arm(rows, "fp32") is None
 
 
 def test_the_reference_of_rows() -> None:
