@@ -16,11 +16,12 @@ from ampcompare.base.formatting import parse_duration
 from ampcompare.base.option_rules import OptionRule, Values, rule_of_need
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch.dispatch import launcher_for_places, make_launcher
-from ampcompare.experiment.launch.places import Places
+from ampcompare.experiment.launch.places import Places, parse_gpu_numbers
 from ampcompare.experiment.matrix import setting_path_of_name
 from ampcompare.experiment.observer import Observer
+from ampcompare.experiment.plan import parse_seeds
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
-from ampcompare.results.analysis.inference.terms import Preference, Terms
+from ampcompare.results.analysis.inference.terms import Preference, Terms, parse_margin
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.reads import RECIPE_OBJECT, TRAIN
@@ -352,6 +353,8 @@ class CompareOptions(_BuiltOptions):
             )
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
+        seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
+        _refuse_unreadable_values(gpus, seeds, margin)
         self._set_fields(
             settings=settings_request(
                 recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
@@ -359,7 +362,7 @@ class CompareOptions(_BuiltOptions):
             arms=_texts_as_tuple(arms) or (SCRIPT_ARMS if script is not None else ()),
             reference=reference,
             tag=tag,
-            seeds=seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds)),
+            seeds=seeds,
             budget_seconds=None if budget is None else parse_seconds("budget", budget),
             sweep=tuple(
                 (setting_path_of_name(name, "sweep"), list(values)) for name, values in (sweep or {}).items()
@@ -385,6 +388,16 @@ class CompareOptions(_BuiltOptions):
             junit=_path_or_none(junit),
             launch=_launch_options(launch, slurm_options),
         )
+
+
+def _refuse_unreadable_values(gpus: str | None, seeds: str | None, margin: float | str | None) -> None:
+    """Refuse values that mean nothing by themselves, whatever machine, file or run they meet."""
+    if gpus is not None:
+        parse_gpu_numbers(gpus)
+    if seeds is not None and seeds != "auto":
+        parse_seeds(seeds)
+    if margin is not None:
+        parse_margin(margin)
 
 
 def parse_seconds(name: str, value: float | str) -> float:

@@ -98,6 +98,8 @@ def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
         (("--sweep", "epoch=1,2"), "choose one of recipe.epochs"),
         (("--margin", "-1"), "margin is -1"),
         (("--seeds", "automatic"), "cannot be read"),
+        (("--gpus", "0,x", "--dry-run"), "--gpus '0,x' cannot be read; write numbers as 0,2-3"),
+        (("--gpus", "0-1,1", "--dry-run"), "--gpus '0-1,1' names a GPU twice"),
         (("--timing-rounds", "2", "--jobs", "2"), "one arm after the other"),
     ],
 )

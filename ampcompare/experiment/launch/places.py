@@ -197,7 +197,7 @@ def _why_no_gpus(gpus: str, devices: Collection[str], *, local: bool) -> str:
 def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:
     """Return the GPUs to use, and notes about those that others use."""
     if gpus is not None:
-        numbers = _parse_gpu_numbers(gpus)
+        numbers = parse_gpu_numbers(gpus)
         if missing := [number for number in numbers if number >= len(found)]:
             raise ConfigError(
                 f"--gpus {gpus} names GPU {missing[0]}, but {len(found)} are visible, starting at 0"
@@ -214,7 +214,15 @@ def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tup
     )
 
 
-def _parse_gpu_numbers(text: str) -> list[int]:
+def parse_gpu_numbers(text: str) -> list[int]:
+    """Return the numbers of GPUs such as `0,2-3`, in the order in which they are named.
+
+    Args:
+        text: as `--gpus` has it.
+
+    Raises:
+        ConfigError: it cannot be read, or names a GPU twice.
+    """
     numbers: list[int] = []
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
