@@ -52,6 +52,8 @@ GUARDED = "the adapter has no {}: what stands in this `try` runs only where Apex
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
 NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone; leave it out"
 NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, and raises an error here"
+NO_STATE = "_amp_state of the adapter has no {0}; change or remove this"
+STATE = frozenset({"", "opt_properties", "loss_scalers", "verbosity"})  # what `_amp_state` has of Apex's
 NO_CLASS = "FusedAdam of the adapter is a function that makes torch.optim.AdamW or Adam, so it is no type; name these"
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
 SCALED_BY_TIMM = (
@@ -139,7 +141,9 @@ def adapt_text(
     always = _change_imports(names, edits, name, [*missing, *guarded], used if not exports else None)
     _rename_lookups(module, edits, adapter)
     findings += _question_findings(module, always)
-    findings += _ddp_limit_notes(module, names) + _apex_option_findings(module, names)
+    findings += (
+        _ddp_limit_notes(module, names) + _apex_option_findings(module, names) + _state_findings(names)
+    )
     return Migration(
         edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
     )
@@ -232,6 +236,16 @@ def _apex_option_findings(module: Module, names: ModuleImports) -> list[Finding]
         bias = argument(call, "bias_correction", 2) if name == "FusedAdam" else None
         if bias is not None and is_literal(bias, False):
             found.append(Finding.of_node(bias, BY_HAND, NO_BIAS))
+    return found
+
+
+def _state_findings(names: ModuleImports) -> list[Finding]:
+    """Return the reads of what the adapter's `_amp_state` does not have."""
+    found = []
+    for node, full in names.uses:
+        name = full.partition("._amp_state.")[2].partition(".")[0]
+        if name not in STATE and isinstance(node.ctx, ast.Load):
+            found.append(Finding.of_node(node, BY_HAND, NO_STATE.format(name)))
     return found
 
 

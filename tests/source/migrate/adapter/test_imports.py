@@ -227,6 +227,15 @@ def test_options_that_the_adapter_does_not_take_are_named_where_they_are_given(c
     assert says in "".join(each.message for each in found)
 
 
+def test_state_that_the_adapter_lacks_is_named() -> None:
+    text = "from apex import amp\namp._amp_state.loss_scalers[0].loss_scale()\namp._amp_state.handle._deactivate()\n"
+    (finding,) = adapt_text(text).findings
+    assert (finding.line, finding.message) == (
+        3,
+        "_amp_state of the adapter has no handle; change or remove this",
+    )
+
+
 def test_a_module_of_a_package_has_its_full_name() -> None:
     text = "from apex import amp\nfrom apex.amp import scale_loss\n"
     assert adapt_text(text, f"pkg.{ADAPTER}").text == (
