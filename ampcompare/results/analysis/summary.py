@@ -103,13 +103,15 @@ def summarize(
     against = by_arm.get(reference, [])
     margin = quality_margin(against, reference, terms, metric)
     evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
-    lines = []
+    undecided = []
     for arm in arms:
         if arm == reference:
-            lines.append(_undecided_row_of_reference(arm, against))
+            undecided.append(_undecided_row_of_reference(arm, against))
         else:
-            lines.append(_undecided_row_of_arm(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin))
-    rows = decided_rows(lines, margin, terms, design)
+            undecided.append(
+                _undecided_row_of_arm(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin)
+            )
+    rows = decided_rows(undecided, margin, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude_comparison(
         rows,
@@ -264,18 +266,18 @@ def quantity_tests(
 
 
 def decided_rows(
-    lines: Sequence[UndecidedRow], margin: QualityMargin, terms: Terms, design: SequentialDesign
+    undecided: Sequence[UndecidedRow], margin: QualityMargin, terms: Terms, design: SequentialDesign
 ) -> list[ArmSummary]:
-    """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
-    decided: list[dict[str, Any]] = [{} for _ in lines]
+    """Return a row with verdicts for each; the tests of all arms in one quantity are a family, with one error rate."""
+    decided: list[dict[str, Any]] = [{} for _ in undecided]
     tests = quantity_tests(margin, terms, design)
     evidence = {
-        name: {number: line.evidence.get(name, NOTHING) for number, line in enumerate(lines)}
+        name: {number: line.evidence.get(name, NOTHING) for number, line in enumerate(undecided)}
         for name in tests
     }
     for name, quantity in tests.items():
         for number, verdict in quantity.verdicts(evidence[name], design).items():
-            line = lines[number]
+            line = undecided[number]
             decided[number][name] = quantity.as_conditional(verdict, line.survivors, line.updates)
             if name == "quality":
                 decided[number]["samples"] = line.samples(verdict)
@@ -284,7 +286,8 @@ def decided_rows(
             kinds = {decided[number][name].kind for name in ("quality", "loss")}
             decided[number]["loss_contradicts"] = kinds != {"equivalent"}
     return [
-        ArmSummary.model_validate({**dict(line.row), **its}) for line, its in zip(lines, decided, strict=True)
+        ArmSummary.model_validate({**dict(line.row), **its})
+        for line, its in zip(undecided, decided, strict=True)
     ]
 
 
