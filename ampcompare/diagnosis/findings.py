@@ -17,7 +17,7 @@ from ampcompare.diagnosis.observation import (
     operation_place_of,
     own_error_of_event,
 )
-from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, OperationResult
+from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, OperationResult, WatchedStep
 from ampcompare.diagnosis.ranges import magnitude_range_of_counts, total_nonfinite_and_lost_of
 from ampcompare.results.records.diagnosis import Fault, FaultKind, MagnitudeRange, OperationPlace
 
@@ -43,6 +43,7 @@ MAX_NEAR = 2
 INDEXING = frozenset(
     ("embedding", "embedding_bag", "gather", "index", "index_select", "take", "index_put", "scatter")
 )
+BINNING = ("_to_copy", "bucketize", "searchsorted")  # of numbers that need not be whole
 ROUNDING = frozenset(("round", "floor", "ceil", "trunc"))
 # share of wrong indices: of numbers that are whole in fp32, as positions are, and of others, as of bins
 MIN_WRONG_POSITIONS, MIN_WRONG_BINS = 0.01, 0.25
@@ -180,8 +181,8 @@ def _fault_of_rounded_argument(facts: StepFacts) -> Fault | None:
     """Return the fault of one rounding that a function amplifies, or that changes indices; None without."""
     if (amplified := _find_index_and_event_of_amplified_rounding(facts.step.events)) is not None:
         return _inexact_result_fault(facts, [amplified])
-    indices = _find_cast_and_user_of_rounded_indices(facts.step.events)
-    return None if indices is None else _rounded_indices_fault(facts, *indices)
+    wrong = _find_place_and_user_of_wrong_choice(facts.step)
+    return None if wrong is None else _wrong_choice_fault(facts, *wrong)
 
 
 def _nonfinite_update_fault(facts: StepFacts) -> Fault | None:
@@ -258,35 +259,61 @@ def _find_index_and_event_of_amplified_rounding(
     return max(caused, key=lambda pair: _finite_error_of(pair[1]), default=None)
 
 
-def _find_cast_and_user_of_rounded_indices(events: Sequence[OperationResult]) -> tuple[int, int] | None:
-    """Return the result that was cast to indices of which many are others than in fp32, and what takes them.
+def _find_place_and_user_of_wrong_choice(step: WatchedStep) -> tuple[int, int] | None:
+    """Return the result whose rounding makes many indices or truth values others than in fp32, and what takes them.
 
-    The wide run takes the indices of the arm, so that nothing behind them is wrong there.
+    The wide run takes those of the arm, so that nothing behind them is wrong there.
     """
+    events = step.events
+    chosen = [at for at, event in enumerate(events) if event.choice is not None and _is_wrong_choice(event)]
+    if not chosen:
+        return None
+    ends = [] if step.index_of_loss is None else [step.index_of_loss]
+    behind = set(
+        _places_reached_backwards(
+            ends, lambda at: [one for one in (*events[at].sources, *events[at].decided) if one < at]
+        )
+    )
     for at, event in enumerate(events):
-        if event.key[1] in INDEXING and event.key[3] == "forward":
-            for place in sorted(event.decided):
-                if events[place].integers is not None and _are_wrong_indices(events[place]):
-                    return place, at
+        if event.key[3] != "forward" or not (event.key[1] in INDEXING or at in behind):
+            continue
+        for place in chosen:
+            choice = events[place].choice
+            assert choice is not None
+            if place in event.decided and (event.key[1] in INDEXING or choice.is_whole):
+                return place, at
     return None
 
 
-def _are_wrong_indices(event: OperationResult) -> bool:
-    """Return whether more of a result's integers are wrong than where numbers lie near the border of two of them."""
-    share, is_whole = event.integers
-    is_counted = is_whole and event.key[1] not in ROUNDING  # else whole as it was rounded on purpose
-    return bool(share >= (MIN_WRONG_POSITIONS if is_counted else MIN_WRONG_BINS))
+def _is_wrong_choice(event: OperationResult) -> bool:
+    """Return whether more of what a result decides is wrong than where numbers lie near the border of two of them.
+
+    Numbers that are not whole, or were rounded on purpose, lie near one where they are many; their order may be chance.
+    """
+    choice = event.choice
+    if choice is None:
+        return False
+    if choice.is_whole and event.key[1] not in ROUNDING:
+        return choice.share >= MIN_WRONG_POSITIONS
+    return choice.operation in BINNING and choice.share >= MIN_WRONG_BINS
 
 
-def _rounded_indices_fault(facts: StepFacts, place: int, at: int) -> Fault:
+def _wrong_choice_fault(facts: StepFacts, place: int, at: int) -> Fault:
     events = facts.step.events
-    share = float(events[place].integers[0])
+    choice = events[place].choice
+    assert choice is not None
     origin = _index_of_line_where_rounding_began(events, place)
     first, name = operation_place_of(events[origin].key).name, operation_place_of(events[at].key).name
-    text = (
-        f"{first} rounds what becomes indices: {100 * share:.0f} % of those of {name} are others than in fp32"
-    )
-    return _make_fault("rounding", facts, origin, text, [first, name], severity=share)
+    share = f"{format_rough_percent(choice.share)} %"
+    if choice.operation == "_to_copy":
+        what = "indices" if events[at].key[1] in INDEXING else "whole numbers"
+        text = f"{first} rounds what becomes {what}: {share} of those of {name} are others than in fp32"
+    else:
+        text = (
+            f"{first} rounds what {choice.operation} compares: {share} of its results, or rows of them, are others "
+            f"than in fp32 and decide {name}"
+        )
+    return _make_fault("rounding", facts, origin, text, [first, name], severity=choice.share)
 
 
 def _find_overflow_and_value_made_wrong(

@@ -73,6 +73,10 @@ MAX_UNSEEN = 2**20  # elements of a tensor that is followed before the first ste
 OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
 # Their backward pass reads a workspace whose layout depends on the type: with one of another type it corrupts memory.
 OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_batch_norm")
+# They make integers or truth values of numbers, some by an order in which equal numbers have no place of their own.
+COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isin", "searchsorted", "bucketize"))
+ORDERING = frozenset(("argmax", "argmin", "max", "min", "sort", "topk"))
+CHOOSING = COMPARING | ORDERING | {"_to_copy"}
 COLLECTIVE = ("c10d", "c10d_functional")  # other ranks would wait for a repeated one
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
@@ -85,6 +89,20 @@ def computing_without_modes() -> Iterator[None]:
     with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
         with torch.no_grad():
             yield
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Integers or truth values that an operation has made of numbers.
+
+    Attributes:
+        share: of them that are others in the wide run; of truth values in several dimensions that of rows with one.
+        is_whole: whether all numbers are whole in the wide run, as positions and counts are.
+    """
+
+    operation: str
+    share: float
+    is_whole: bool
 
 
 @dataclass(slots=True)
@@ -104,9 +122,8 @@ class OperationResult:
     decided: tuple[int, ...] = ()
     number: float = 0.0  # that it adds, takes as a limit or multiplies by and that fp16 lacks; 0 for none
     limit: float = 0.0  # that it takes and that its type rounds to 1 or -1; 0 for none
-    # of the integers that it was cast to: the share that the wide run has otherwise, and 1 if its results are whole
-    # numbers there; None if it was not
-    integers: Any = None
+    # what was decided by it: the integers or truth values of which the most are others in the wide run
+    choice: "Choice | None" = None
 
 
 @dataclass
@@ -172,7 +189,7 @@ class OperationWatch(TorchDispatchMode):
         self._decided.clear()
         with computing_without_modes():
             if step.events:
-                for name in ("row", "wide", "errors", "integers"):
+                for name in ("row", "wide", "errors"):
                     _read_event_field(step.events, name)
         return step
 
@@ -243,6 +260,8 @@ class OperationWatch(TorchDispatchMode):
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             numbers = [one for one in args if type(one) is float] if key[1] in WITH_NUMBER else []
+            if exact is not None and key[1] in CHOOSING:
+                self._note_choice(key[1], given, output, exact, _dim_of_order(func, args, kwargs))
             self._record_results(
                 key, given, output, exact, own, {id(one) for one in written}, decided, numbers
             )
@@ -339,8 +358,6 @@ class OperationWatch(TorchDispatchMode):
             {at for one in given if (at := self._producer.get(_storage_address(one))) is not None}
         )
         self._note_sources_of_integers_and_booleans(output, decided.union(sources))
-        if key[1] == "_to_copy" and sources:
-            self._note_cast_to_integers(given[0], output, exact)
         results = _floating_tensors_in(output)
         if not results:
             return
@@ -379,16 +396,74 @@ class OperationWatch(TorchDispatchMode):
             if not value.is_floating_point():
                 self._decided[_storage_address(value)] = places
 
-    def _note_cast_to_integers(self, source: Tensor, result: Tensor, exact: Any) -> None:
-        """Note in the event of a floating tensor in how many integers its cast differs from that of the wide run."""
-        if result.is_floating_point() or result.dtype is torch.bool or not result.numel():
+    def _note_choice(
+        self, operation: str, given: Sequence[Tensor], output: Any, exact: Any, dim: int | None
+    ) -> None:
+        """Note in the event of a rounded tensor which integers or truth values were made of it."""
+        results, wides = (
+            [one for one in _tensors_in(value) if not one.is_floating_point()] for value in (output, exact)
+        )
+        if not results or not wides or not results[0].numel():
             return
-        wide = None if self.reference is None else self.reference.wide_tensor_of(source)
-        if wide is None or not isinstance(exact, Tensor) or exact.shape != result.shape:
+        if operation == "_to_copy" and results[0].dtype is torch.bool:
             return
-        apart = torch.stack([(result != exact).double().mean(), (wide == wide.round()).all().double()])
-        place = self._producer[_storage_address(source)]
-        self._step.events[place].integers = apart.numpy() if apart.device.type == "cpu" else apart
+        known = [(at, one, wide) for one in given for at, wide in self._place_and_wide_tensor(one)]
+        rounded = [(at, wide) for at, one, wide in known if len(known) == 1 or bool((one != wide).any())]
+        if not rounded:
+            return
+        place, wide = rounded[0]
+        share = share_of_wrong_choices(results[0], wides[0], wide if operation in ORDERING else None, dim)
+        is_whole = all(bool((wide == wide.round()).all()) for _, _, wide in known)
+        event = self._step.events[place]
+        found = Choice(operation, float(share), is_whole)
+        if event.choice is None or (found.is_whole, found.share) > (
+            event.choice.is_whole,
+            event.choice.share,
+        ):
+            event.choice = found
+
+    def _place_and_wide_tensor(self, tensor: Tensor) -> list[tuple[int, Tensor]]:
+        """Return the place of a floating tensor, and its tensor of the wide run; empty where one is not known."""
+        place = self._producer.get(_storage_address(tensor))
+        wide = None if self.reference is None else self.reference.wide_tensor_of(tensor)
+        return [] if place is None or wide is None else [(place, wide)]
+
+
+def share_of_wrong_choices(
+    result: Tensor, exact: Tensor, ordered: Tensor | None = None, dim: int | None = None
+) -> float:
+    """Return which share of integers or truth values is another one in the wide run; 0 where there are not as many.
+
+    Of truth values in several dimensions the rows count that have a wrong one, as in the mask of an attention.
+
+    Args:
+        ordered: the numbers of the wide run whose order was asked for, of which equal ones may be exchanged.
+        dim: along which they were ordered; None for all as one row.
+    """
+    if result.shape != exact.shape:
+        return 0.0
+    wrong = result != exact
+    if result.dtype is torch.bool and wrong.dim() > 1:
+        wrong = wrong.any(-1)
+    elif ordered is not None:
+        chosen, best = (_numbers_at(ordered, places, dim) for places in (result, exact))
+        wrong = chosen != best
+    return float(wrong.double().mean())
+
+
+def _numbers_at(numbers: Tensor, places: Tensor, dim: int | None) -> Tensor:
+    if dim is None or not numbers.dim():
+        return numbers.reshape(-1)[places.reshape(-1)]
+    return numbers.gather(dim, places if places.dim() == numbers.dim() else places.unsqueeze(dim))
+
+
+def _dim_of_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return along which dimension an operation orders numbers; None for all of them."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dim":
+            value = args[place] if place < len(args) else kwargs.get("dim", argument.default_value)
+            return None if value is None else int(value)
+    return None
 
 
 def _read_event_field(events: Sequence[OperationResult], name: str) -> None:
