@@ -69,7 +69,7 @@ def _explain_arm(options: Options) -> ArmExplanation:
         summary=_level_summary_text(level),
         does=explanation_rows_of_roles(
             _roles_for_options(options),
-            casts=_cast_rows_of_level(level),
+            casts=_function_cast_rows_of_level(level),
             borders=_level_border_text(level),
         ),
         twin=twin,
@@ -90,7 +90,7 @@ def _level_summary_text(level: OptLevel) -> str:
     return f"{article} model{norm}{masters}"
 
 
-def _cast_rows_of_level(level: OptLevel) -> tuple[tuple[str, str], ...]:
+def _function_cast_rows_of_level(level: OptLevel) -> tuple[tuple[str, str], ...]:
     if not level.patch_torch_functions:
         return ()
     half = level.half_name

@@ -114,7 +114,7 @@ def format_percent(share: float | None, *, missing: str = "-") -> str:
     return missing if share is None else f"{100 * share:.2f}"
 
 
-def format_rough_percent(share: float) -> str:
+def format_rough_percent_number(share: float) -> str:
     """Return a share of 1 in percent, with two digits below 10 %."""
     return f"{100 * share:.2g}" if share < 0.0995 else f"{100 * share:.0f}"
 

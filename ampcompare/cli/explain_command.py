@@ -110,12 +110,12 @@ def command(asked: Form, **parameters: Any) -> int:
 
 def _ledger_of_brief_training(config: RunConfig) -> Ledger:
     """Train a script for some steps, and return in which types."""
-    from ampcompare.experiment.launch.script.listing import record_short_run
+    from ampcompare.experiment.launch.script.listing import run_script_briefly_and_make_record
     from ampcompare.experiment.option_checks import check_cells
 
     check_cells([config])
     with tempfile.TemporaryDirectory() as folder:
-        record = record_short_run(config, Path(folder))
+        record = run_script_briefly_and_make_record(config, Path(folder))
     if record.ledger is None:
         raise LaunchError(f"{config.arm}: {record.error or 'the script has made no step'}")
     return record.ledger

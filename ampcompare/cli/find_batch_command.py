@@ -97,10 +97,10 @@ def command(**parameters: Any) -> int:
 def _show_largest_batches(limits: Sequence[BatchLimit]) -> None:
     """Print a row for each arm, and the environments next to each other where there are several."""
     from ampcompare.results.report.documents.stacks import HERE, facts_of_environment, rows_of_environments
-    from ampcompare.results.report.tables import grid_table, listing_table, terminal_width
+    from ampcompare.results.report.tables import grid_text, listing_text, terminal_width
 
     heads = ["arm", "largest batch", "peak MiB", "next tried", "does not fit"]
-    click.echo(listing_table(_rows_of_limits(limits), heads, terminal_width()))
+    click.echo(listing_text(_rows_of_limits(limits), heads, terminal_width()))
     facts: dict[str, dict[str, Any]] = {}
     arms: dict[str, list[str]] = {}
     for limit in limits:
@@ -109,7 +109,7 @@ def _show_largest_batches(limits: Sequence[BatchLimit]) -> None:
             arms.setdefault(limit.stack or HERE, []).append(limit.arm)
     if len(facts) > 1:
         heads, rows = rows_of_environments(facts, arms)
-        click.echo(f"\n{grid_table(rows, heads, terminal_width())}")
+        click.echo(f"\n{grid_text(rows, heads, terminal_width())}")
 
 
 def _rows_of_limits(limits: Sequence[BatchLimit]) -> list[list[str]]:

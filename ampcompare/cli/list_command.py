@@ -49,27 +49,27 @@ def command(asked: Form, what: str, folder: str | None) -> int:
     if asked is LIST_RUNS:
         return _print_runs(folder)
     from ampcompare.experiment.choices import list_choices
-    from ampcompare.results.report.tables import listing_table, terminal_width
+    from ampcompare.results.report.tables import listing_text, terminal_width
 
     for name, rows in list_choices().items():
         if what in (name, "all"):
             shown = [[item, "yes" if available else "no", reason] for item, available, reason in rows]
             click.echo(
-                listing_table(shown, [name, "available", "what it is, or why not"], terminal_width()) + "\n"
+                listing_text(shown, [name, "available", "what it is, or why not"], terminal_width()) + "\n"
             )
     return 0
 
 
 def _print_runs(folder: str | None) -> int:
     from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_run_directories
-    from ampcompare.results.report.tables import listing_table, terminal_width
+    from ampcompare.results.report.tables import listing_text, terminal_width
 
     root = Path(folder) if folder is not None else DEFAULT_FOLDER
     found = find_run_directories(root) if folder is not None or root.is_dir() else []
     if not found:
         click.echo(f"no run directories in {root.absolute()}; ampcompare compare makes one", err=True)
         return 0
-    click.echo(listing_table([row_of_run(run.brief()) for run in found], RUN_HEADERS, terminal_width()))
+    click.echo(listing_text([row_of_run(run.brief()) for run in found], RUN_HEADERS, terminal_width()))
     return 0
 
 

@@ -204,7 +204,7 @@ def _write_or_print_migrations(
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
     moved = [each for each in output.changed if not each.is_marked_alone]
-    _say_on_stderr(_line_of_counts(len(files), output, adapted, left, len(waiting)))
+    _say_on_stderr(_counts_line(len(files), output, adapted, left, len(waiting)))
     on_adapter = [each for plan in choice.plans for each in plan.files]
     runs = {each.path for each in on_adapter if each.migration is not None and not each.migration.left}
     staying = [each.path for each in waiting if each.path not in runs]
@@ -214,7 +214,7 @@ def _write_or_print_migrations(
         flag = "--adapter " * adapter + "--rewrite " * rewrite
         _say_command_that_comes_next(files, output, f"ampcompare migrate {flag}--verify")
     if moved:
-        _say_requirements([each.path for each in moved], is_whole=not left and not output.faults)
+        _say_lines_requiring_apex([each.path for each in moved], is_whole=not left and not output.faults)
     return ConfigError.exit_code if output.faults else int(left > 0)
 
 
@@ -320,7 +320,7 @@ def _say_command_for_unmigrated(
             )
 
 
-def _say_requirements(files: list[Path], *, is_whole: bool) -> None:
+def _say_lines_requiring_apex(files: list[Path], *, is_whole: bool) -> None:
     """Name the lines by which a project asks for the package Apex, which can go with the last import of it."""
     from ampcompare.source.migrate.leftovers import requirements_of_apex
 
@@ -333,7 +333,7 @@ def _say_requirements(files: list[Path], *, is_whole: bool) -> None:
         _say_on_stderr(f"{os.path.relpath(path)}:{line}: `{text}`: the dependency on Apex {when}")
 
 
-def _line_of_counts(files: int, output: _MigrationOutput, adapted: int, left: int, by_hand: int) -> str:
+def _counts_line(files: int, output: _MigrationOutput, adapted: int, left: int, by_hand: int) -> str:
     done = (
         ["rewritten", "moved to the adapter", "marked"]
         if output.write

@@ -133,7 +133,9 @@ class ProgressDisplay(Observer):
     def _draw_region(self, above: str | None = None) -> None:
         if self._region is not None:
             self._region.draw(
-                *self._cells.cell_views_and_matrix_progress(time.monotonic()), self._idle_text, above
+                *self._cells.cell_views_and_matrix_progress(time.monotonic()),
+                self._text_while_no_cell_runs,
+                above,
             )
 
     def _start_drawing(self) -> None:
@@ -162,11 +164,13 @@ class ProgressDisplay(Observer):
         if self.notify_seconds is None or now - self.notified < self.notify_seconds:
             return
         self.notified = now
-        for line in notice_lines(*self._cells.cell_views_and_matrix_progress(now), idle=self._idle_text):
+        for line in notice_lines(
+            *self._cells.cell_views_and_matrix_progress(now), idle=self._text_while_no_cell_runs
+        ):
             self._print_line(line)
 
     @property
-    def _idle_text(self) -> str:
+    def _text_while_no_cell_runs(self) -> str:
         """What happens while no cell runs."""
         outline = self._cells.outline
         if self._cells.total > 1 and self._cells.done == self._cells.total:

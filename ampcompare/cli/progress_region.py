@@ -74,7 +74,7 @@ def draw_bars(
             )
         )
         lines.append(
-            Text("  " + between.join(cell.figure_texts()), style="dim", no_wrap=True, overflow="crop")
+            Text("  " + between.join(cell.known_number_texts()), style="dim", no_wrap=True, overflow="crop")
         )
     if len(shown) < len(cells):
         lines.append(Text(f"and {len(cells) - len(shown)} more", style="dim"))

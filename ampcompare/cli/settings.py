@@ -222,9 +222,9 @@ def print_script_metrics(config: RunConfig) -> int:
     """Print what metrics a script shows, each with the option to paste, and return the exit code."""
     from tabulate import tabulate
 
-    from ampcompare.experiment.launch.script.listing import short_run_of_script, step_count_of_short_run
+    from ampcompare.experiment.launch.script.listing import run_script_briefly, step_count_of_short_run
 
-    found, steps = short_run_of_script(config), step_count_of_short_run(config)
+    found, steps = run_script_briefly(config), step_count_of_short_run(config)
     rows = [
         [printable_line(one.name, 40), one.source, one.count, f"{one.last:g}", one.option]
         for one in found.seen

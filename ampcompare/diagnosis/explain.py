@@ -186,7 +186,10 @@ def observation_text(observation: dict[str, Any], *, width: int) -> str:
     if len(rows) > MAX_ROWS:
         headers, table = ["module", "type", "modules", *HEADERS[2:]], _rows_by_module_type(rows)
     else:
-        headers, table = [*HEADERS], [[row["module"], row["type"], *_row_cells(row)] for row in rows]
+        headers, table = (
+            [*HEADERS],
+            [[row["module"], row["type"], *_cells_of_module_row(row)] for row in rows],
+        )
     unit = "KiB" if observation["bytes"]["total"] < 10 * UNITS["MiB"] else "MiB"
     aligned = ["right" if header in ("parameters", "modules") else "left" for header in headers]
     parts = [
@@ -216,7 +219,7 @@ def _observation_heading_line(observation: dict[str, Any]) -> str:
     )
 
 
-def _row_cells(row: dict[str, Any]) -> list[str]:
+def _cells_of_module_row(row: dict[str, Any]) -> list[str]:
     if not row["ran"]:
         return [f"{row['parameters']:,}", _types_text(row["weights"]), "not called", ""]
     return [f"{row['parameters']:,}", *(_types_text(row[name]) for name in ("weights", "inputs", "outputs"))]
@@ -230,7 +233,7 @@ def _rows_by_module_type(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return a row for all modules of one type with equal dtypes, named by the first of them."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["type"], *_row_cells(row)[1:]), []).append(row)
+        groups.setdefault((row["type"], *_cells_of_module_row(row)[1:]), []).append(row)
     table = []
     for (kind, *types), members in groups.items():
         name = members[0]["module"] + (", ..." if len(members) > 1 else "")

@@ -123,13 +123,13 @@ class _ModuleTypeTracer:
 
     def __enter__(self) -> None:
         for name, module in self.modules.items():
-            self.handles.append(module.register_forward_hook(self._type_hook(name), with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self._make_type_hook(name), with_kwargs=True))
 
     def __exit__(self, *exc: object) -> None:
         for handle in self.handles:
             handle.remove()
 
-    def _type_hook(self, name: str) -> Callable[..., None]:
+    def _make_type_hook(self, name: str) -> Callable[..., None]:
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name not in self.inputs:
                 self.order.append(name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ampcompare.base.formatting import format_rough_percent
+from ampcompare.base.formatting import format_rough_percent_number
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import (
@@ -78,8 +78,9 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     made = None if _module_and_line_key(events[at]) == _module_and_line_key(events[origin]) else at
     if small:
         return FaultReason(f"{events[at].number:g} in {name} is zero in fp16", made)
+    percent = format_rough_percent_number(share_lost_to_zero(events[at]))
     return FaultReason(
-        f"{format_rough_percent(share_lost_to_zero(events[at]))} % of the results of {name} are zero in the arm alone",
+        f"{percent} % of the results of {name} are zero in the arm alone",
         made,
     )
 
@@ -491,7 +492,7 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         if at_origin:
             text += f", and the gradient of {name} {_distance_from_fp32_text(worst)}"
     elif rounded is not None:
-        rounding = format_rough_percent(error_of_event(events[rounded]))
+        rounding = format_rough_percent_number(error_of_event(events[rounded]))
         how = (
             f"rounds its result by {rounding}"
             if events[rounded].dtype in HALF_DTYPES
@@ -556,7 +557,7 @@ def _distance_from_fp32_text(event: OperationResult) -> str:
     """Return how far a result is from that of the wide run, as a predicate."""
     error = error_of_event(event)
     if error < 10:
-        return f"differs from fp32 by {format_rough_percent(error)} % of its size"
+        return f"differs from fp32 by {format_rough_percent_number(error)} % of its size"
     times = f"{error:.2g}" if error < 1000 else "over 1000"
     return f"differs from fp32 by {times} times its size"
 

@@ -96,7 +96,7 @@ def holds(
         raise ConfigError("loss is of a module or function with inputs; a training loop has its own")
     conditions = LoopConditions(steps=steps, device=str(resolve_device(device)), seed=seed)
     check = _ArmCheck(
-        subject if inputs is None else _loop_over_subject(subject, inputs, loss, conditions.device),
+        subject if inputs is None else _make_loop_over_subject(subject, inputs, loss, conditions.device),
         conditions,
         rtol=rtol,
         cures=cures,
@@ -437,7 +437,7 @@ class _FigureCapture(PrecisionWrapper):
                 self._found[f"gradient of {name}"] = grad.detach().clone()
 
 
-def _loop_over_subject(
+def _make_loop_over_subject(
     subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], Any] | None, device: str
 ) -> Loop:
     """Return a loop that trains a copy of a module, or the inputs of a function, and leaves the weights as they are."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import FP16_MAX, Roles
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.formatting import format_rough_percent
+from ampcompare.base.formatting import format_rough_percent_number
 from ampcompare.results.records.outlook import ArmOutlook, Prefix
 
 # of runs that lose more of their updates over the rest of the schedule, 9 in 10 end 2 % worse than fp32
@@ -191,4 +191,4 @@ def _outlook_by_lost_updates(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlo
 def _percent_text(share: float) -> str:
     if not math.isfinite(share):
         return "without limit"
-    return f"{format_rough_percent(share)} %"
+    return f"{format_rough_percent_number(share)} %"

@@ -61,7 +61,7 @@ def make_recipe_loop(
     device: torch.device,
     *,
     is_twin: bool = False,
-    show: Callable[[TrainingAssembly], None] = lambda assembly: None,
+    at_assembly: Callable[[TrainingAssembly], None] = lambda assembly: None,
     epochs: Iterable[int] | None = None,
     batches_of: Callable[[Any, Iterable[Any]], Iterable[Any]] = lambda precision, batches: batches,
     drain_every: int = 1,
@@ -70,7 +70,7 @@ def make_recipe_loop(
 
     Args:
         is_twin: change the weights by one part in 512.
-        show: called with what is trained, before the first step.
+        at_assembly: called with what is trained, before the first step.
         batches_of: what the loop iterates over, from the precision and the batches of an epoch.
     """
     recipe = config.recipe
@@ -83,7 +83,7 @@ def make_recipe_loop(
                 "half:bf16,masters=fp32 or apex:O5, which compute in the same types"
             )
         assembly = assemble_run(recipe, task, precision, device, is_twin=is_twin)
-        show(assembly)
+        at_assembly(assembly)
         loop = build_training_loop(recipe, assembly, precision, drain_every=drain_every)
         for epoch in range(recipe.epochs) if epochs is None else epochs:
             batches = task.data.train_batches(

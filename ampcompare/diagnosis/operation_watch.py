@@ -190,7 +190,7 @@ class OperationWatch(TorchDispatchMode):
         with computing_without_modes():
             if step.events:
                 for name in ("row", "wide", "errors"):
-                    _read_event_field(step.events, name)
+                    _replace_event_field_by_numbers(step.events, name)
         return step
 
     def add_weights_or_gradients(
@@ -466,7 +466,7 @@ def _dim_of_order(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return None
 
 
-def _read_event_field(events: Sequence[OperationResult], name: str) -> None:
+def _replace_event_field_by_numbers(events: Sequence[OperationResult], name: str) -> None:
     """Replace a field of events that lies on a device by numbers, with one read."""
     waiting = [event for event in events if isinstance(getattr(event, name), Tensor)]
     if waiting:
@@ -490,7 +490,7 @@ def _note_numbers_that_type_cannot_hold(
 ) -> None:
     """Note in the event of a 16-bit result the number that its type cannot hold, and the limit that it rounds to 1."""
     event.number = _number_beyond_fp16(numbers) if event.dtype is torch.float16 else 0.0
-    event.limit = _limit_rounded_to_one(numbers, event.dtype) if operation in LIMITS else 0.0
+    event.limit = _number_rounded_to_one(numbers, event.dtype) if operation in LIMITS else 0.0
 
 
 def _number_beyond_fp16(numbers: Sequence[float]) -> float:
@@ -499,7 +499,7 @@ def _number_beyond_fp16(numbers: Sequence[float]) -> float:
     return next(beyond, 0.0)
 
 
-def _limit_rounded_to_one(numbers: Sequence[float], dtype: torch.dtype) -> float:
+def _number_rounded_to_one(numbers: Sequence[float], dtype: torch.dtype) -> float:
     """Return a number near 1 or -1 that a 16-bit type rounds to it; 0 for none."""
     eps = torch.finfo(dtype).eps
     near = (one for one in numbers if abs(one) != 1 and -eps / 4 <= abs(one) - 1 <= eps / 2)

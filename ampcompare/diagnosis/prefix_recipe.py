@@ -22,9 +22,11 @@ def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin
         closing(PrefixWatch(steps, total=total)) as watch,
     ):
 
-        def show(assembly: TrainingAssembly) -> None:
+        def at_assembly(assembly: TrainingAssembly) -> None:
             watch.follow_schedule(assembly.schedule, total or assembly.total_steps)
 
         with suppress(StepsDone):
-            make_recipe_loop(settings, device, is_twin=is_twin, show=show)(WatchedPrecision(precision, watch))
+            make_recipe_loop(settings, device, is_twin=is_twin, at_assembly=at_assembly)(
+                WatchedPrecision(precision, watch)
+            )
     return watch.prefix_seen().model_dump(mode="json")

@@ -73,7 +73,7 @@ class RateHistory:
         paces = [
             pace
             for number in range(len(schedulers))
-            if (pace := self._find_pace_of_scheduler(number, epoch)) is not None
+            if (pace := self._find_moves_of_scheduler(number, epoch)) is not None
         ]
         if len(paces) < len(schedulers):
             return RateForecast("its scheduler made no step so far", False, total)
@@ -81,7 +81,7 @@ class RateHistory:
             ends = [
                 pace.step_of_move(end)
                 for each, pace in zip(schedulers, paces, strict=True)
-                if (end := _find_last_move(each))
+                if (end := _find_num_moves_to_end(each))
             ]
             total = max(ends, default=math.ceil(math.prod(loops)) if loops else None)
         if total is None or total <= now:
@@ -103,17 +103,17 @@ class RateHistory:
             for seen, said in zip(row, ahead, strict=False)
         )
 
-    def _find_pace_of_scheduler(self, number: int, epoch: int | None) -> _SchedulerPace | None:
+    def _find_moves_of_scheduler(self, number: int, epoch: int | None) -> _SchedulerMoves | None:
         """Return how a scheduler moves; where it made no move, once an epoch, or None."""
         moves = [row[number] for row in self._moves]
         changes = [step for step in range(1, len(moves)) if moves[step] != moves[step - 1]]
         if not changes:
-            return None if epoch is None else _SchedulerPace(moves[-1], 1, epoch, epoch, is_guess=True)
+            return None if epoch is None else _SchedulerMoves(moves[-1], 1, epoch, epoch, is_guess=True)
         last = changes[-1]
         period = last - changes[-2] if len(changes) > 1 else last
-        return _SchedulerPace(moves[-1], moves[last] - moves[last - 1], period, last + period)
+        return _SchedulerMoves(moves[-1], moves[last] - moves[last - 1], period, last + period)
 
-    def _rates_by_step(self, paces: Sequence[_SchedulerPace], now: int, total: int) -> list[list[float]]:
+    def _rates_by_step(self, paces: Sequence[_SchedulerMoves], now: int, total: int) -> list[list[float]]:
         """Return the rates of each step from `now` on."""
         dummy = _dummy_optimizer_like(self._optimizer)
         rows = []
@@ -130,7 +130,7 @@ class RateHistory:
 
 
 @dataclass(frozen=True)
-class _SchedulerPace:
+class _SchedulerMoves:
     """How a scheduler moves: so far `made` times; from the step `due` on, `moves` times every `period` steps."""
 
     made: int
@@ -168,11 +168,11 @@ def _num_moves_of(scheduler: Any) -> int:
     return int(own) if own is not None else max(_num_moves_of(each) for each in scheduler._schedulers)
 
 
-def _find_last_move(scheduler: Any) -> int | None:
+def _find_num_moves_to_end(scheduler: Any) -> int | None:
     """Return after how many moves a scheduler is at its end; None if it does not say."""
     parts = getattr(scheduler, "_schedulers", None)
     if parts is not None:
-        ends = [_find_last_move(each) for each in parts]
+        ends = [_find_num_moves_to_end(each) for each in parts]
         milestones = getattr(scheduler, "_milestones", None)
         if milestones:  # one after the other
             return None if ends[-1] is None else int(milestones[-1]) + ends[-1]

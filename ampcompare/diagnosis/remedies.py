@@ -144,13 +144,13 @@ def search_for_cure(
                 if left is None:
                     continue
                 if not left:
-                    return found_with(_prune_candidate(change, faults_after))
+                    return found_with(_candidate_without_needless_parts(change, faults_after))
                 if step is None and _is_progress(present, left):
                     step = change, left
             if step is None:
                 for change in _joint_candidates(candidates, kept):
                     if (left := faults_after(change)) is not None and not left:
-                        return found_with(_prune_candidate(change, faults_after))
+                        return found_with(_candidate_without_needless_parts(change, faults_after))
                 return None
             kept, present = step
         return None
@@ -174,7 +174,7 @@ def _joint_candidates(candidates: Iterable[CureCandidate], kept: CureCandidate) 
             return
 
 
-def _prune_candidate(
+def _candidate_without_needless_parts(
     change: CureCandidate, faults_after: Callable[[CureCandidate], Sequence[Fault] | None]
 ) -> CureCandidate:
     """Drop each part without which the faults are gone as well."""

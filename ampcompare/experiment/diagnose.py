@@ -269,7 +269,7 @@ def _exit_code_of_watched_run(process: subprocess.Popen[bytes], ended: Path) -> 
     raise LaunchError(f"the script had not made its steps after {TIME_LIMIT:g} s and was ended")
 
 
-def _last_note_in_log(log: Path) -> str:
+def _last_own_line_in_log(log: Path) -> str:
     """Return the last line of ampcompare in the output of a run; torchrun may have written more after it."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
@@ -279,5 +279,5 @@ def exit_code_error_text(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    text = str(error or _last_note_in_log(folder / CellFile.LOG) or log_tail(folder) or ended)
+    text = str(error or _last_own_line_in_log(folder / CellFile.LOG) or log_tail(folder) or ended)
     return printable_line(text, 1000, keep_end=600)

@@ -222,7 +222,7 @@ class _ArmSearch:
         limit = _memory_limit_bytes(self._search, record)
         if limit is not None:
             self._limits.add(limit)
-        self._tries[batch] = judged = _batch_try_from_record(record, batch, limit)
+        self._tries[batch] = judged = _batch_try_of_record(record, batch, limit)
         self._search.note(f"{self.config.arm_with_stack}, batch {batch}: {judged.reason or 'fits'}")
         return not judged.reason
 
@@ -253,7 +253,7 @@ def _no_limit_error() -> ConfigError:
     return ConfigError("find-batch on a CPU needs the GiB that a run may use, as in --memory-limit 4")
 
 
-def _batch_try_from_record(record: RunRecord, batch: int, limit: int | None) -> BatchTry:
+def _batch_try_of_record(record: RunRecord, batch: int, limit: int | None) -> BatchTry:
     """Return whether a run fits."""
     summary, error = record.summary, record.error or ""
     if record.status == "failed":

@@ -48,7 +48,7 @@ class _RecordsOfFolder:
 
 
 @dataclass(frozen=True)
-class _JoinedJournal(Journal):
+class _FolderJournalOfJoinedRuns(Journal):
     """The looks at the folder that has spent most of its error rate, and a plan of the cells of all folders."""
 
     files: Mapping[str, Path]
@@ -95,7 +95,9 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
         with contextlib.ExitStack() as stack:
             for part in parts:
                 stack.enter_context(part.run.lock().acquire(timeout=0))
-            journals = [_JoinedJournal(part.run, plan, tuple(part.run.looks()), files) for part in parts]
+            journals = [
+                _FolderJournalOfJoinedRuns(part.run, plan, tuple(part.run.looks()), files) for part in parts
+            ]
             # What one of them has left is left of the others at least.
             most = max(journals, key=lambda journal: math.fsum(look.error_rate for look in journal.looks))
             if any(part.plan.journal is None for part in parts):
@@ -117,7 +119,9 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
     except (OSError, EnvironmentUnfit):
         looks = tuple(parts[0].run.looks())
         return sum_up(
-            _JoinedJournal(parts[0].run, plan, looks, files).sequential_design_without_test(NOT_WRITABLE)
+            _FolderJournalOfJoinedRuns(parts[0].run, plan, looks, files).sequential_design_without_test(
+                NOT_WRITABLE
+            )
         )
 
 

@@ -87,7 +87,7 @@ def setting_path_of_name(name: str, said: str) -> str:
     return fit[0]
 
 
-def expand_matrix(
+def rows_of_matrix(
     matrix: Matrix,
     *,
     arms: Sequence[str] = (),
@@ -181,4 +181,4 @@ def rows_without_commands(matrix: Matrix) -> list[MatrixRow]:
     """Return the rows that a file describes, where nothing is started: stacks have their names alone."""
     given = [row["arm"] for row in matrix.rows or ()] + list(matrix.arms or ())
     stacks = {name: StackConfig(name=name, command=("python",)) for name in stack_names_in(given)}
-    return expand_matrix(matrix, stacks=stacks)
+    return rows_of_matrix(matrix, stacks=stacks)

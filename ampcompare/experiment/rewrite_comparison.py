@@ -69,7 +69,7 @@ def compare_runs(
     compared += [*_compare_types(original, rewritten), *_compare_evaluations(original, rewritten)]
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
     beyond = [_gradient_difference_text(original, rewritten), _precision_difference_text(original, rewritten)]
-    beyond += _changed_settings_lines(original, rewritten)
+    beyond += _lines_on_settings_few_steps_hide(original, rewritten)
     compared += [(DIFFERENT, line) for line in beyond if line]
     order = (EQUAL, WITHIN, DIFFERENT)
     return max((verdict for verdict, _ in compared), key=order.index), [line for _, line in compared]
@@ -292,7 +292,7 @@ def _compare_weights(
     where = ""
     verdict = WITHIN
     by_length = ""
-    allowed = _allowed_distances(original, rewritten, keys)
+    allowed = _allowed_weight_distances(original, rewritten, keys)
     for key in keys:
         first, second = original.weights[key], rewritten.weights[key]
         difference = _largest_relative_difference(first, second)
@@ -316,7 +316,9 @@ def _compare_weights(
     )
 
 
-def _allowed_distances(original: ScriptRun, rewritten: ScriptRun, keys: Sequence[str]) -> dict[str, float]:
+def _allowed_weight_distances(
+    original: ScriptRun, rewritten: ScriptRun, keys: Sequence[str]
+) -> dict[str, float]:
     """Return how far each tensor may be apart, in its lengths: farther if it is small, and where losses have parted."""
     # Where losses have parted in later steps, so have weights.
     has_parted = _first_pass_above_limit(_loss_differences(original, rewritten), ROUNDING) is not None
@@ -381,7 +383,7 @@ def _precision_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str
     return ""
 
 
-def _changed_settings_lines(original: ScriptRun, rewritten: ScriptRun) -> list[str]:
+def _lines_on_settings_few_steps_hide(original: ScriptRun, rewritten: ScriptRun) -> list[str]:
     """Return what a run of few steps need not show: another 16-bit type or policy of the loss scale, kept gradients."""
     found = []
     if original.halves and rewritten.halves and original.halves != rewritten.halves:

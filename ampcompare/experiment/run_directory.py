@@ -304,7 +304,7 @@ class RunDirectory:
             record, raw = read_model_and_plain_content(path, RunRecord, "run record")
         except RecordError as error:
             return _set_record_aside(path, CellFile.UNREADABLE, error)
-        if reason := _why_cell_runs_again(record, config):
+        if reason := _why_record_not_reused(record, config):
             return ReusableRecord(None, reason)
         try:
             check_record(path, raw, record)
@@ -387,7 +387,7 @@ class RunDirectory:
         return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
-def _why_cell_runs_again(record: RunRecord, config: RunConfig) -> str:
+def _why_record_not_reused(record: RunRecord, config: RunConfig) -> str:
     """Return why a cell must run again that has a record; "" if it need not."""
     if record.status not in RESULTS:
         was = "was " if record.status == "interrupted" else ""

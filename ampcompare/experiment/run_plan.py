@@ -108,7 +108,7 @@ def run_plan(
                 break
             running.announce_cells(missing)
             runner = CellRunner(running, jobs, by_seed=together)
-            with runner.finished_cells(missing) as finished:
+            with runner.run_and_yield_finished_cells(missing) as finished:
                 for index in block:
                     if index in waiting:
                         # of several that run at once, the first to end
@@ -388,7 +388,7 @@ class CellRunner:
     by_seed: bool = False
 
     @contextlib.contextmanager
-    def finished_cells(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
+    def run_and_yield_finished_cells(self, indices: Sequence[int]) -> Iterator[Iterator[FinishedCell]]:
         """Yield the cells of some indices as they end; `begin` and `progress` are called while the next is awaited."""
         if indices and all(
             self.running.launcher.is_queue(self.running.plan.cells[index]) for index in indices

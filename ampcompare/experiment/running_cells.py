@@ -78,7 +78,7 @@ class CellView:
             None if made < FIRST_SHARE else max(0.0, (self.latest - begun) * (1 - first) / made + begun - now)
         )
 
-    def figure_texts(self, left: str = " left") -> list[str]:
+    def known_number_texts(self, left: str = " left") -> list[str]:
         """Return what is known of it, the most important first; `left` follows the time that it will still take."""
         figures, progress = [], self.progress
         if progress is not None and progress.loss is not None:
@@ -102,7 +102,7 @@ class CellView:
         steps = (
             [f"step {progress.steps} of {progress.total_steps}"] if progress and progress.total_steps else []
         )
-        return [self.phase, *steps, *self.figure_texts(left)]
+        return [self.phase, *steps, *self.known_number_texts(left)]
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def require_script(path: str) -> Path:
     return script
 
 
-def run_script_in_child(
+def trace_script_in_child(
     script: Path,
     arguments: list[str],
     *,

@@ -14,8 +14,8 @@ from ampcompare.base.option_rules import refuse_broken_rules, rule_of_need
 from ampcompare.experiment.matrix import (
     MatrixRow,
     Vary,
-    expand_matrix,
     first_row_of_arm,
+    rows_of_matrix,
     rows_without_commands,
     setting_path_of_name,
 )
@@ -176,7 +176,7 @@ def matrix_rows(
     Raises:
         ConfigError: an arm, setting or stack that does not exist.
     """
-    return expand_matrix(
+    return rows_of_matrix(
         sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed, stacks=stacks
     )
 

@@ -23,7 +23,7 @@ from ampcompare.experiment.rewrite_comparison import (
     differences_beyond_twin,
     is_difference_in_weights_alone,
 )
-from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
+from ampcompare.experiment.script_process import ENGINE, require_script, trace_script_in_child
 from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
 from ampcompare.script.examination.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.invocation.target import CALLS_APEX
@@ -74,7 +74,9 @@ def verify_script(
     migrate_whole_files([script], how)
     check()
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
-        run: Callable[..., ScriptRun] = functools.partial(run_script_in_child, script, arguments, steps=steps)
+        run: Callable[..., ScriptRun] = functools.partial(
+            trace_script_in_child, script, arguments, steps=steps
+        )
         if stack is not None:
             run = functools.partial(run, first_weights=Path(folder, CellFile.WEIGHTS))
         return _Verification(path, arguments, run, say, how=how, stack=stack).verify()

@@ -53,7 +53,7 @@ class GuardHooks:
             self._watch_scaler()
             _watch_autocast(self._events, self.facts)
             self._events.wrap(*Points.ENTER_AUTOCAST, self._watch_weight_casts)
-            _watch_disabled_scalers(self._events, self.facts)
+            _watch_scalers_without_device(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
         self._events.wrap(torch, "save", self._report_save)
@@ -417,7 +417,7 @@ def _types_of_devices_with_autocast_on() -> list[str]:
     ]
 
 
-def _watch_disabled_scalers(events: Subscriptions, facts: ScriptState) -> None:
+def _watch_scalers_without_device(events: Subscriptions, facts: ScriptState) -> None:
     """Record each GradScaler that is asked to be on, and is off since torch does not see its device."""
     signature = inspect.signature(torch.amp.GradScaler.__init__)
 

@@ -14,7 +14,7 @@ PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[:.][A-Za-z_]\w*")
 
 
 @dataclass(frozen=True)
-class OptimizerSpec:
+class OptimizerClassSpec:
     """An optimizer that has its own name: `module:Class`, for those of Apex ampcompare's own, and a line for `list`."""
 
     path: str
@@ -22,18 +22,20 @@ class OptimizerSpec:
 
 
 BUILT_IN = {
-    "sgd": OptimizerSpec("torch.optim:SGD", "torch.optim.SGD"),
-    "adam": OptimizerSpec("torch.optim:Adam", "torch.optim.Adam, L2 decay"),
-    "adamw": OptimizerSpec("torch.optim:AdamW", "torch.optim.AdamW, decoupled decay"),
-    "fused_adam": OptimizerSpec(
+    "sgd": OptimizerClassSpec("torch.optim:SGD", "torch.optim.SGD"),
+    "adam": OptimizerClassSpec("torch.optim:Adam", "torch.optim.Adam, L2 decay"),
+    "adamw": OptimizerClassSpec("torch.optim:AdamW", "torch.optim.AdamW, decoupled decay"),
+    "fused_adam": OptimizerClassSpec(
         f"{OWN_APEX}:FusedAdam", "apex.optimizers.FusedAdam: AdamW with fp32 moments"
     ),
-    "fused_lamb": OptimizerSpec(
+    "fused_lamb": OptimizerClassSpec(
         f"{OWN_APEX}:FusedLAMB", "apex.optimizers.FusedLAMB: clips at a norm of 1 by default"
     ),
-    "fused_novograd": OptimizerSpec(f"{OWN_APEX}:FusedNovoGrad", "apex.optimizers.FusedNovoGrad"),
-    "fused_sgd": OptimizerSpec(f"{OWN_APEX}:FusedSGD", "apex.optimizers.FusedSGD: fp16 and fp32 weights"),
-    "fused_adagrad": OptimizerSpec(f"{OWN_APEX}:FusedAdagrad", "apex.optimizers.FusedAdagrad"),
+    "fused_novograd": OptimizerClassSpec(f"{OWN_APEX}:FusedNovoGrad", "apex.optimizers.FusedNovoGrad"),
+    "fused_sgd": OptimizerClassSpec(
+        f"{OWN_APEX}:FusedSGD", "apex.optimizers.FusedSGD: fp16 and fp32 weights"
+    ),
+    "fused_adagrad": OptimizerClassSpec(f"{OWN_APEX}:FusedAdagrad", "apex.optimizers.FusedAdagrad"),
 }
 LIBRARIES = {  # packages of known optimizers, by the first part of a path
     "torchao": Library(("torchao",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8"),

@@ -286,7 +286,7 @@ class Index:
 
         They are not where the function is passed on, or where a call of its name cannot be resolved.
         """
-        return self._calls_by_function.get(function, []), function not in self._functions_passed_on
+        return self._calls_by_function.get(function, []), function not in self._functions_with_unseen_calls
 
     def relative_path_of(self, module: Module) -> str:
         """Return the path of a module from the folder of the one that is looked at; empty for text alone."""
@@ -969,8 +969,8 @@ class Index:
         return _CallsByFunction(self)
 
     @property
-    def _functions_passed_on(self) -> _FunctionsPassedOn:
-        return _FunctionsPassedOn(self)
+    def _functions_with_unseen_calls(self) -> _FunctionsWithUnseenCalls:
+        return _FunctionsWithUnseenCalls(self)
 
 
 class _CallsByFunction:
@@ -1025,7 +1025,7 @@ class _CallsByFunction:
         return known
 
 
-class _FunctionsPassedOn:
+class _FunctionsWithUnseenCalls:
     """The functions that may be called where no call of the project names them."""
 
     def __init__(self, index: Index) -> None:

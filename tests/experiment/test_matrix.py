@@ -7,9 +7,9 @@ from ampcompare.experiment.matrix import (
     DEFAULT_ARMS,
     MatrixRow,
     cross_arms_with_settings,
-    expand_matrix,
     find_reference,
     first_row_of_arm,
+    rows_of_matrix,
 )
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.settings.config import RunConfig
@@ -26,20 +26,20 @@ def _arms(rows: list[MatrixRow]) -> list[str]:
 def test_arms_are_lists_too() -> None:
     """A text may hold several arms, on the command line and in a file."""
     assert _arms(cross_arms_with_settings(["fp32,bf16", "o2"], ())) == ["fp32", "native:bf16", "apex:O2"]
-    assert _arms(expand_matrix(Matrix(arms=["fp32,O1"]))) == ["fp32", "apex:O1"]
-    assert _arms(expand_matrix(Matrix.model_validate({"arms": "fp32,O1"}))) == ["fp32", "apex:O1"]
+    assert _arms(rows_of_matrix(Matrix(arms=["fp32,O1"]))) == ["fp32", "apex:O1"]
+    assert _arms(rows_of_matrix(Matrix.model_validate({"arms": "fp32,O1"}))) == ["fp32", "apex:O1"]
 
 
 def test_a_reference_that_is_there_stays_in_its_place() -> None:
     """An arm that a row has is not added again, in whatever spelling."""
-    assert _arms(expand_matrix(Matrix(), arms=["fp32", "O2"], reference="o2")) == ["fp32", "apex:O2"]
-    assert len(expand_matrix(Matrix(), reference="apex:O2")) == len(DEFAULT_ARMS)
+    assert _arms(rows_of_matrix(Matrix(), arms=["fp32", "O2"], reference="o2")) == ["fp32", "apex:O2"]
+    assert len(rows_of_matrix(Matrix(), reference="apex:O2")) == len(DEFAULT_ARMS)
 
 
 def test_a_reference_that_is_missing_comes_first() -> None:
     """An arm that no row has is added in front: with every value of a sweep, and to the rows of a file."""
-    assert _arms(expand_matrix(Matrix(), arms=["bf16"], reference="O2")) == ["apex:O2", "native:bf16"]
-    swept = expand_matrix(Matrix(), arms=["bf16"], reference="O2", vary=SIZES)
+    assert _arms(rows_of_matrix(Matrix(), arms=["bf16"], reference="O2")) == ["apex:O2", "native:bf16"]
+    swept = rows_of_matrix(Matrix(), arms=["bf16"], reference="O2", vary=SIZES)
     assert [row.label for row in swept] == [
         *(
             "apex:O2 batch_size=16",
@@ -49,7 +49,7 @@ def test_a_reference_that_is_missing_comes_first() -> None:
         )
     ]
     rows = Matrix(rows=[{"arm": "half", "recipe.optimizer.lr": 0.1}])
-    assert [row.label for row in expand_matrix(rows, reference="fp32")] == ["fp32", "half lr=0.1"]
+    assert [row.label for row in rows_of_matrix(rows, reference="fp32")] == ["fp32", "half lr=0.1"]
 
 
 def test_rows_of_a_file_name_stacks_as_the_command_line_does() -> None:
@@ -61,18 +61,18 @@ def test_rows_of_a_file_name_stacks_as_the_command_line_does() -> None:
         {"arm": "o2,loss_scale=128@old", "recipe.optimizer.lr": 0.1},
     ]
     labels = ["script@old", "script", "apex:O2,loss_scale=128@old lr=0.1"]
-    assert [row.label for row in expand_matrix(Matrix(rows=rows), stacks=stacks)] == labels
-    with_reference = expand_matrix(Matrix(rows=rows), stacks=stacks, reference="bf16@old")
+    assert [row.label for row in rows_of_matrix(Matrix(rows=rows), stacks=stacks)] == labels
+    with_reference = rows_of_matrix(Matrix(rows=rows), stacks=stacks, reference="bf16@old")
     assert [row.label for row in with_reference] == ["native:bf16@old", *labels]
     assert with_reference[0].stack == stacks["old"]
     with pytest.raises(ConfigError, match=r"^@old names a stack that is not given: add --stack old=COMMAND$"):
-        expand_matrix(Matrix(rows=rows))
+        rows_of_matrix(Matrix(rows=rows))
 
 
 def test_a_row_of_a_file_is_one_arm() -> None:
     """A list of arms in one row would be several rows."""
     with pytest.raises(ConfigError, match=r"^rows: 'fp32,bf16' names 2 arms; give each a row of its own$"):
-        expand_matrix(Matrix(rows=[{"arm": "fp32,bf16"}]))
+        rows_of_matrix(Matrix(rows=[{"arm": "fp32,bf16"}]))
 
 
 @pytest.mark.parametrize("rows", [Matrix(rows=[{"arm": "script@old"}]), Matrix(arms=["script@old"])])

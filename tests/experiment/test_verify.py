@@ -22,7 +22,7 @@ from ampcompare.experiment.rewrite_comparison import (
     compare_runs,
     differences_beyond_twin,
 )
-from ampcompare.experiment.script_process import run_script_in_child
+from ampcompare.experiment.script_process import trace_script_in_child
 from ampcompare.experiment.script_run import ScriptRun
 from ampcompare.experiment.verify import verify_script
 from ampcompare.source.migrate.project import migrate_file
@@ -195,7 +195,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
             result: ScriptRun = next(runs)
             return result
 
-        monkeypatch.setattr(verify, "run_script_in_child", run)
+        monkeypatch.setattr(verify, "trace_script_in_child", run)
         said: list[str] = []
         assert verify_script(str(script), [], steps=5, say=said.append, how="rewrite") == code
         assert next(line for line in said if line.startswith(f"verdict: {expected}"))
@@ -316,12 +316,12 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
 
     def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> ScriptRun:
         if rewrite:
-            return run_script_in_child(other, arguments, rewrite=rewrite, **how)
+            return trace_script_in_child(other, arguments, rewrite=rewrite, **how)
         if str(how) not in known:
-            known[str(how)] = run_script_in_child(path, arguments, **how)
+            known[str(how)] = trace_script_in_child(path, arguments, **how)
         return known[str(how)]
 
-    monkeypatch.setattr(verify, "run_script_in_child", run)
+    monkeypatch.setattr(verify, "trace_script_in_child", run)
     for fault, (right, wrong) in {"none": ("", ""), **WRONG}.items():
         assert right in migration.text
         other.write_text(migration.text.replace(right, wrong) if right else migration.text, encoding="utf-8")
@@ -506,7 +506,7 @@ def test_a_run_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(
         LaunchError, match="unchanged script ended with exit code 1: RuntimeError: this process has no"
     ):
-        run_script_in_child(tmp_path / "train.py", [], steps=2)
+        trace_script_in_child(tmp_path / "train.py", [], steps=2)
 
 
 def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
@@ -664,9 +664,9 @@ def test_a_switch_that_asks_for_apex_finds_none(
     other.write_text(text, encoding="utf-8")
 
     def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> ScriptRun:
-        return run_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
+        return trace_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
-    monkeypatch.setattr(verify, "run_script_in_child", run)
+    monkeypatch.setattr(verify, "trace_script_in_child", run)
     monkeypatch.setattr(verify, "migrate_whole_files", lambda paths, how: verify.MigratedFiles([], False, []))
     said: list[str] = []
     assert verify_script(str(script), [], steps=4, say=said.append, how="rewrite") == 1

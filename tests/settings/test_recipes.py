@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
-from ampcompare.experiment.matrix import expand_matrix
+from ampcompare.experiment.matrix import rows_of_matrix
 from ampcompare.experiment.plan import parse_seeds, plan_rows
 from ampcompare.experiment.sources import (
     SettingsRequest,
@@ -43,13 +43,13 @@ def test_a_recipe_can_be_planned(name: str) -> None:
     """As published and at each smaller scale the settings fit together, and rows keep their order and number."""
     recipe = load_recipe(name)
     full = resolve_settings([Layer("recipe", recipe.settings)]).config
-    rows = expand_matrix(recipe.matrix)
+    rows = rows_of_matrix(recipe.matrix)
     plan = plan_rows(full, rows, parse_seeds(str(recipe.matrix.seeds)))
     assert len(plan.arms) == len(rows)
     for scale in recipe.matrix.scales:
         smaller = recipe.settings_at_scale(scale, name)
         config = resolve_settings([Layer("recipe", recipe.settings), Layer(scale, smaller.settings)]).config
-        there = expand_matrix(join_matrices(recipe.matrix, smaller.matrix))
+        there = rows_of_matrix(join_matrices(recipe.matrix, smaller.matrix))
         assert [row.arm for row in there] == [row.arm for row in rows]
         assert [list(row.varied) for row in there] == [list(row.varied) for row in rows]
         plan_rows(config, there, [0])

@@ -79,7 +79,7 @@ QUOTED = re.compile(r"""["']([^"'\n]{1,256})["']""")
 
 
 @dataclass
-class LoadedCode:
+class LoadedFilesAndVersions:
     """What a run has loaded: the start of the SHA-256 of each file and `$VARIABLE`, and versions of distributions.
 
     A file that changed meanwhile has several, joined by `|`.
@@ -277,10 +277,10 @@ class PortableFileNames:
         return None
 
 
-def read_loaded_code(folder: Path) -> LoadedCode:
+def read_loaded_code(folder: Path) -> LoadedFilesAndVersions:
     """Return what the processes of a cell have listed; empty without a list."""
     found: dict[str, dict[str, None]] = {}
-    loaded = LoadedCode()
+    loaded = LoadedFilesAndVersions()
     try:
         lines = (folder / CellFile.LOADED).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

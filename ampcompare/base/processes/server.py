@@ -71,7 +71,7 @@ def main(number: int, names: list[str]) -> int:
             _send_event(channel, "begin", pid=os.getpid())  # not by the server, which may be killed first
             return _run_request(request, output, channel)
         os.close(output)
-        if not _report_fork_exit(child, channel):
+        if not _report_fork_exit_and_is_client_there(child, channel):
             return 0
     return 0
 
@@ -120,7 +120,7 @@ def _receive_request_and_output(channel: socket.socket) -> tuple[dict[str, Any],
     return json.loads(line), files[0]
 
 
-def _report_fork_exit(child: int, channel: socket.socket) -> bool:
+def _report_fork_exit_and_is_client_there(child: int, channel: socket.socket) -> bool:
     """Report the exit of a fork; return False where the client is gone, after killing the fork."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

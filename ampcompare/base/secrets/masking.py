@@ -262,7 +262,7 @@ class StreamMask:
     def __init__(self) -> None:
         self._rest = b""
 
-    def mask_block(self, block: bytes) -> bytes:
+    def mask_what_is_complete(self, block: bytes) -> bytes:
         """Return what can be written now."""
         data = self._rest + block
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1

@@ -109,7 +109,7 @@ class OperationMode(TorchDispatchMode, abc.ABC):
         return result
 
 
-def watching_modes() -> list[OperationMode]:
+def modes_that_see_operations() -> list[OperationMode]:
     """Return what sees the operations of this thread at present."""
     stack = _get_current_dispatch_mode_stack()
     return [mode for mode in stack if isinstance(mode, OperationMode) and not mode.is_idle]

@@ -35,7 +35,7 @@ from ampcompare.checkpoints.convert.scalers import (
     grad_scaler_states_from_apex,
     grad_scaler_states_from_values,
     is_number,
-    lines_on_unfinished_work,
+    lines_on_flags_of_unfinished_step,
     unchecked_scale_of_state,
     values_of_loss_scaler,
 )
@@ -280,7 +280,7 @@ def _unwrap_optimizers_and_take_scales(
     for place, state in parts.wrappers.items():
         if unchecked_scale_of_state(state) is not None or "loss_scaler" in state:
             scales[".".join(place)] = values_of_loss_scaler(state)
-        result.lost += lines_on_unfinished_work(state)
+        result.lost += lines_on_flags_of_unfinished_step(state)
         result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
         holder = entry_at_place(result.state, place[:-1])
         key = key_named_by_place(holder, place[-1])

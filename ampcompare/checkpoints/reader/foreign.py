@@ -28,7 +28,7 @@ from ampcompare.checkpoints.reader.placeholders import (
     NotPickled,
     OpaqueObject,
     PlaceholderClass,
-    fault_text,
+    fault_text_of_exception,
     is_class_of_plain_data,
 )
 from ampcompare.checkpoints.reader.unpickler import (
@@ -80,7 +80,7 @@ class FileContents:
         reader = _PlainReader(self.path, self.size)
         value = reader.convert_value(self.root, None, 0)
         left_out = [f"{_place_text(place)}: {name}" for place, name in reader.left_out]
-        return PlainContents(value, left_out, list(_change_lines(reader.changed)))
+        return PlainContents(value, left_out, list(_lines_on_converted_places(reader.changed)))
 
 
 class _PlainReader:
@@ -278,7 +278,7 @@ def _timezone_of_offset(offset: Any) -> datetime.timezone:
     return datetime.timezone(datetime.timedelta(*offset.arguments))
 
 
-def _change_lines(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
+def _lines_on_converted_places(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
     """Yield lines that name all places of what is held as another class; many siblings by what holds them."""
     siblings = Counter((id(place[0]) if place else 0, name, form) for place, name, form in changed)
     shown: dict[tuple[str, str], dict[str, None]] = {}
@@ -314,7 +314,7 @@ def parser_errors_translated(path: Path) -> Iterator[None]:
     except Exception as error:  # zipfile alone raises a dozen kinds on damaged archives, few of them its own
         if isinstance(error, OSError) and error.strerror:
             raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}") from None
-        raise CheckpointError(f"{path} is damaged: {fault_text(error)}") from None
+        raise CheckpointError(f"{path} is damaged: {fault_text_of_exception(error)}") from None
 
 
 def open_regular_file(path: Path) -> BufferedReader:
@@ -407,7 +407,7 @@ def _read_archive_member(path: Path, archive: zipfile.ZipFile, name: str) -> byt
     except zipfile.BadZipFile as error:
         part = "the values of a tensor" if "/data/" in name else "its description of what it holds"
         raise CheckpointError(
-            f"{path} is damaged in {part} ({name}): {fault_text(error)}; take the checkpoint before it"
+            f"{path} is damaged in {part} ({name}): {fault_text_of_exception(error)}; take the checkpoint before it"
         ) from None
 
 

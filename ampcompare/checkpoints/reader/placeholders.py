@@ -116,10 +116,10 @@ def entry_errors_translated(*path: object) -> Iterator[None]:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         name = printable_line(".".join(map(str, path)), MAX_NAME) or "(all)"
-        raise ConversionError(f"its entry {name} is damaged: {fault_text(error)}") from None
+        raise ConversionError(f"its entry {name} is damaged: {fault_text_of_exception(error)}") from None
 
 
-def fault_text(error: Exception) -> str:
+def fault_text_of_exception(error: Exception) -> str:
     """Return what an exception says about the data, as one line: a KeyError alone is only the name of the key."""
     if isinstance(error, KeyError) and error.args:
         return f"it has no {printable_line(repr(error.args[0]), MAX_NAME)}"

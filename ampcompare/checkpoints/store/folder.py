@@ -74,7 +74,7 @@ class CheckpointFolder:
             self.note(f"{error}; trying once more")
             write_checkpoint(path, state)
         if best:
-            self._keep_as_best(path)
+            self._link_checkpoint_as_best(path)
         self.on_written(state, best)
         self._delete_older_checkpoints(step)
         return path
@@ -87,7 +87,7 @@ class CheckpointFolder:
         if self.counted is not None:
             flush_to_disk(self.counted)
 
-    def _keep_as_best(self, path: Path) -> None:
+    def _link_checkpoint_as_best(self, path: Path) -> None:
         """Give the file a second name; where a file system has no links, copy it."""
         temporary = self.folder / f".{BEST}.{os.getpid()}.tmp"
         try:

@@ -87,7 +87,7 @@ class ProfiledPrecision(WatchedPrecision):
 Loop = Callable[[ProfiledPrecision], Any]
 
 
-def profile_steps_of_loop(
+def step_profiler_half_type_and_mode_of_loop(
     loop: Loop,
     arm: Arm,
     steps: StepCounts,
@@ -391,7 +391,7 @@ def profile_and_trace_of_loop(
     """
     arm, device = config.parsed_arm, resolve_device(config.device)
     wanted = StepCounts(timed=steps, profiled=profiled)
-    found = profile_steps_of_loop(
+    found = step_profiler_half_type_and_mode_of_loop(
         loop, arm, wanted, device, half=config.cpu_half, lists=config.autocast_lists, seed=config.recipe.seed
     )
     measured = found[0].measured

@@ -160,17 +160,17 @@ class MemoryLedger(OperationMode):
             measured_bytes=measured,
             held=[
                 HeldMemory(kind=kind, dtype=dtype, bytes=size)
-                for (kind, dtype), size in _sorted_holders(held)
+                for (kind, dtype), size in _holders_by_size(held)
             ],
             rest_bytes=measured - sum(held.values()),
             layers=[
                 HeldMemory(kind=name, dtype=dtype, bytes=size)
-                for (name, dtype), size in _sorted_holders(layers)[:MAX_LAYERS]
+                for (name, dtype), size in _holders_by_size(layers)[:MAX_LAYERS]
             ],
             kept_twice_bytes=sum(twice.values()),
             kept_twice=[
                 HeldMemory(kind=name, dtype=dtype, bytes=size)
-                for (name, dtype), size in _sorted_holders(twice)[:MAX_LAYERS]
+                for (name, dtype), size in _holders_by_size(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
         )
@@ -223,5 +223,5 @@ class MemoryLedger(OperationMode):
             one.ended = time.time_ns()
 
 
-def _sorted_holders(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
+def _holders_by_size(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
     return sorted(((key, size) for key, size in sizes.items() if size), key=lambda pair: (-pair[1], pair[0]))

@@ -16,7 +16,7 @@ from ampcompare.diagnosis.profiling.measure import (
     Loop,
     ProfiledPrecision,
     profile_from_steps,
-    profile_steps_of_loop,
+    step_profiler_half_type_and_mode_of_loop,
 )
 from ampcompare.diagnosis.profiling.reasons import BATCH, seconds_without_emulation
 from ampcompare.diagnosis.profiling.step_profiler import StepCounts
@@ -59,7 +59,7 @@ def profile_and_trace_of_config(
     half = cpu_half_mode_of_run(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm
     seed, lists = config.recipe.seed, config.autocast_lists
-    profiler, half_dtype, mode = profile_steps_of_loop(
+    profiler, half_dtype, mode = step_profiler_half_type_and_mode_of_loop(
         _recipe_loop_without_end(config, device), arm, steps, device, half=half, lists=lists, seed=seed
     )
     found = profile_from_steps(arm, profiler, half_dtype, mode)
@@ -72,7 +72,7 @@ def profile_and_trace_of_config(
 
         def measure_step(tried: RunConfig) -> float:
             configure_process(tried, device)
-            profiler, *_ = profile_steps_of_loop(
+            profiler, *_ = step_profiler_half_type_and_mode_of_loop(
                 _recipe_loop_without_end(tried, device),
                 tried.parsed_arm,
                 TRIAL_STEPS,
@@ -84,7 +84,7 @@ def profile_and_trace_of_config(
             return profiler.measured.step_seconds
 
         found = found.model_copy(
-            update={"trials": time_variants(config, variants_worth_timing(config, found), measure_step)}
+            update={"trials": time_variants(config, changes_worth_timing(config, found), measure_step)}
         )
     return found, profiler.measured.trace
 
@@ -112,7 +112,7 @@ def profile_recipe(
 
 
 @dataclass(frozen=True)
-class _TimedVariant:
+class _ConfigWithOneChange:
     """A configuration with one change; `work` is the number of steps of the arm that one of its steps does."""
 
     change: str
@@ -120,37 +120,37 @@ class _TimedVariant:
     work: float = 1.0
 
 
-def variants_worth_timing(config: RunConfig, found: ArmProfile) -> Iterator[_TimedVariant]:
+def changes_worth_timing(config: RunConfig, found: ArmProfile) -> Iterator[_ConfigWithOneChange]:
     """Yield the changes that what was measured suggests."""
     recipe, whole = config.recipe, seconds_without_emulation(found)
     if found.phase_seconds("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
-            yield from _variants_with_setting(
+            yield from _changes_of_setting(
                 config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name
             )
     if found.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
-        yield from _variants_with_setting(config, "--workers 2", "workers", 2)
+        yield from _changes_of_setting(config, "--workers 2", "workers", 2)
     overhead = (
         found.seconds_of_kind("host") + found.seconds_of_kind("other") + found.phase_seconds("optimizer")
     )
     # refused by the data if they have no such batch
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":
         size = MORE * recipe.batch_size
-        yield from _variants_with_setting(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
+        yield from _changes_of_setting(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
 
 
-def _variants_with_setting(
+def _changes_of_setting(
     config: RunConfig, name: str, path: str, value: object, *, work: float = 1.0
-) -> Iterator[_TimedVariant]:
+) -> Iterator[_ConfigWithOneChange]:
     data = config.model_dump(mode="json")
     set_value_at_path(data, path, value)
     with suppress(AmpCompareError):
-        yield _TimedVariant(name, build_validated_model(RunConfig, data), work)
+        yield _ConfigWithOneChange(name, build_validated_model(RunConfig, data), work)
 
 
 def time_variants(
-    config: RunConfig, variants: Iterable[_TimedVariant], measure_step: Callable[[RunConfig], float]
+    config: RunConfig, variants: Iterable[_ConfigWithOneChange], measure_step: Callable[[RunConfig], float]
 ) -> list[TimedChange]:
     """Train the arm and each variant in turns, some rounds, and return the fastest step of both.
 

@@ -165,9 +165,7 @@ def archive_previous_run(folder: Path) -> None:
     (folder / CellFile.LOADED).unlink(missing_ok=True)
 
 
-def record_without_written_files(
-    record: RunRecord, folder: Path, written: Sequence[WrittenFile]
-) -> RunRecord:
+def drop_cell_outputs_from_code(record: RunRecord, folder: Path, written: Sequence[WrittenFile]) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
     names = PortableFileNames(base_folder_of_users_code(record.config))
     own = {names.name_of(one.path) for one in written}
@@ -230,7 +228,7 @@ def archive_checkpoints(folder: Path) -> None:
         path.replace(previous)
 
 
-def make_progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]:
+def make_writer_of_progress(folder: Path, place: str = "") -> Callable[[Progress], None]:
     """Return a function that writes the progress of a cell, and where it runs, to a file in its folder."""
 
     path = folder / CellFile.PROGRESS
@@ -247,18 +245,18 @@ def make_progress_writer(folder: Path, place: str = "") -> Callable[[Progress], 
     return write_progress
 
 
-def make_progress_reader_of_new_process(
+def make_forwarder_of_new_progress(
     folder: Path, on_progress: Callable[[Progress], None] | None
 ) -> Callable[[], None]:
     """Return a reader of progress of a process that is about to start, to which nothing that is there now is news."""
-    make_progress_writer(folder)(Progress(0, 0, 0, "starting"))
+    make_writer_of_progress(folder)(Progress(0, 0, 0, "starting"))
     path = folder / CellFile.PROGRESS
-    return make_progress_reader(
+    return make_forwarder_of_progress(
         folder, on_progress, last=path.read_text(encoding="utf-8") if path.exists() else ""
     )
 
 
-def make_progress_reader(
+def make_forwarder_of_progress(
     folder: Path,
     on_progress: Callable[[Progress], None] | None,
     on_place: Callable[[str], None] = lambda place: None,
@@ -267,7 +265,7 @@ def make_progress_reader(
     """Return a function that reads the file, and reports a new place and new progress; what is in `last` is no news."""
     last_place = ""
 
-    def read_progress() -> None:
+    def report_new_progress() -> None:
         nonlocal last, last_place
         if on_progress is None:
             return
@@ -282,7 +280,7 @@ def make_progress_reader(
                     on_place(place)
                 on_progress(progress)
 
-    return read_progress
+    return report_new_progress
 
 
 def redirect_output_to(path: Path) -> None:

@@ -13,10 +13,10 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost
 from ampcompare.base.processes.start import exit_code_text, isolated_environment
 from ampcompare.experiment.launch.cell_files import (
+    drop_cell_outputs_from_code,
     log_tail,
     make_cell_folder,
-    make_progress_reader_of_new_process,
-    record_without_written_files,
+    make_forwarder_of_new_progress,
     sandbox_of_cell,
     write_config,
     write_record,
@@ -152,7 +152,7 @@ class ForkedLauncher(ForkServerLauncher):
             self._process.raise_if_closed()
         path = folder / CellFile.RECORD
         if code == 0 and path.exists():
-            return record_without_written_files(read_record(path), folder, sandbox.written)
+            return drop_cell_outputs_from_code(read_record(path), folder, sandbox.written)
         if self._is_asked_to_stop() and -code in (signal.SIGTERM, signal.SIGKILL):
             record = record_of_interrupted_cell(config)
         else:
@@ -171,8 +171,8 @@ class ForkedLauncher(ForkServerLauncher):
         on_progress: Callable[[Progress], None] | None,
     ) -> int:
         """Return the exit code of the cell."""
-        read = make_progress_reader_of_new_process(folder, on_progress)
-        words, load = [str(folder.resolve())], _libraries_to_preload(config.recipe)
+        read = make_forwarder_of_new_progress(folder, on_progress)
+        words, load = [str(folder.resolve())], _modules_to_import_before_fork(config.recipe)
         with (folder / CellFile.LOG).open("wb") as log:
             options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}
             try:
@@ -193,7 +193,7 @@ class ForkedLauncher(ForkServerLauncher):
         process.send_signal(signal.SIGTERM)
 
 
-def _libraries_to_preload(recipe: Recipe) -> list[str]:
+def _modules_to_import_before_fork(recipe: Recipe) -> list[str]:
     """Return what a cell needs and later cells share."""
     data, arch = recipe.data.name, recipe.model.arch
     names = [TASKS[recipe.task].implementation.partition(":")[0]] if recipe.task in TASKS else []

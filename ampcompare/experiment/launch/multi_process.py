@@ -14,11 +14,11 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import exit_code_text, module_command
 from ampcompare.experiment.launch.cell_files import (
+    drop_cell_outputs_from_code,
     last_lines_of_file,
     log_tail,
     make_cell_folder,
-    make_progress_reader_of_new_process,
-    record_without_written_files,
+    make_forwarder_of_new_progress,
     remove_temporary_files_of_cell,
     sandbox_of_cell,
     write_config,
@@ -61,7 +61,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
             code = self._run_ranks(request, folder, sandbox, on_progress)
             self._process.raise_if_closed()
         remove_temporary_files_of_cell(folder)
-        return record_without_written_files(
+        return drop_cell_outputs_from_code(
             self._record_of_cell(config, folder, code), folder, sandbox.written
         )
 
@@ -75,7 +75,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        report_progress = make_progress_reader_of_new_process(folder, on_progress)
+        report_progress = make_forwarder_of_new_progress(folder, on_progress)
         with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.processes_kept_on_cores():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._process.start(

@@ -132,7 +132,7 @@ def summarize(
         records=list(records),
         published=published,
     )
-    floors = [_floor_sentence(comparison, arm, by_arm[arm], against) for arm in sorted(changed)]
+    floors = [_sentence_on_twin_distance(comparison, arm, by_arm[arm], against) for arm in sorted(changed)]
     return comparison.model_copy(
         update={
             "headline": [*comparison.headline, *filter(None, floors)],
@@ -349,7 +349,7 @@ def _ineffective_option_lines(by_arm: Mapping[str, Sequence[RunRecord]]) -> list
     return list(dict.fromkeys(found))
 
 
-def _floor_sentence(
+def _sentence_on_twin_distance(
     comparison: Comparison, twin: str, records: Sequence[RunRecord], against: Sequence[RunRecord]
 ) -> str:
     """Return how far apart two equal trainings end, and which arms differ from the reference by no more."""

@@ -84,7 +84,7 @@ def _time_fields_of_row(ran: Sequence[RunRecord]) -> dict[str, Any]:
         "epoch_seconds_sd": _sd_if_known(record.summary.epoch_seconds for record in timed),
         "step_seconds_median": _mean_if_known(record.summary.step_seconds_median for record in timed),
         "samples_per_second": _mean_if_known(record.summary.samples_per_second for record in timed),
-        "start_seconds": _mean_if_known(_start_seconds(record) for record in ran),
+        "start_seconds": _mean_if_known(_startup_seconds(record) for record in ran),
         "loader_start_seconds": _mean_if_known(record.summary.loader_start_seconds for record in ran),
         "allreduce_share": _mean_if_known(
             record.processes.allreduce_share for record in ran if record.processes
@@ -92,7 +92,7 @@ def _time_fields_of_row(ran: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
-def _start_seconds(record: RunRecord) -> float | None:
+def _startup_seconds(record: RunRecord) -> float | None:
     """Return when the slowest of the processes was ready."""
     return record.processes.start_seconds if record.processes else record.summary.start_seconds
 

@@ -162,7 +162,7 @@ class Table:
         return cls([Column(head) for head in heads], cells, title, [legend] if legend else [], **options)
 
     @classmethod
-    def from_values(cls, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
+    def for_programs(cls, heads: Iterable[str], rows: Iterable[Sequence[object]]) -> Table:
         """Return a table for other programs: numbers in full precision.
 
         Args:

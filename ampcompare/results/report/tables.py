@@ -19,7 +19,7 @@ def terminal_width() -> int | None:
     return max(shutil.get_terminal_size().columns, MIN_WIDTH) if sys.stdout.isatty() else None
 
 
-def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
+def grid_text(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
     """Return a table; if it is wider than `width`, its columns continue below, each part with the first column.
 
     A column that is wider than `width` by itself stays whole.
@@ -31,7 +31,7 @@ def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int
     """
     names = list(headers)
     if width is None or not rows:
-        return _simple_table(rows, names)
+        return _simple_grid_text(rows, names)
     widths = [max(len(name) + GAP, *(len(row[index]) for row in rows)) for index, name in enumerate(names)]
     parts: list[list[int]] = [[0]]
     used = widths[0]
@@ -44,11 +44,11 @@ def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int
     tables: list[str] = []
     for part in parts:
         cells = [[row[index] for index in part] for row in rows]
-        tables.append(_simple_table(cells, [names[index] for index in part]))
+        tables.append(_simple_grid_text(cells, [names[index] for index in part]))
     return "\n\n".join(tables)
 
 
-def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
+def listing_text(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:
     """Return a table whose last column is text, which is wrapped if lines would be longer than `width`.
 
     Where the others leave less than `MIN_WIDTH` for it, each row is a paragraph below its first column.
@@ -60,7 +60,7 @@ def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: 
     """
     names = list(headers)
     if width is None or not rows:
-        return _simple_table(rows, names)
+        return _simple_grid_text(rows, names)
     before = sum(
         GAP + max(len(name) + GAP, *(len(row[index]) for row in rows))
         for index, name in enumerate(names[:-1])
@@ -69,7 +69,7 @@ def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: 
     if left < MIN_WIDTH:
         return "\n".join(line for row in rows for line in _row_as_lines(row, names, width))
     wrapped = [[*row[:-1], textwrap.fill(row[-1], left, break_on_hyphens=False)] for row in rows]
-    return _simple_table(wrapped, names)
+    return _simple_grid_text(wrapped, names)
 
 
 def _row_as_lines(row: Sequence[str], names: Sequence[str], width: int) -> list[str]:
@@ -88,6 +88,6 @@ def _row_as_lines(row: Sequence[str], names: Sequence[str], width: int) -> list[
     return [row[0], *lines]
 
 
-def _simple_table(rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:
+def _simple_grid_text(rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:
     text: str = tabulate(rows, headers=names, tablefmt="simple", disable_numparse=True)
     return text

@@ -95,7 +95,7 @@ def find_type_refusal(
     return next((found for found in explained if found is not None), None)
 
 
-class _WhatStandsIn(enum.Enum):
+class _StandInKind(enum.Enum):
     """What of an arm stands behind `torch.amp`, as far as types go."""
 
     WEIGHTS = "weights in 16 bits"
@@ -130,7 +130,7 @@ class _ScriptFailure:
 
     error: BaseException
     arm: Arm
-    stands: _WhatStandsIn
+    stands: _StandInKind
     casts: bool
     lifted: Sequence[str]
     rounded: str = ""
@@ -144,7 +144,7 @@ class _ScriptFailure:
     @property
     def is_refusal_of_types(self) -> bool:
         """Whether torch refuses types, at a place where those of the arm may be the reason."""
-        may_be = self.casts or bool(self.lifted) or self.stands is _WhatStandsIn.NO_CASTS
+        may_be = self.casts or bool(self.lifted) or self.stands is _StandInKind.NO_CASTS
         # as of code of torch whose table of types lacks those of 16 bits
         if not isinstance(self.error, RuntimeError) and not RECURRENT.search(self.first_message_line):
             return (
@@ -219,13 +219,13 @@ def _find_refusal_of_failure(
     return None if row is None else row.refusal_of_failure(failure)
 
 
-def _kind_of_stand_in(arm: Arm, names: TorchAmpStandIn) -> _WhatStandsIn:
+def _kind_of_stand_in(arm: Arm, names: TorchAmpStandIn) -> _StandInKind:
     if isinstance(names, HalfWeights):
-        return _WhatStandsIn.WEIGHTS
+        return _StandInKind.WEIGHTS
     if isinstance(names, O1BehindTorch):
-        return _WhatStandsIn.O1
+        return _StandInKind.O1
     lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operand_type == "fp32"
-    return _WhatStandsIn.NO_CASTS if lacks_casts else _WhatStandsIn.AUTOCAST
+    return _StandInKind.NO_CASTS if lacks_casts else _StandInKind.AUTOCAST
 
 
 def _beyond_range_text(failure: _ScriptFailure) -> str:
@@ -248,7 +248,7 @@ def _arms_with_wider_range(failure: _ScriptFailure) -> tuple[str, ...]:
 
 def _may_be_from_lifted_weights(failure: _ScriptFailure) -> bool:
     """Return whether a failure may come from the script's own 16-bit weights, which the arm has lifted to fp32."""
-    return bool(failure.lifted) and (not failure.casts or failure.stands is not _WhatStandsIn.WEIGHTS)
+    return bool(failure.lifted) and (not failure.casts or failure.stands is not _StandInKind.WEIGHTS)
 
 
 def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
@@ -279,7 +279,7 @@ def _index_out_of_bounds_text(failure: _ScriptFailure) -> str:
 
 
 def _refused_bce_text(failure: _ScriptFailure) -> str:
-    who = "Apex" if failure.stands is _WhatStandsIn.O1 else "torch.autocast"
+    who = "Apex" if failure.stands is _StandInKind.O1 else "torch.autocast"
     return f"{who} refuses BCELoss, as rounding makes it infinite"
 
 
@@ -323,7 +323,7 @@ def _lacks_half_kernel(failure: _ScriptFailure) -> bool:
 
 
 def _is_of_torch_module_under_o1(failure: _ScriptFailure) -> bool:
-    if failure.stands is not _WhatStandsIn.O1:
+    if failure.stands is not _StandInKind.O1:
         return False
     return bool(_name_of_module_inside_which_torch_raised(failure.error.__traceback__))
 
@@ -384,7 +384,7 @@ TYPE_ERRORS = (
         _both_halves_text,
         ("fp32",),
         "cast to the type of the weight there",
-        applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS,
+        applies=lambda failure: failure.stands is _StandInKind.WEIGHTS,
     ),
     _FailureKind(
         ANY,
@@ -405,14 +405,14 @@ TYPE_ERRORS = (
         _mixed_types_in_torch_text,
         lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 there",
-        applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS and _has_torch_mixed_types(failure),
+        applies=lambda failure: failure.stands is _StandInKind.WEIGHTS and _has_torch_mixed_types(failure),
     ),
     _FailureKind(
         ANY,
         "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights",
         _arms_for_mixed_weights,
         ONE_TYPE,
-        applies=lambda failure: failure.stands is _WhatStandsIn.WEIGHTS,
+        applies=lambda failure: failure.stands is _StandInKind.WEIGHTS,
     ),
     _FailureKind(
         ANY,
@@ -425,20 +425,20 @@ TYPE_ERRORS = (
         _uncast_torch_call_text,
         ("native:fp16", "fp32"),
         "call it outside of autocast there",
-        applies=lambda failure: failure.stands is _WhatStandsIn.O1 and _has_torch_mixed_types(failure),
+        applies=lambda failure: failure.stands is _StandInKind.O1 and _has_torch_mixed_types(failure),
     ),
     _FailureKind(
         ANY,
         "an operation gets tensors of both types, and Apex's lists of functions to cast lack it",
         _arms_for_attention_under_o1,
         ONE_TYPE,
-        applies=lambda failure: failure.stands is _WhatStandsIn.O1,
+        applies=lambda failure: failure.stands is _StandInKind.O1,
     ),
     _FailureKind(
         ANY,
         "an operation gets tensors of both types, which autocast would cast, and this arm does not",
         remedy=ONE_TYPE,
-        applies=lambda failure: failure.stands is _WhatStandsIn.NO_CASTS,
+        applies=lambda failure: failure.stands is _StandInKind.NO_CASTS,
     ),
     _FailureKind(
         ANY,
@@ -459,10 +459,10 @@ TYPE_ERRORS = (
 def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
     trace = failure.error.__traceback__
-    if failure.stands in (_WhatStandsIn.AUTOCAST, _WhatStandsIn.O1):
+    if failure.stands in (_StandInKind.AUTOCAST, _StandInKind.O1):
         name = _name_of_last_module_in_first(_raising_modules_and_their_locals(trace)[0])
     else:
-        name = _name_and_locals_of_raising_module(trace)[0] if failure.stands is _WhatStandsIn.WEIGHTS else ""
+        name = _name_and_locals_of_raising_module(trace)[0] if failure.stands is _StandInKind.WEIGHTS else ""
     if not name:
         return ("fp32",)
     model = _raising_modules_and_their_locals(trace)[0][0]

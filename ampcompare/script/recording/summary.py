@@ -247,7 +247,7 @@ def record_document(path: Path) -> Document:
             [Table.from_rows(heads, [[cell or "-" for cell in row] for row in rows])],
             "Optimizers and losses",
         ),
-        Section("values", [Table.from_values([head.replace(" ", "_") for head in heads], rows)]),
+        Section("values", [Table.for_programs([head.replace(" ", "_") for head in heads], rows)]),
     ]
     title = f"{printable_line(str(summary.header.get('script')), MAX_NAME)}: {summary_text(summary)}"
     return Document(

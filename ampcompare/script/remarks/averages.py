@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ampcompare.base.formatting import format_rough_percent
+from ampcompare.base.formatting import format_rough_percent_number
 from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
@@ -98,7 +98,7 @@ class AverageWatch:
             steps = self._rows.num_steps - known.first_step
             self._rows.add_remark(
                 f"an average in {dtype_name(target.dtype)} stands still: {steps} steps moved "
-                f"{format_rough_percent(1 - share)} % of its elements that differ from what is averaged, as "
+                f"{format_rough_percent_number(1 - share)} % of its elements that differ from what is averaged, as "
                 f"rounding loses what is added; keep it in fp32 ({place})"
             )
 

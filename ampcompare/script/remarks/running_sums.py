@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ampcompare.base.formatting import format_rough_percent
+from ampcompare.base.formatting import format_rough_percent_number
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
@@ -83,7 +83,7 @@ class StandingSumWatch:
         way = "loses" if one.lost_share > 0 else "gains"
         self._rows.add_remark(
             f"a sum in {dtype_name(one.dtype)} {way} by rounding "
-            f"{format_rough_percent(abs(one.lost_share))} % of what "
+            f"{format_rough_percent_number(abs(one.lost_share))} % of what "
             f"{one.num_counted} additions gave to it; sum up in fp32, as by .float() or .item() ({one.place})"
         )
 

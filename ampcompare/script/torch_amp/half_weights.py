@@ -367,7 +367,7 @@ class HalfWeights(TorchAmp):
             if optimizer not in self._given_weights:  # Apex makes masters here
                 self._note_current_weights(optimizer, self.masters(optimizer))
 
-    def check_gradients_are_scaled(self, optimizer: Any) -> None:
+    def check_can_unscale(self, optimizer: Any) -> None:
         if not self._casts and not self.script.steps_on_behalf:
             raise self._missing_autocast_error()
         if all(optimizer is not one for one in self._living_optimizers):

@@ -130,7 +130,7 @@ class O1BehindTorch(TorchAmpStandIn):
     def note_scaler_made(self, scaler: Any, enabled: bool) -> None:
         self.script.note_scaler_made(self._name, enabled, scaler)
 
-    def check_gradients_are_scaled(self, optimizer: Any) -> None:
+    def check_can_unscale(self, optimizer: Any) -> None:
         if not self.script.acts:
             raise missing_autocast_error(self._name)
 

@@ -111,7 +111,7 @@ class TorchAmpStandIn:
     def prepare_scaled_pass(self, *, unscaled: bool) -> None:
         """Prepare for the backward pass of a loss; `unscaled` gradients of an optimizer may wait for its step."""
 
-    def check_gradients_are_scaled(self, optimizer: Any) -> None:
+    def check_can_unscale(self, optimizer: Any) -> None:
         """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
 
     def unscale(self, optimizer: Any, scaler: Any) -> bool:

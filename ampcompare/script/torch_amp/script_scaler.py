@@ -92,7 +92,7 @@ class ScriptScaler:
 
     def _unscale(self, scaler: Any, scale: LossScaler, optimizer: Any) -> None:
         state = scaler._per_optimizer_states[id(optimizer)]
-        self._gradients.check_gradients_are_scaled(optimizer)
+        self._gradients.check_can_unscale(optimizer)
         if scaler not in self._has_scaled:
             raise not_scaled_error(self._arm)
         if state["stage"] is not OptState.READY:

@@ -56,7 +56,7 @@ def find_repetitions_of_loops_around() -> list[float] | None:
                 return None
             if is_users_file(frame.f_code.co_filename):
                 for node in reversed([*_statements_deciding_repetition(frame)]):
-                    times = _repetitions_of(node, frame)
+                    times = _body_runs_per_statement(node, frame)
                     if isinstance(node, ast.If):
                         share *= times
                     else:
@@ -85,7 +85,7 @@ def _statements_deciding_repetition(frame: FrameType) -> Iterator[ast.AST]:
                 yield node
 
 
-def _repetitions_of(node: ast.AST, frame: FrameType) -> float:
+def _body_runs_per_statement(node: ast.AST, frame: FrameType) -> float:
     """Return how often the body of a statement runs for each time that the statement does."""
     if isinstance(node, ast.For):
         return _length_of_iterable(node.iter, frame)

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.gemm import LAST
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.tensors.products import hide_operations, watching_modes
+from ampcompare.base.tensors.products import hide_operations, modes_that_see_operations
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, make_precision
 from ampcompare.training.precision.keep_fp32 import ids_of_kept_modules
@@ -169,7 +169,7 @@ class FormatPlan:
         python, numpy = random.getstate(), np.random.get_state()
         self._trial = []
         try:
-            with hide_operations(watching_modes()), torch.no_grad(), torch.random.fork_rng(cuda):
+            with hide_operations(modes_that_see_operations()), torch.no_grad(), torch.random.fork_rng(cuda):
                 # Arguments too: a forward pass may change them, or draw from a generator among them.
                 memo: dict[int, Any] = {
                     id(one): one.detach().clone() for one in tensors_in_value((args, kwargs))

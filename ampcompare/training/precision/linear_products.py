@@ -19,7 +19,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ampcompare.backends.roles import ProductFormat
 from ampcompare.base.formats import FORMATS, Element, Format
-from ampcompare.base.tensors.products import LinearProduct, OperationMode, hide_operations, watching_modes
+from ampcompare.base.tensors.products import (
+    LinearProduct,
+    OperationMode,
+    hide_operations,
+    modes_that_see_operations,
+)
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
     grid_times_tile_and_whole,
@@ -144,7 +149,7 @@ class LinearProducts(torch.autograd.Function):
 def multiply_by_format(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> Tensor:
     """Return `left (rows, n) @ right (columns, n)'` in bf16, by the format of a role; gradients are `left`."""
     with torch.autocast(left.device.type, enabled=False):
-        if modes := watching_modes():
+        if modes := modes_that_see_operations():
             with hide_operations(modes):
                 result, seen = _product_and_rounding_figures(layer, role, left, right)
             for mode in modes:
@@ -226,10 +231,10 @@ def _product_and_rounding_figures(
     figures = is_lost = None
     if rounding is not None:
         a, b = operands
-        figures = sum_of_figures(
+        figures = sum_of_rounding_figures(
             [
-                _rounding_figures_of(a, rounding, role, is_left=True),
-                _rounding_figures_of(b, rounding, role, is_left=False),
+                _rounding_error_figures_of_operand(a, rounding, role, is_left=True),
+                _rounding_error_figures_of_operand(b, rounding, role, is_left=False),
             ]
         )
     if role != "fprop":
@@ -240,12 +245,12 @@ def _product_and_rounding_figures(
     return result, LinearProduct(layer.name, role, name, text, flops, figures, is_lost)
 
 
-def sum_of_figures(figures: list[Tensor]) -> Tensor:
+def sum_of_rounding_figures(figures: list[Tensor]) -> Tensor:
     """Return the sum of the figures of several operands."""
     return torch.stack(figures).sum(0)
 
 
-def _rounding_figures_of(
+def _rounding_error_figures_of_operand(
     operand: _RoundedOperand, rounding: ProductRounding, role: str, *, is_left: bool
 ) -> Tensor:
     """Return the figures of `LinearProduct` of one operand."""

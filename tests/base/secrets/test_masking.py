@@ -95,7 +95,7 @@ def test_a_stream_is_masked_across_its_blocks() -> None:
     expected = b"\xff start $TOKEN hunt $TOKENhunter2 end hunter"
     for size in (1, 3, 7, 100):
         stream = StreamMask()
-        parts = [stream.mask_block(data[at : at + size]) for at in range(0, len(data), size)]
+        parts = [stream.mask_what_is_complete(data[at : at + size]) for at in range(0, len(data), size)]
         assert b"".join([*parts, stream.masked_rest()]) == expected
 
 
@@ -106,7 +106,9 @@ def test_what_a_script_has_read_itself_is_masked_by_its_form() -> None:
     expected = data.replace("bob:pw12", "$CREDENTIALS").replace(token, "$SECRET")
     for size in (1, 3, 7, 200):
         stream = StreamMask()
-        parts = [stream.mask_block(data[at : at + size].encode()) for at in range(0, len(data), size)]
+        parts = [
+            stream.mask_what_is_complete(data[at : at + size].encode()) for at in range(0, len(data), size)
+        ]
         assert b"".join([*parts, stream.masked_rest()]).decode() == expected
     assert mask_secrets(f"cannot read {data}", of_script=True) == f"cannot read {expected}"
     assert mask_secrets(data) == data  # a file of ampcompare's own, such as a page

@@ -19,7 +19,7 @@ from ampcompare.diagnosis.profiling.measure import (
     find_peak_rates_in_table,
     measured_peak_rates_of_device,
     profile_from_measured,
-    profile_steps_of_loop,
+    step_profiler_half_type_and_mode_of_loop,
 )
 from ampcompare.diagnosis.profiling.step_profiler import StepCounts
 from ampcompare.results.records.profile import ArmProfile
@@ -44,7 +44,7 @@ def loop(precision: Any, *, model: Callable[[], nn.Module] = _net, **options: An
 
 
 def _profile(arm: str, train: Loop = loop, steps: StepCounts = FEW) -> ArmProfile:
-    profiler, *_ = profile_steps_of_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
+    profiler, *_ = step_profiler_half_type_and_mode_of_loop(train, ampcompare.Arm.parse(arm), steps, CPU)
     return profile_from_measured(arm, profiler.measured, half_dtype="bf16" if "bf16" in arm else "")
 
 
@@ -208,7 +208,7 @@ def test_torch_is_left_as_it_was() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        profile_steps_of_loop(fails, ampcompare.Arm.parse("fp32"), FEW, CPU)
+        step_profiler_half_type_and_mode_of_loop(fails, ampcompare.Arm.parse("fp32"), FEW, CPU)
     assert torch.autograd.backward is backward
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not _global_optimizer_pre_hooks

@@ -14,7 +14,7 @@ import pytest
 from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.cell_files import make_progress_writer, write_record
+from ampcompare.experiment.launch.cell_files import make_writer_of_progress, write_record
 from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.experiment.launch.dispatch import slurm
 from ampcompare.experiment.launch.dispatch.ray import RayLauncher
@@ -69,7 +69,7 @@ class Cells:
         return RunDirectory(self.folder).cell_folder(self.plan.cells[number - 1])
 
     def reports(self, number: int, place: str, steps: int) -> None:
-        make_progress_writer(self.path(number), place)(Progress(steps, 10, 0))
+        make_writer_of_progress(self.path(number), place)(Progress(steps, 10, 0))
 
     def record(self, number: int) -> RunRecord:
         config = self.plan.cells[number - 1]

@@ -25,7 +25,7 @@ from ampcompare.results.report.document import (
 )
 from ampcompare.results.report.documents.outlook import outlook_document, outlook_text
 from ampcompare.results.report.outlines import LEAD, OUTLINES, PAGES
-from ampcompare.results.report.tables import grid_table, listing_table, terminal_width
+from ampcompare.results.report.tables import grid_text, listing_text, terminal_width
 from ampcompare.results.report.terminal import Terminal
 
 PACKAGE = Path(ampcompare.__file__).parent
@@ -130,10 +130,10 @@ HEADERS = ["arm", "top-1 %", "engine"]
 
 def test_a_wide_table_is_folded() -> None:
     """Columns that do not fit go on below, each part with the first column; every cell is there once more."""
-    whole = grid_table(ROWS, HEADERS)
+    whole = grid_text(ROWS, HEADERS)
     assert len(whole.splitlines()) == 4
-    assert grid_table(ROWS, HEADERS, 80) == whole
-    first, second = grid_table(ROWS, HEADERS, 24).split("\n\n")
+    assert grid_text(ROWS, HEADERS, 80) == whole
+    first, second = grid_text(ROWS, HEADERS, 24).split("\n\n")
     assert first.splitlines()[0].split() == ["arm", "top-1", "%"]
     assert second.splitlines()[0].split() == ["arm", "engine"]
     assert [line.split()[0] for line in second.splitlines()[2:]] == ["fp32", "apex:O2"]
@@ -145,7 +145,7 @@ def test_a_listing_without_room_for_its_text_has_a_paragraph_for_each_row() -> N
     rows = [["runs/one", "2026-01-02 03:04", "-", "script, native:bf16", "0-2", " ".join(["word"] * 20)]]
     heads = ["folder", "changed", "tag", "arms", "seeds", "headline"]
     for width in (60, 80):
-        first, *rest = listing_table(rows * 2, heads, width).splitlines()
+        first, *rest = listing_text(rows * 2, heads, width).splitlines()
         assert first == "runs/one"
         assert rest.count("runs/one") == 1
         assert max(map(len, rest)) <= width

@@ -17,7 +17,7 @@ from ampcompare.base.errors import AmpCompareError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.start import module_command
 from ampcompare.base.version import __version__
-from ampcompare.experiment.launch.cell_files import make_progress_writer, read_config
+from ampcompare.experiment.launch.cell_files import make_writer_of_progress, read_config
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.stop_signal import end_signals_handled, hold_stop_signals
@@ -29,7 +29,7 @@ def command_of_cell(folder: Path) -> list[str]:
     return module_command(__spec__.name, str(folder))
 
 
-def find_version() -> str:
+def find_ampcompare_version() -> str:
     """Return the version of this ampcompare, by which the Python of a stack can train cells.
 
     Raises:
@@ -47,7 +47,9 @@ def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
     config = read_config(folder)
     if (folder / CellFile.PROGRESS).exists():  # it has begun before
         config = config.model_copy(update={"saving": config.saving.model_copy(update={"resume": "auto"})})
-    return launcher.launch(config, folder, make_progress_writer(folder, where) if launcher.is_main else None)
+    return launcher.launch(
+        config, folder, make_writer_of_progress(folder, where) if launcher.is_main else None
+    )
 
 
 def train_cell_on_this_machine(folder: Path, where: str = "") -> None:

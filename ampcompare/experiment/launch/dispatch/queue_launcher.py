@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from ampcompare.experiment.launch.cell_files import make_progress_reader
+from ampcompare.experiment.launch.cell_files import make_forwarder_of_progress
 from ampcompare.experiment.launch.contract import Launcher, Progress
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -33,7 +33,7 @@ class QueueLauncher(Launcher):
         readers = {}
         for index, (_, folder) in left.items():
             report = None if on_progress is None else functools.partial(on_progress, index)
-            readers[index] = make_progress_reader(folder, report, functools.partial(on_place, index))
+            readers[index] = make_forwarder_of_progress(folder, report, functools.partial(on_place, index))
         while left:
             ended = self.wait_for_ended_cells([folder for _, folder in left.values()])
             for index, (config, folder) in list(left.items()):

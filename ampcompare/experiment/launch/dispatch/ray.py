@@ -85,7 +85,7 @@ class RayLauncher(QueueLauncher):
                 needs = _resources_of_cell(config)
                 self._refuse_unavailable_resources(needs)
                 write_cell_inputs(config, folder)
-                task = self._ray.remote(**needs)(train_cell_in_ray_task)
+                task = self._ray.remote(**needs)(train_cell_and_read_files_in_ray_task)
                 self._tasks[folder] = task.remote(
                     config.model_dump_json(), str(folder), secrets_by_placeholder()
                 )
@@ -181,7 +181,9 @@ def _enable_ray_token() -> None:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
-def train_cell_in_ray_task(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, bytes]:
+def train_cell_and_read_files_in_ray_task(
+    settings: str, folder: str, secrets_: dict[str, str]
+) -> dict[str, bytes]:
     """Train a cell in processes of this machine; runs in a worker of Ray.
 
     Args:

@@ -28,12 +28,12 @@ from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import exit_code_text
 from ampcompare.base.secrets.masking import mask_secrets, value_of_secret_names_variable
 from ampcompare.experiment.launch.cell_files import (
+    drop_cell_outputs_from_code,
     last_lines_of_file,
     make_cell_folder,
     make_finder_of_earlier_files_read,
     make_finder_of_other_cells_files_read,
     record_with_code,
-    record_without_written_files,
     sandbox_of_cell,
     write_config,
     write_record,
@@ -146,7 +146,7 @@ class ScriptLauncher(ForkServerLauncher):
             ]
         record = record.model_copy(update={"script": facts.model_copy(update=files)})
         write_record(record, folder)
-        return record_without_written_files(record, folder, sandbox.written)
+        return drop_cell_outputs_from_code(record, folder, sandbox.written)
 
     def _run_script(
         self,

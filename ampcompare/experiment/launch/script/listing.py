@@ -75,12 +75,12 @@ class ShortRun:
     is_cut: bool
 
 
-def short_run_of_script(config: RunConfig) -> ShortRun:
+def run_script_briefly(config: RunConfig) -> ShortRun:
     """Run the script of a configuration for some steps, and return what it showed."""
     steps = step_count_of_short_run(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        record = record_short_run(config, folder)
+        record = run_script_briefly_and_make_record(config, folder)
         rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _metric_option_text(metric))
@@ -90,7 +90,7 @@ def short_run_of_script(config: RunConfig) -> ShortRun:
     return ShortRun(tuple(seen), record.error, record.summary.num_steps >= steps)
 
 
-def record_short_run(config: RunConfig, folder: Path) -> RunRecord:
+def run_script_briefly_and_make_record(config: RunConfig, folder: Path) -> RunRecord:
     """Run the script of a configuration for some steps, in a folder of its own, and return its record.
 
     Args:
@@ -107,7 +107,7 @@ def record_short_run(config: RunConfig, folder: Path) -> RunRecord:
 
 
 def step_count_of_short_run(config: RunConfig) -> int:
-    """Return the number of steps after which `short_run_of_script` ends the script."""
+    """Return the number of steps after which `run_script_briefly` ends the script."""
     assert config.script is not None
     return config.script.max_steps or BRIEFLY
 

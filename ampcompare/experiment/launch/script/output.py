@@ -133,7 +133,7 @@ class OutputReader:
 
     def _write_to_log(self, text: bytes) -> None:
         if self._written < MAX_LOG_BYTES:
-            self._append_to_log(self._secrets.mask_block(text[: MAX_LOG_BYTES - self._written]))
+            self._append_to_log(self._secrets.mask_what_is_complete(text[: MAX_LOG_BYTES - self._written]))
             if self._written + len(text) > MAX_LOG_BYTES:
                 ends = f"\nampcompare: the log ends here, at {MAX_LOG_BYTES // 2**20} MiB\n"
                 self._append_to_log(self._secrets.masked_rest() + ends.encode())

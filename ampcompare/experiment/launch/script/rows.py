@@ -133,7 +133,7 @@ def _add_row(rows: ScriptRows, row: dict[str, Any]) -> None:
 
 
 @dataclass
-class _Update:
+class _UpdateOfScript:
     """Steps of optimizers that take turns."""
 
     losses: list[float] = field(default_factory=list)
@@ -150,7 +150,7 @@ def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
 
     A loss that nothing scales counts where a step has no other.
     """
-    update, number = _Update(), 0
+    update, number = _UpdateOfScript(), 0
     waiting: list[dict[str, Any]] = []  # losses since the step before
     plain: list[dict[str, Any]] = []
     for row in rows:
@@ -163,7 +163,7 @@ def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
         optimizer = int(row["optimizer"])
         if optimizer in update.applied:
             yield _step_record(update, number)
-            update, number = _Update(), number + 1
+            update, number = _UpdateOfScript(), number + 1
         if not update.applied:
             update.seconds = float(row["seconds"] or 0.0)
             update.lr, update.grad_norm = (
@@ -187,7 +187,7 @@ def _losses_of_rows(rows: Sequence[dict[str, Any]]) -> list[float]:
     return [math.nan if row["loss"] is None else parse_json_number(row["loss"]) for row in rows]
 
 
-def _step_record(update: _Update, number: int) -> StepRecord:
+def _step_record(update: _UpdateOfScript, number: int) -> StepRecord:
     return StepRecord(
         step=number,
         epoch=0,

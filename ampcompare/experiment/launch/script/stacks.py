@@ -38,7 +38,7 @@ from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
     last_lines_of_file,
     make_cell_folder,
-    make_progress_reader_of_new_process,
+    make_forwarder_of_new_progress,
     write_cell_inputs,
     write_config,
     write_record,
@@ -333,7 +333,7 @@ class StackLauncher(ScriptLauncher):
         """Train a cell by the ampcompare of its stack, as a scheduler would."""
         assert config.stack is not None
         write_cell_inputs(config.model_copy(update={"stack": None}), folder)
-        read = make_progress_reader_of_new_process(folder, on_progress)
+        read = make_forwarder_of_new_progress(folder, on_progress)
         (folder / CellFile.PROGRESS).unlink(missing_ok=True)  # else the cell would count as one that was lost
         words = [
             *config.stack.python_command_for_cell(folder),

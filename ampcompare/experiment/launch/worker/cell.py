@@ -38,7 +38,7 @@ from ampcompare.base.tensors.tf32 import Tf32Switches
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
     copy_first_steps,
-    make_progress_writer,
+    make_writer_of_progress,
     read_config,
     record_with_code,
     write_config,
@@ -139,7 +139,7 @@ def train_and_exit(words: list[str]) -> int:
     exit_when_parent_ends()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process leaves its last lines
     folder = Path(words[0])
-    run_cell(read_config(folder), folder, make_progress_writer(folder))
+    run_cell(read_config(folder), folder, make_writer_of_progress(folder))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

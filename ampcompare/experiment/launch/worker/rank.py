@@ -28,7 +28,7 @@ from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.cell_files import (
-    make_progress_writer,
+    make_writer_of_progress,
     read_config,
     record_with_code,
     redirect_output_to,
@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> int:
     exit_when_parent_ends()
     redirect_output_to(folder / log_name(world.rank))
     config = read_config(folder)
-    report = make_progress_writer(folder) if world.rank == 0 else None
+    report = make_writer_of_progress(folder) if world.rank == 0 else None
     record, _ = record_of_rank_and_is_printing(
         config, folder, world, report, since=psutil.Process(os.getppid()).create_time()
     )

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from ampcompare.base.formatting import printable_line
 from ampcompare.results.analysis.conclusions.phrases import (
     ArmNaming,
-    device_phrase,
     difference_interval_text,
+    measured_on_phrase,
     memory_saving_text,
     names_text,
     number_word,
@@ -122,9 +122,9 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
         )
     gains = []
     if row.time.kind == "better":
-        gains.append(f"{step_time_ratio_text(row)} its step time{device_phrase(comparison)}")
+        gains.append(f"{step_time_ratio_text(row)} its step time{measured_on_phrase(comparison)}")
     if saved_memory_share(row) >= MIN_SAVING and (
-        comparison.prefer == "memory" or not device_phrase(comparison)
+        comparison.prefer == "memory" or not measured_on_phrase(comparison)
     ):
         gains.append(f"{memory_saving_text(row)} peak memory")
     if comparison.prefer == "memory":
@@ -379,7 +379,7 @@ def _speed_sentences(
 ) -> Iterable[str]:
     """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
     known = [row for row in rows if row.time.low is not None]
-    where = device_phrase(comparison)
+    where = measured_on_phrase(comparison)
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
@@ -428,7 +428,7 @@ def _arms_and_reasons_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple
 
 def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     """Return which of these rows need less or more memory; nothing of a CPU, whose peaks move between runs."""
-    if device_phrase(comparison) and comparison.records:
+    if measured_on_phrase(comparison) and comparison.records:
         return ""
     apart = sorted(
         (row for row in rows if abs(saved_memory_share(row)) >= MIN_SAVING),

@@ -104,7 +104,7 @@ def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
     return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}{doubt})"
 
 
-def device_phrase(comparison: Comparison) -> str:
+def measured_on_phrase(comparison: Comparison) -> str:
     """Return where times were measured, if that is no GPU."""
     devices = {
         str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records

@@ -72,12 +72,12 @@ def quality_margin(
         terms.margin_rule,
         [metric.factor * value for value in values],
         metric=metric,
-        resolution=_metric_resolution(metric, runs, values),
+        resolution=_least_metric_difference(metric, runs, values),
         reference=reference,
     )
 
 
-def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
+def _least_metric_difference(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
     """Return the least difference of two values, in the unit of shown differences."""
     step = spacing_of_scores(spacing_of_final_values(runs), metric, values)
     if metric.difference != "points":

@@ -70,7 +70,9 @@ def compare_samples(
     except RecordError as fault:
         return SampleComparison(samples=count, unusable=str(fault))
     models = (
-        [_model_pair(*each) for each in zip(pairs, arm, reference, strict=True)] if arm.dtype == bool else []
+        [_mcnemar_test_of_models(*each) for each in zip(pairs, arm, reference, strict=True)]
+        if arm.dtype == bool
+        else []
     )
     result = SampleComparison(samples=count, models=models)
     if effect is None or verdict.confidence is None or len(pairs) < MIN_PAIRS or count < 2:
@@ -160,7 +162,7 @@ def _sample_results_of_run(run: RunRecord) -> NDArray[Any] | None:
         raise RecordError(f"the per-{noun} results of {who} are damaged: {fault}") from None
 
 
-def _model_pair(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> ModelPair:
+def _mcnemar_test_of_models(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> ModelPair:
     """Return how many samples only one model of a pair has right, and McNemar's test of that.
 
     Args:
@@ -208,7 +210,7 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
 
 
 @dataclass(frozen=True)
-class MeanSquares:
+class MeanSquaresOfDifferences:
     """The mean squares of differences by seed and sample, of which there are 2 or more: float64 arrays or numbers."""
 
     samples: Any
@@ -218,7 +220,9 @@ class MeanSquares:
     num_samples: int
 
 
-def mean_squares_of_differences(differences: NDArray[Any], seed_spread: float | None = None) -> MeanSquares:
+def mean_squares_of_differences(
+    differences: NDArray[Any], seed_spread: float | None = None
+) -> MeanSquaresOfDifferences:
     """Return the mean squares of differences.
 
     The spread of seeds is at least that of rounding to counts (`least_spread_of_accuracies`), or that of the caller.
@@ -244,7 +248,7 @@ def mean_squares_of_differences(differences: NDArray[Any], seed_spread: float | 
         whole = ((differences - mean[..., None]) ** 2).sum((-2, -1))
         least = 0.0
     residual = np.maximum(whole - of_samples - of_seeds, 0) / ((seeds - 1) * (samples - 1))
-    return MeanSquares(
+    return MeanSquaresOfDifferences(
         samples=np.maximum(of_samples / (samples - 1), least),
         seeds=np.maximum(of_seeds / (seeds - 1), samples * seed_spread**2),
         residual=residual,
@@ -253,7 +257,7 @@ def mean_squares_of_differences(differences: NDArray[Any], seed_spread: float | 
     )
 
 
-def standard_error_and_freedom_over_new_samples(squares: MeanSquares) -> tuple[Any, Any]:
+def standard_error_and_freedom_over_new_samples(squares: MeanSquaresOfDifferences) -> tuple[Any, Any]:
     """Return the standard error of the mean difference over new samples and new seeds, and its degrees of freedom."""
     import numpy as np
 
@@ -263,7 +267,7 @@ def standard_error_and_freedom_over_new_samples(squares: MeanSquares) -> tuple[A
 
 
 def samples_needed_for_equivalence(
-    squares: MeanSquares, margin: float, alpha: float = ERROR_RATE
+    squares: MeanSquaresOfDifferences, margin: float, alpha: float = ERROR_RATE
 ) -> int | None:
     """Return about how many samples would show equivalence on new ones with a power of 80 %, if the arms do not differ.
 

@@ -123,7 +123,7 @@ def _incomparable_times_verdict(arm: RunRecord, reference: RunRecord, *, same_so
     jobs = max(arm.jobs, reference.jobs)
     emulated = emulated_type(arm.half) or emulated_type(reference.half)
     work = quality_incomparable_reason(arm, reference, same_software=same_software)
-    if not work and jobs > 1 and not (_had_gpus_alone(arm) and _had_gpus_alone(reference)):
+    if not work and jobs > 1 and not (_was_only_cell_on_gpus(arm) and _was_only_cell_on_gpus(reference)):
         work = f"{jobs} cells ran at once"
     conditions = (
         _skipped_steps_reason(arm.summary)
@@ -137,7 +137,7 @@ def _incomparable_times_verdict(arm: RunRecord, reference: RunRecord, *, same_so
     )
 
 
-def _had_gpus_alone(record: RunRecord) -> bool:
+def _was_only_cell_on_gpus(record: RunRecord) -> bool:
     """Return whether no other cell was on the GPUs of a run."""
     return record.jobs == 1 or (record.placement is not None and record.placement.alone)
 

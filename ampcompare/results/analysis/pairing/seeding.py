@@ -36,7 +36,7 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
             return SEEDS_ITSELF
         if not fixed:
             others = "generators of its own, which --shift-seeds all shifts"
-            sources = [*_generators_not_shifted(calls), "files", "fixed numbers", others]
+            sources = [*_unshiftable_generators(calls), "files", "fixed numbers", others]
             return (
                 "the script seeds no global generator, so its first weights and batches come from "
                 f"{_alternatives_text(sources)}; or {pass_on}"
@@ -62,11 +62,11 @@ def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_
     neither = "neither first weights nor batches" if shifted else "first weights or batches"
     return (
         f"{said} {neither}, which come from "
-        f"{_alternatives_text([*_generators_not_shifted(calls), files, 'fixed numbers in a fixed order'])}"
+        f"{_alternatives_text([*_unshiftable_generators(calls), files, 'fixed numbers in a fixed order'])}"
     )
 
 
-def _generators_not_shifted(calls: Sequence[SeedCall]) -> list[str]:
+def _unshiftable_generators(calls: Sequence[SeedCall]) -> list[str]:
     """Return generators whose seed is decided by what cannot be shifted."""
     setters = [f"{call.function} in {call.place}" for call in calls if call.kind == "state" and call.place]
     sources = [f"a generator whose state is set ({format_few_names(setters)})"] if setters else []

@@ -536,7 +536,7 @@ def _run_values_table(comparison: Comparison) -> Table:
         *of_runs,
         *of_weights,
     ]
-    return Table.from_values(heads, rows)
+    return Table.for_programs(heads, rows)
 
 
 def _run_values_row(record: RunRecord, others: Sequence[str]) -> list[object]:

@@ -4,7 +4,7 @@ import math
 import shlex
 from typing import Any
 
-from ampcompare.base.formatting import format_count, format_rough_percent, printable_line
+from ampcompare.base.formatting import format_count, format_rough_percent_number, printable_line
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, MagnitudeRange, PlaceReport
 from ampcompare.results.report.document import (
     Block,
@@ -66,7 +66,7 @@ def _place_row(report: PlaceReport) -> list[str]:
 
 
 def _share_text(values: MagnitudeRange, count: int) -> str:
-    return format_rough_percent(values.share_of_count(count)) if count else "-"
+    return format_rough_percent_number(values.share_of_count(count)) if count else "-"
 
 
 def _number_text(value: float | None) -> str:
@@ -158,7 +158,9 @@ def _headroom_texts(diagnosis: Diagnosis) -> list[Text]:
     room = diagnosis.headroom
     if room is None:
         return []
-    shares = ", ".join(f"{format_rough_percent(share)} % at {scale}" for scale, share in room.lost.items())
+    shares = ", ".join(
+        f"{format_rough_percent_number(share)} % at {scale}" for scale, share in room.lost.items()
+    )
     largest = "unknown" if room.largest_scale is None else f"{room.largest_scale:g}"
     scale = f"own {room.own_scale:g}, largest without overflow {largest}"
     return [Text([f"Loss scale: {scale}; underflow in fp16: {shares}"])]
@@ -170,8 +172,8 @@ def _lost_update_texts(diagnosis: Diagnosis) -> list[Text]:
         return []
     worst = max(lost, key=lambda one: one.lost / one.moved)
     total, moved = sum(one.lost for one in lost), sum(one.moved for one in diagnosis.updates)
-    share = f"{format_rough_percent(total / moved)} % are below half a unit in the last place of the weight"
-    most = f"most in {worst.parameter} ({worst.dtype}), {format_rough_percent(worst.lost / worst.moved)} %"
+    share = f"{format_rough_percent_number(total / moved)} % are below half a unit in the last place of the weight"
+    most = f"most in {worst.parameter} ({worst.dtype}), {format_rough_percent_number(worst.lost / worst.moved)} %"
     return [Text([f"Updates: {share}; {most}"])]
 
 
@@ -208,9 +210,13 @@ def _range_map_cell(values: MagnitudeRange | None, step: int) -> MapCell:
         return (
             "unclear",
             0.4 + 0.6 * min(1.0, 10 * high),
-            f"{text}, {format_rough_percent(high)} % from 32768",
+            f"{text}, {format_rough_percent_number(high)} % from 32768",
         )
     if low > 0.01:
-        return ("accent", 0.2 + 0.8 * min(1.0, low), f"{text}, {format_rough_percent(low)} % below fp16")
+        return (
+            "accent",
+            0.2 + 0.8 * min(1.0, low),
+            f"{text}, {format_rough_percent_number(low)} % below fp16",
+        )
     used = (math.log2(values.largest) - FP16[0]) / (FP16[1] - FP16[0]) if values.largest else 0.0
     return ("good", 0.1 + 0.7 * min(1.0, max(0.0, used)), text)

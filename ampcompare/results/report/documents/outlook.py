@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from ampcompare.base.formatting import format_count, format_rough_percent, printable_line
+from ampcompare.base.formatting import format_count, format_rough_percent_number, printable_line
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
-from ampcompare.results.report.tables import listing_table
+from ampcompare.results.report.tables import listing_text
 
 HEADS = ("arm", "word", "part", "why")
 
@@ -19,7 +19,7 @@ def outlook_text(found: Outlook, width: int) -> str:
         found: the outlook.
         width: of a line, in characters.
     """
-    return f"{listing_table(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_run_text(found), width)}"
+    return f"{listing_text(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_run_text(found), width)}"
 
 
 def outlook_document(found: Outlook) -> Document:
@@ -78,6 +78,8 @@ def _run_text(found: Outlook) -> str:
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]
     words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
     if found.twin is not None:
-        words.append(f"a twin from weights changed by 1/512 differs by {format_rough_percent(found.twin)} %")
+        words.append(
+            f"a twin from weights changed by 1/512 differs by {format_rough_percent_number(found.twin)} %"
+        )
     sentence = "; ".join(words)
     return f"{sentence[0].upper()}{sentence[1:]}. Not covered: evaluation, and what these steps did not run."

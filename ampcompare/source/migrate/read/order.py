@@ -319,10 +319,10 @@ class _EventFollower(CallFollower):
         elif isinstance(node, ast.Attribute):
             if reads_gradient(module, node):
                 self._record_event("read", node, frame)
-        elif isinstance(node, ast.Call) and not self._follow_named_functions(node, frame):
+        elif isinstance(node, ast.Call) and not self._follow_possible_callees(node, frame):
             self._record_outside_call(node, frame)
 
-    def _follow_named_functions(self, call: ast.Call, frame: CallFrame) -> bool:
+    def _follow_possible_callees(self, call: ast.Call, frame: CallFrame) -> bool:
         """Follow all functions that a call may name; return whether it names functions of the project alone."""
         callee = self.index.callee(call, frame.scope, frame.receiver)
         functions = [each for each in functions_of_callee(callee) if isinstance(each, Function)]

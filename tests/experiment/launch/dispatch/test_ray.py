@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from ampcompare.experiment.launch.cell_files import write_cell_inputs
-from ampcompare.experiment.launch.dispatch.ray import train_cell_in_ray_task
+from ampcompare.experiment.launch.dispatch.ray import train_cell_and_read_files_in_ray_task
 from ampcompare.results.records.run import read_record
 from ampcompare.settings.config import RunConfig
 
@@ -127,12 +127,12 @@ def _wait_for(condition: Callable[[], object], process: Any) -> None:
 def test_without_a_shared_folder(tmp_path: Path) -> None:
     """A task that does not find the cell in the folder returns its files; else it writes there."""
     config = RunConfig.model_validate({"recipe": SMALL, "device": "cpu", "launcher": "ray"})
-    files = train_cell_in_ray_task(config.model_dump_json(), str(tmp_path / "elsewhere"), {})
+    files = train_cell_and_read_files_in_ray_task(config.model_dump_json(), str(tmp_path / "elsewhere"), {})
     assert {"record.json", "steps.jsonl", "log.txt"} <= set(files)
     assert not (tmp_path / "elsewhere").exists()
     assert json.loads(files["record.json"])["status"] == "completed"
     write_cell_inputs(config, tmp_path)
-    assert train_cell_in_ray_task(config.model_dump_json(), str(tmp_path), {}) == {}
+    assert train_cell_and_read_files_in_ray_task(config.model_dump_json(), str(tmp_path), {}) == {}
     record = read_record(tmp_path / "record.json")
     assert record.config == config
     assert record.summary.weights_sha256 == json.loads(files["record.json"])["summary"]["weights_sha256"]

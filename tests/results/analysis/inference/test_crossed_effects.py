@@ -6,7 +6,7 @@ from scipy.special import stdtrit
 from scipy.stats import ttest_1samp
 
 from ampcompare.results.analysis.effects.samples import (
-    MeanSquares,
+    MeanSquaresOfDifferences,
     mean_squares_of_differences,
     samples_needed_for_equivalence,
     standard_error_and_freedom_over_new_samples,
@@ -66,7 +66,7 @@ def test_images_that_all_agree_are_no_proof() -> None:
 
 def test_more_images_are_needed_for_a_smaller_margin() -> None:
     """With that many images, the same components of variance give an error that fits the margin with that power."""
-    squares = MeanSquares(samples=0.2, seeds=0.1, residual=0.1, num_seeds=5, num_samples=400)
+    squares = MeanSquaresOfDifferences(samples=0.2, seeds=0.1, residual=0.1, num_seeds=5, num_samples=400)
     needed = [samples_needed_for_equivalence(squares, margin) or 0 for margin in (0.02, 0.01, 0.005)]
     # Half of the variance 0.2 is over seeds, which leaves 4 * (0.2 / 0.1)^2 = 16 degrees of freedom.
     sure = stdtrit(16, 0.95) + stdtrit(16, 0.9)
@@ -76,7 +76,7 @@ def test_more_images_are_needed_for_a_smaller_margin() -> None:
 
 def test_no_number_of_images_replaces_seeds() -> None:
     """Where runs of one seed differ as a whole by more than the margin, more images do not settle it."""
-    few = MeanSquares(samples=0.1, seeds=4.0, residual=0.1, num_seeds=3, num_samples=400)
+    few = MeanSquaresOfDifferences(samples=0.1, seeds=4.0, residual=0.1, num_seeds=3, num_samples=400)
     assert samples_needed_for_equivalence(few, 0.005) is None
 
 
