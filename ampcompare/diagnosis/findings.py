@@ -305,7 +305,7 @@ def _wrong_choice_fault(facts: StepFacts, place: int, at: int) -> Fault:
     assert choice is not None
     origin = _index_of_line_where_rounding_began(events, place)
     first, name = operation_place_of(events[origin].key).name, operation_place_of(events[at].key).name
-    share = f"{format_rough_percent(choice.share)} %"
+    share = f"{format_rough_percent_number(choice.share)} %"
     if choice.operation == "_to_copy":
         what = "indices" if events[at].key[1] in INDEXING else "whole numbers"
         text = f"{first} rounds what becomes {what}: {share} of those of {name} are others than in fp32"

@@ -101,7 +101,10 @@ def summary_of(path: Path) -> str:
 
 
 def rooms_table() -> str:
-    """Return a table of all rooms, the top first, with the first line of each docstring, and the other contracts."""
+    """Return a table of all rooms, the top first, with the first lines of docstrings, and the other contracts.
+
+    Below each room stand the folders in it.
+    """
     rows = ["| floor | room | what it is | imports |", "|---|---|---|---|"]
     imports = room_imports()
     for room, floor in sorted(floors().items(), key=lambda item: (-item[1], item[0])):
@@ -112,6 +115,10 @@ def rooms_table() -> str:
             if path.is_file():
                 others = " ".join(sorted(imports.get(room, ())))
                 rows.append(f"| {floor} | `{name}` | {_cell(summary_of(path))} | {others} |")
+        rows += [
+            f"| | `{path.parent.relative_to(PACKAGE).as_posix()}/` | {_cell(summary_of(path))} | |"
+            for path in sorted((PACKAGE / room).glob("*/**/__init__.py"))
+        ]
     return "\n".join([*rows, "", *(f"* {contract['name']}." for contract in contracts()[1:])])
 
 
