@@ -208,7 +208,7 @@ def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
     """Note each DistributedDataParallel of the adapter, which is torch's, that may meet parameters without gradient."""
     found = []
     for node, full in names.uses:
-        if adapter_name_of(full) == DDP.rpartition(".")[2]:
+        if adapter_name_of(full) == DDP.rpartition(".")[2] and isinstance(node.ctx, ast.Load):
             outer = module.parent(node)
             call = outer if isinstance(outer, ast.Call) and outer.func is node else None
             if ddp_may_lack_gradients(call) and not is_used_as_type(module, node):
@@ -313,9 +313,20 @@ def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[a
         if is_asking and adapter_name_of(full) is not None and not isinstance(parent, ast.Subscript):
             if not isinstance(module.statement_around(node), ast.Assert):
                 yield node
-    for handler in [each for one in always for each in one.handlers]:
-        sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
-        yield from (each for each in sets if _decides_elsewhere(module, each))
+    for one in always:
+        for handler in one.handlers:
+            sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
+            yield from (each for each in sets if _decides_elsewhere(module, each))
+            yield from (each for each in handler.body if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
+            if _goes_on_without_rest(one, handler):
+                yield handler
+
+
+def _goes_on_without_rest(one: ast.Try, handler: ast.ExceptHandler) -> bool:
+    """Return whether a `try` does more than to import, and its handler goes on without that."""
+    rest = [each for each in one.body if not isinstance(each, (ast.Import, ast.ImportFrom, ast.Assign))]
+    leaves = any(isinstance(each, (ast.Raise, ast.Return)) for each in walk(handler))
+    return bool(rest) and not leaves
 
 
 def _decides_elsewhere(module: Module, setting: ast.Assign | ast.AnnAssign) -> bool:
