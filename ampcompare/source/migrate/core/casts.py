@@ -13,7 +13,8 @@ from ampcompare.source.migrate.core.holders import access_path_of
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.wide_numbers import mixed_nodes_of_networks
+from ampcompare.source.migrate.read.wide_numbers import NumberFinder, network_classes
+from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import (
     argument_values,
@@ -99,6 +100,10 @@ NUMBERS = (
     "a tensor of one number may be fp32 in {0}: O1 computed such arithmetic in fp32, torch does in the type of the "
     "other tensor; write .float() behind that one where it matters"
 )
+WIDE_IN_PLACE = (
+    "{0} works in place with a tensor that may be fp32: O1 makes both of one type before, torch keeps that of the "
+    "first; write x = x + y where it matters"
+)
 FACTORS = frozenset({"mat1", "mat2", "mat", "vec", "vec1", "vec2", "batch1", "batch2"})
 MADE_FP32 = (
     "what a model computes on tensors that it makes fp32 itself, as it may in {0}, was in fp32 at {1}; autocast casts "
@@ -153,14 +158,25 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-            if mixed := [] if is_half else mixed_nodes_of_networks(module):
-                first = f"`{ast.unparse(mixed[0]).splitlines()[0]}` (line {mixed[0].lineno})"
-                core.add_note(initialize.call, where + NUMBERS.format(first))
+            for text, nodes in [] if is_half else _arithmetic_of_mixed_types(module):
+                first = f"`{ast.unparse(nodes[0]).splitlines()[0]}` (line {nodes[0].lineno})"
+                core.add_note(initialize.call, where + text.format(first))
         places = list(_places_made_fp32(core)) if is_half else []
         if places:
             core.add_note(
                 initialize.call, MADE_FP32.format(", ".join(places), fp16_level_of_file(core.sites))
             )
+
+
+def _arithmetic_of_mixed_types(module: Module) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
+    """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
+    nodes = [node for network in network_classes(module) for node in walk(network)]
+    for text, found in (
+        (NUMBERS, NumberFinder(module).mixed_nodes(nodes)),
+        (WIDE_IN_PLACE, WideTensorFinder(module).nodes_in_place(nodes)),
+    ):
+        if found:
+            yield text, found
 
 
 def _places_made_fp32(core: ApexCore) -> Iterator[str]:

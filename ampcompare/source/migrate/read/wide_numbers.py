@@ -14,7 +14,7 @@ from functools import reduce
 from itertools import permutations
 from typing import TYPE_CHECKING
 
-from ampcompare.source.syntax import argument_values, dotted_name, last_name, walk
+from ampcompare.source.syntax import argument_values, dotted_name, last_name
 
 if TYPE_CHECKING:
     from ampcompare.source.module import Module, Scope
@@ -33,10 +33,17 @@ def network_classes(module: Module) -> Iterator[ast.ClassDef]:
                 yield node
 
 
-def mixed_nodes_of_networks(module: Module) -> list[ast.expr | ast.AugAssign]:
-    """Return the arithmetic in classes of networks in which such a number may meet another tensor."""
-    finder = NumberFinder(module)
-    return [each for network in network_classes(module) for each in finder.mixed_nodes(walk(network))]
+def buffers_of_class(scope: Scope) -> set[str]:
+    """Return the names of buffers and parameters that the class around a method registers by name."""
+    calls = ast.walk(scope.owner.node) if scope.owner is not None else ()
+    return {
+        str(each.args[0].value)
+        for each in calls
+        if isinstance(each, ast.Call)
+        and last_name(each.func) in ("register_buffer", "register_parameter")
+        and each.args
+        and isinstance(each.args[0], ast.Constant)
+    }
 
 
 class Shape(Enum):
@@ -69,7 +76,8 @@ OF_PYTHON = frozenset({
 # What computes a loss, by the names that these have everywhere.
 LOSS = re.compile(r"(?:loss|cross_entropy|criterion|crit)\w*$|Loss$", re.IGNORECASE)
 # Of methods and functions, those that O1 gives arguments of one type.
-MIXING = frozenset({"add", "mul", "div", "add_", "mul_", "div_"})
+MIXING = frozenset({"add", "mul", "div", "add_", "mul_", "div_", "eq", "ne", "gt", "ge", "lt", "le"})
+ORDERS = (ast.Eq, ast.NotEq, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 MAX_DIMS = 2  # that a reduction may take away from a tensor without making a number of it
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Mod, ast.FloorDiv)
 
@@ -102,6 +110,8 @@ class NumberFinder:
             operands = [node.left, node.right]
         elif isinstance(node, ast.AugAssign) and isinstance(node.op, OPERATORS):
             operands = [node.target, node.value]
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ORDERS):
+            operands = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and last_name(node.func) in MIXING:
             operands = [*self._receivers_of(node), *argument_values(node)]
         else:
@@ -149,7 +159,7 @@ class NumberFinder:
         if name in OF_PYTHON or text.startswith("math."):
             return PLAIN
         if isinstance(node, ast.Attribute):
-            if name in WEIGHTS or name in self._buffers_of(scope):
+            if name in WEIGHTS or name in buffers_of_class(scope):
                 return ROW
             if name == "data":
                 return self._shapes_of(node.value)
@@ -180,17 +190,6 @@ class NumberFinder:
             each.arg == name and isinstance(value, ast.Constant) and value.value is not None
             for each, value in pairs
         )
-
-    def _buffers_of(self, scope: Scope) -> set[str]:
-        calls = ast.walk(scope.owner.node) if scope.owner is not None else ()
-        return {
-            str(each.args[0].value)
-            for each in calls
-            if isinstance(each, ast.Call)
-            and last_name(each.func) in ("register_buffer", "register_parameter")
-            and each.args
-            and isinstance(each.args[0], ast.Constant)
-        }
 
     def _shapes_of_element(self, node: ast.expr) -> Shapes:
         """Return the shapes of what a loop or an assignment to several names takes out of a value."""

@@ -4,8 +4,9 @@ import ast
 
 import pytest
 
-from ampcompare.source.migrate.read.wide_numbers import mixed_nodes_of_networks
+from ampcompare.source.migrate.read.wide_numbers import NumberFinder, network_classes
 from ampcompare.source.module import Module
+from ampcompare.source.syntax import walk
 
 NETWORK = """\
 import torch
@@ -58,6 +59,7 @@ MIXED = {
     "a method in place": "h.mul_(self.vec[0])",
     "a function of torch": "h = torch.mul(h, self.vec[0])",
     "in place": "h += self.vec[0]",
+    "a comparison": "h = h * (h > self.vec[0])",
     "a variable": "s = torch.exp(self.vec[0])\nh = h * s",
     "a method of the class": "h = h * self.weight_of(0)",
     "an argument of a method": "h = self.scale_by(h, self.vec[0])",
@@ -83,7 +85,8 @@ ALIKE = {
 def _mixed(lines: str) -> list[str]:
     indented = "".join(f"        {line}\n" for line in lines.splitlines())
     module = Module(NETWORK.format(lines=indented))
-    return [ast.unparse(each) for each in mixed_nodes_of_networks(module)]
+    nodes = [node for network in network_classes(module) for node in walk(network)]
+    return [ast.unparse(each) for each in NumberFinder(module).mixed_nodes(nodes)]
 
 
 @pytest.mark.parametrize("lines", MIXED.values(), ids=MIXED)

@@ -1,0 +1,100 @@
+"""Find what works in place on a tensor with another one that may be fp32.
+
+O1 makes both fp32 for `x += y`, and casts `y` to the type of `x` for `x.add_(y)`. torch computes in fp32 and keeps the
+type of `x`. Of types a text shows those of parameters, of new tensors, and of what O1 and autocast compute in fp32;
+what a function gets, or another network returns, counts as being of the type of `x`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ampcompare.source.migrate.read.wide_numbers import LOSS, MAKING, OPERATORS, WEIGHTS, buffers_of_class
+from ampcompare.source.syntax import argument_values, dotted_name, last_name
+
+if TYPE_CHECKING:
+    from ampcompare.source.module import Module, Scope
+
+# Functions and methods whose results are fp32 under O1 and autocast.
+WIDE_FUNCTIONS = frozenset({
+    "softmax", "log_softmax", "softmin", "softplus", "exp", "log", "pow", "sum", "norm", "prod", "cumsum", "cumprod",
+    "layer_norm", "group_norm", "normalize", "interpolate", "float", "reciprocal", "rsqrt", "gelu",
+})  # fmt: skip
+WIDE_LAYERS = frozenset(
+    {"LayerNorm", "GroupNorm", "Embedding", "Softmax", "LogSoftmax", "Softplus", "Parameter"}
+)
+# Of whatever types their arguments are, these give fp16.
+PRODUCTS = frozenset(
+    {"matmul", "mm", "bmm", "mv", "linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d"}
+)
+IN_PLACE = frozenset({"add_", "sub_", "mul_", "div_"})
+
+
+class WideTensorFinder:
+    """Tells which expressions of a module may be fp32 tensors."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._known: dict[tuple[Scope, str], bool] = {}
+
+    def nodes_in_place(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
+        """Return the arithmetic in place among nodes whose other operand may be fp32."""
+        found: list[ast.expr | ast.AugAssign] = []
+        for node in nodes:
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, OPERATORS):
+                values = [node.value]
+            elif isinstance(node, ast.Call) and last_name(node.func) in IN_PLACE:
+                values = argument_values(node)
+            else:
+                continue
+            if any(map(self._may_be_wide, values)):
+                found.append(node)
+        return found
+
+    def _may_be_wide(self, node: ast.expr) -> bool:
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._may_name_be_wide(node)
+        if isinstance(node, ast.Call):
+            return self._may_call_be_wide(node)
+        if isinstance(node, (ast.Subscript, ast.Starred)):
+            return self._may_be_wide(node.value)
+        if isinstance(node, ast.UnaryOp):
+            return self._may_be_wide(node.operand)
+        if isinstance(node, ast.IfExp):
+            return self._may_be_wide(node.body) or self._may_be_wide(node.orelse)
+        if isinstance(node, ast.BinOp):
+            if isinstance(node.op, ast.MatMult):
+                return False
+            return (
+                isinstance(node.op, ast.Pow) or self._may_be_wide(node.left) or self._may_be_wide(node.right)
+            )
+        return False
+
+    def _may_name_be_wide(self, node: ast.Name | ast.Attribute) -> bool:
+        scope = self._module.scope_of.get(node, self._module.top)
+        name, text = last_name(node), dotted_name(node) or ""
+        if isinstance(node, ast.Attribute) and (name in WEIGHTS or name in buffers_of_class(scope)):
+            return True
+        key = (scope, text)
+        if key not in self._known:
+            self._known[key] = False  # while it is asked for: what it is made of itself tells nothing
+            self._known[key] = any(map(self._may_be_wide, self._module.values_of(text, scope) or []))
+        return self._known[key]
+
+    def _may_call_be_wide(self, call: ast.Call) -> bool:
+        name, values = last_name(call.func), argument_values(call)
+        scope = self._module.scope_of.get(call, self._module.top)
+        if name in WIDE_FUNCTIONS | MAKING | WIDE_LAYERS or LOSS.search(name):
+            return not (isinstance(call.func, ast.Name) and name in ("sum", "float"))
+        if isinstance(call.func, ast.Call):  # a layer where it is made
+            return last_name(call.func.func) in WIDE_LAYERS
+        layers = self._module.values_of(dotted_name(call.func) or "", scope) or []
+        if layers:
+            return any(isinstance(each, ast.Call) and last_name(each.func) in WIDE_LAYERS for each in layers)
+        is_method = isinstance(call.func, ast.Attribute) and self._module.resolve(call.func) is None
+        if is_method and isinstance(call.func, ast.Attribute) and dotted_name(call.func.value) != "self":
+            return name not in PRODUCTS and self._may_be_wide(call.func.value)
+        is_of_torch = (self._module.resolve(call.func) or "").startswith("torch.")
+        return is_of_torch and name not in PRODUCTS and any(map(self._may_be_wide, values))

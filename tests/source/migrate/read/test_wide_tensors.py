@@ -1,0 +1,66 @@
+"""Where arithmetic in place meets a tensor that may be fp32: as it was run, types or last digits differ there."""
+
+import ast
+
+import pytest
+
+from ampcompare.source.migrate.read.wide_numbers import network_classes
+from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import walk
+
+NETWORK = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.norm = nn.Linear(8, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+        self.places = nn.Parameter(torch.zeros(1, 16))
+        self.embedding, self.shortcut = nn.Embedding(16, 16), nn.Sequential()
+        self.register_buffer("mask", torch.ones(16))
+
+    def forward(self, x):
+        h = self.one(x)
+{lines}
+        return self.two(h)
+"""
+MIXED = {
+    "positions": "h += self.places",
+    "a part of them": "h += self.places[:, : h.shape[1]]",
+    "a scale": "h *= self.places.exp()",
+    "a buffer": "h *= self.mask",
+    "an embedding": "h += self.embedding(torch.arange(16))",
+    "a norm": "h += self.norm(h)",
+    "a softmax": "gate = F.softmax(h, 1)\nh *= gate",
+    "a new tensor": "noise = torch.randn(16, 16)\nh += 0.1 * noise",
+    "a power": "h += h**2",
+    "a method in place": "h.add_(self.places)",
+}
+ALIKE = {
+    "a number": "h *= 0.5\nh += len(x)\nh.mul_(2)",
+    "an identity": "identity = h\nh = self.two(h)\nh += identity",
+    "a shortcut": "y = self.two(h)\ny += self.shortcut(h)\nh = y",
+    "a layer": "h += self.two(h)",
+    "a product": "h += F.linear(self.norm(h), self.two.weight)",
+    "out of place": "h = h + self.places",
+}
+
+
+def _found(lines: str) -> list[str]:
+    module = Module(NETWORK.format(lines="".join(f"        {line}\n" for line in lines.splitlines())))
+    nodes = [node for network in network_classes(module) for node in walk(network)]
+    return [ast.unparse(each) for each in WideTensorFinder(module).nodes_in_place(nodes)]
+
+
+@pytest.mark.parametrize("lines", MIXED.values(), ids=MIXED)
+def test_arithmetic_in_place_with_a_wide_tensor_is_found(lines: str) -> None:
+    assert len(_found(lines)) == 1
+
+
+@pytest.mark.parametrize("lines", ALIKE.values(), ids=ALIKE)
+def test_arithmetic_in_place_of_one_type_is_not_found(lines: str) -> None:
+    assert _found(lines) == []
