@@ -66,7 +66,7 @@ def test_tables(
     assert (found, document["answer"]) == (status, answer)
     assert (document["metric"], document["margin"]) == ("top-1", 0.5)
     assert (document["new_arm"], document["old_arm"], document["old_runs"]) == ("O2", "fp32", 5)
-    assert (document["pairs_needed_and_neediest_arm"] == 0) == (status < 2)
+    assert (document["seeds_needed"] == 0) == (status < 2)
 
 
 def test_effect_and_interval_are_new_minus_old(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_seeds_that_are_needed_are_said(tmp_path: Path, capsys: pytest.CaptureFi
     ]
     status, document = judged(capsys, *words)
     assert status == 2
-    assert document["verdict"] == f"inconclusive (≤{document['pairs_needed_and_neediest_arm']} more seeds)"
+    assert document["verdict"] == f"inconclusive (≤{document['seeds_needed']} more seeds)"
 
 
 def test_two_divergences_alike_are_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

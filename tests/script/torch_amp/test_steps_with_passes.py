@@ -15,7 +15,7 @@ from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.recording.scaled_steps import record_grad_scalers
 from ampcompare.training.precision.base import owned_params
 from tests.covering import covering
-from tests.script.behind.test_stand_in import Rows
+from tests.script.behind.test_stand_in import RecordedSteps
 from tests.script.small_script import batch
 
 STEPS = 5
@@ -313,7 +313,7 @@ def test_small_losses_of_every_pass_are_scaled(behind: Any, arm: str) -> None:
 
 @pytest.mark.parametrize("arm", ["script", "fp32", "native:fp16", "O1", "O2"])
 def test_the_first_pass_of_a_step_is_recorded(behind: Any, arm: str) -> None:
-    rows = Rows()
+    rows = RecordedSteps()
     events = Subscriptions(Layer.RECORD)
     record_grad_scalers(rows, events)
     with under(behind, arm, rows):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
-from tests.script.behind.test_stand_in import Rows
+from tests.script.behind.test_stand_in import RecordedSteps
 from tests.script.small_script import batch, network
 
 pytestmark = pytest.mark.filterwarnings("ignore:The `srun` command is available")
@@ -42,7 +42,7 @@ def test_precision_of_fabric_makes_no_difference(behind: Any, arm: str, precisio
     behind(arm)
     want = fabric_weights("32-true")
     behind.end()
-    rows = Rows()
+    rows = RecordedSteps()
     behind(arm, rows)
     assert all(map(torch.equal, fabric_weights(precision), want))
     assert [note for note in rows.notes if precision in note]
@@ -51,7 +51,7 @@ def test_precision_of_fabric_makes_no_difference(behind: Any, arm: str, precisio
 def test_as_written_keeps_precision_of_fabric(behind: Any) -> None:
     """Under `script` the plugin trains as it does by itself."""
     want = fabric_weights("bf16-mixed")
-    rows = Rows()
+    rows = RecordedSteps()
     behind("script", rows)
     assert all(map(torch.equal, fabric_weights("bf16-mixed"), want))
     assert not [note for note in rows.notes if "in the place of" in note]
