@@ -91,7 +91,8 @@ class _ReplacedFunction:
             @functools.wraps(self._original)
             def replacement(*args: Any, **kwargs: Any) -> Any:
                 # `is_compiling` in one call: torch.compile, torch.export, torch.jit.trace must not trace subscribers.
-                if compiler._is_compiling_flag or compiler.is_dynamo_compiling() or tracing() is not None:
+                # dynamo knows its own answer; it would guard the flag, which is another one when the code runs.
+                if compiler.is_dynamo_compiling() or compiler._is_compiling_flag or tracing() is not None:
                     return self._inner(*args, **kwargs)
                 return self._chain(*args, **kwargs)
 
