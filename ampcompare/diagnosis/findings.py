@@ -369,9 +369,13 @@ def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iter
     broken = [
         at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite_result(event)
     ]
-    if broken and (
+    if not broken:
+        return
+    origin = min(_indices_of_nonfinite_origins(events, broken))
+    if (
         fallen_from is not None
-        or _is_overflow_before_scaling(facts, min(_indices_of_nonfinite_origins(events, broken)))
+        or _is_overflow_before_scaling(facts, origin)
+        or not _is_finite_in_fp32(events[origin])  # which no scale removes
     ):
         yield _gradient_overflow_fault(facts, broken, fallen_from=fallen_from)
 

@@ -141,7 +141,7 @@ class Held:
     Attributes:
         arm: in its canonical form.
         figures: of the first update that was applied.
-        skipped: steps that were skipped while the loss scale settled.
+        skipped: steps that were skipped as gradients overflowed.
     """
 
     arm: str

@@ -423,7 +423,7 @@ def fault_and_cure_sentence(found: Diagnosis) -> str:
     """Return the first fault and what cures it in one sentence; that there is none, where there is none."""
     if not found.faults:
         steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"
-        skipped = f", {found.skipped} of them skipped while the loss scale settled" if found.skipped else ""
+        skipped = f", {found.skipped} of them skipped as gradients overflowed" if found.skipped else ""
         if found.formats:
             return f"no layer stands out at step {found.observed[-1]}, so none is to be kept"
         failure = f"; then the script failed: {found.failure}" if found.failure else ""

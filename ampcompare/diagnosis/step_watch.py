@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ampcompare.base.patches import GRADIENT_READS
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
@@ -53,6 +54,7 @@ class StepOperationsWatch(StepObserver):
         self._kept_lines = kept_lines
         self._stack = ExitStack()
         self._step = self._applied = 0
+        self._broken_before: set[str] = set()  # parameters that had a gradient which is not finite
 
     def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Follow models and optimizers, enter the modes, and begin with the first step.
@@ -123,6 +125,15 @@ class StepOperationsWatch(StepObserver):
         self._step += 1
         self._applied += applied
 
+    def note_gradients_before_backward(self) -> None:
+        """Note which gradients are not finite already, such as a skipped step leaves: a pass that adds to them makes
+        none of that."""
+        self._broken_before = set()
+        with GRADIENT_READS.pause_notices_of_reads(), computing_without_modes():
+            for name, param in self.sites.named_parameters_of_step():
+                if param.grad is not None and not param.grad.is_sparse and not param.grad.isfinite().all():
+                    self._broken_before.add(name)
+
     def count_weights(self, model: nn.Module | None = None) -> None:
         self._add_parameters("weight", model)
 
@@ -139,12 +150,14 @@ class StepOperationsWatch(StepObserver):
                 param for _, param in self.sites.named_parameters_of_step(model)
             )
         for name, param in self.sites.named_parameters_of_step(model):
-            tensor = param if phase == "weight" else param.grad
+            with GRADIENT_READS.pause_notices_of_reads():  # an arm unscales for a reader, into another tensor
+                tensor = param if phase == "weight" else param.grad
             self.observation.device_type = param.device.type
             if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
                 key: Key = (*_module_and_own_name_of_parameter(name), "", phase)
                 named.append((key, tensor))
-                if phase == "gradient" and name in stepped:  # what comes behind its step is not used by it
+                # what comes behind its step is not used by it, and what was not finite before is of no pass
+                if phase == "gradient" and (name in stepped or name in self._broken_before):
                     unused.add(key)
         with self.operations.pause():
             self.operations.add_weights_or_gradients(named, unused)
@@ -165,10 +178,14 @@ class LostUpdateCounter:
     """Compares weights before and after each step of optimizers; its two methods for that are hooks of torch.
 
     An update is lost where it is smaller than half a unit in the last place of the weight.
+
+    Attributes:
+        masters: returns the pairs of a weight and what an optimizer has in its place, as far as the arm knows them.
     """
 
     def __init__(self, named: Callable[[], Iterable[tuple[str, nn.Parameter]]]) -> None:
         self._named = named
+        self.masters: Callable[[Optimizer], Iterable[tuple[Tensor, Tensor]]] = lambda _: ()
         self._names: dict[int, dict[int, str]] = {}  # of parameters, by optimizer
         self._before: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._counts: list[tuple[str, str, float | None, Tensor]] = []
@@ -219,9 +236,16 @@ class LostUpdateCounter:
         self._before = []
 
     def _names_of_stepped(self, optimizer: Optimizer) -> dict[int, str]:
-        """Return the names of what an optimizer steps; a master weight has that of the next parameter of its shape."""
+        """Return the names of what an optimizer steps; a master weight has that of its weight.
+
+        Where the arm does not know that one, as of optimizers that have masters by themselves, it is the next parameter
+        of its shape.
+        """
         known = list(self._named())
         names = {id(param): name for name, param in known}
+        names |= {
+            id(master): names[id(param)] for param, master in self.masters(optimizer) if id(param) in names
+        }
         stepped = owned_params(optimizer)
         taken = {name for held in self._names.values() for name in held.values()}
         taken |= {names[id(param)] for param in stepped if id(param) in names}

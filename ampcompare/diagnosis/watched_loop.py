@@ -32,6 +32,7 @@ class ObservedPrecision(WatchedPrecision):
         super().__init__(inner, watch)
         self._watch = watch
         self._operations = watch.operations
+        watch.updates.masters = inner.masters
 
     @contextmanager
     def scale_loss(

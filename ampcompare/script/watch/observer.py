@@ -161,6 +161,8 @@ class ScriptObserver:
         self._pause_or_resume_watch()
         for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
             self._watch.operations.note_operation_of_loss(loss)
+        if not self._watch.operations.is_paused:
+            self._watch.note_gradients_before_backward()
         self._depth += 1
         try:
             result = original(tensors, *args, **kwargs)
