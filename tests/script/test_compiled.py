@@ -1,8 +1,8 @@
 """torch.compile in scripts under arms."""
 
-import subprocess
-import sys
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,15 +27,11 @@ print("compiled", len(graphs))
 """
 
 
-@pytest.mark.slow
 @pytest.mark.integration
-@pytest.mark.parametrize("arm", ["script", "fp32"])
-def test_a_network_is_compiled_once(tmp_path: Path, arm: str) -> None:
-    """What is called in the place of a module asks nothing whose answer is another one while torch compiles.
-
-    In a process of its own, since nothing is compiled in a fork of the tests.
-    """
+def test_a_network_is_compiled_once(forked_python: Any, tmp_path: Path) -> None:
+    """What is called in the place of a module asks nothing whose answer is another one while torch compiles."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ["-m", "ampcompare", "exec", "--no-guards", "--device", "cpu", "--arm", arm, "train.py"]
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    words = ["-m", "ampcompare", "exec", "--no-guards", "--arm", "script", "train.py"]
+    done = forked_python.run(words, tmp_path, dict(os.environ))
+    assert done.returncode == 0, done.stderr
     assert "compiled 1\n" in done.stdout
