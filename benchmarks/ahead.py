@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, S
 
 import ampcompare
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.laws import loss_distance, outlook_of
+from ampcompare.diagnosis.laws import expected_outlook_of, loss_distance
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.tasks.lm import sentences
 from ampcompare.training.twin import perturb_weights
@@ -202,7 +202,7 @@ def words(training: tuple[str, str, float, str]) -> dict[str, Any]:
         watch.close()
         watches.append(watch.prefix_seen())
     distance = loss_distance(watches[0].losses, watches[1].losses)
-    found = {arm: outlook_of(Arm.parse(arm), watches[0], distance).word for arm in (*HALF, *OTHERS)}
+    found = {arm: expected_outlook_of(Arm.parse(arm), watches[0], distance).word for arm in (*HALF, *OTHERS)}
     return {
         "twin_of_prefix": distance,
         "words": found,

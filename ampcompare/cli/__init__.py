@@ -81,15 +81,15 @@ def main(arguments: list[str] | None = None) -> int:
     open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if words in (["-h"], ["--help"]):
-        return _write_output(help_overview_text())
+        return _write_output_and_exit_code(help_overview_text())
     if words in (["-V"], ["--version"]):
-        return _write_output(f"ampcompare, version {__version__}\n")
+        return _write_output_and_exit_code(f"ampcompare, version {__version__}\n")
     from ampcompare.cli.group import run_command_line
 
     return run_command_line(arguments)
 
 
-def _write_output(text: str) -> int:
+def _write_output_and_exit_code(text: str) -> int:
     """Write to stdout and return the exit code; a reader that has seen enough, such as `head`, is not a failure."""
     try:
         sys.stdout.write(text)

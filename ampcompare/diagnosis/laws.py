@@ -45,7 +45,7 @@ def loss_distance(losses: Sequence[float], twin: Sequence[float]) -> float | Non
     return math.sqrt(sum((b / a - 1) ** 2 for a, b in pairs) / len(pairs))
 
 
-def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
+def expected_outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
     """Return what is to be expected of an arm, from the first steps of the training in fp32.
 
     Args:

@@ -148,7 +148,7 @@ def search_for_cure(
                 if step is None and _is_progress(present, left):
                     step = change, left
             if step is None:
-                for change in _joint_candidates(candidates, kept):
+                for change in _candidates_of_several_at_once(candidates, kept):
                     if (left := faults_after(change)) is not None and not left:
                         return found_with(_candidate_without_needless_parts(change, faults_after))
                 return None
@@ -161,7 +161,9 @@ def search_for_cure(
     return found or _SearchResult(None, trials)
 
 
-def _joint_candidates(candidates: Iterable[CureCandidate], kept: CureCandidate) -> Iterator[CureCandidate]:
+def _candidates_of_several_at_once(
+    candidates: Iterable[CureCandidate], kept: CureCandidate
+) -> Iterator[CureCandidate]:
     """Yield the first two, three and four candidates in fp32 at once, for a fault that none of them alone changes."""
     change, count = kept, 0
     for candidate in candidates:

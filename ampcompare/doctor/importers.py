@@ -229,7 +229,7 @@ def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
         f"{version + ': ' if version else ''}{word} {one.module} at {file}:{one.line}, "
         f"{_outcome_text(outcome, one)}"
     )
-    reason, remedy = _reason_and_remedy(importer, supply, one, outcome)
+    reason, remedy = _reason_and_remedy_of_import(importer, supply, one, outcome)
     verdict = _verdict_of_outcome(importer, outcome)
     if (
         supply.state == "impostor"
@@ -259,7 +259,7 @@ def _verdict_of_outcome(importer: Importer, outcome: Outcome) -> Verdict:
     return "warning" if importer.is_script else "note"
 
 
-def _reason_and_remedy(
+def _reason_and_remedy_of_import(
     importer: Importer, supply: ImportedApex, one: ApexImport, outcome: Outcome
 ) -> tuple[str, tuple[str, ...]]:
     """Return why, and the one line that helps."""

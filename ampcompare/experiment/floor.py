@@ -63,7 +63,7 @@ def measure_floor(
         for name in TWINS:
             options = words
             if name == WEIGHTS:
-                _move_weights_by_one_unit(stored, folder / "moved.pt")
+                _move_weights_by_last_place(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
             rows = _train_twin_in_fork(forks, name, folder, options, script)
             is_whole = (
@@ -139,7 +139,7 @@ def _losses_and_norms_of_steps(rows: ScriptRows) -> Rows:
     return [{"loss": step.loss, "grad_norm": step.grad_norm} for step in rows.steps]
 
 
-def _move_weights_by_one_unit(stored: Path, moved: Path) -> None:
+def _move_weights_by_last_place(stored: Path, moved: Path) -> None:
     """Move each first weight by one unit in the last place, up or down at random."""
     import torch
 

@@ -11,7 +11,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
-from ampcompare.diagnosis.laws import loss_distance, outlook_of
+from ampcompare.diagnosis.laws import expected_outlook_of, loss_distance
 from ampcompare.diagnosis.options import PrefixWatchRequest
 from ampcompare.experiment.diagnose import (
     ENDED,
@@ -95,7 +95,7 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
     script_arm = Arm.parse("script")
     arms = [*([script_arm] if prefix.weights and script_arm not in options.arms else []), *options.arms]
-    outlooks = [outlook_of(arm, prefix, distance) for arm in arms]
+    outlooks = [expected_outlook_of(arm, prefix, distance) for arm in arms]
     return Outlook(subject=subject, prefix=prefix, twin=distance, arms=outlooks)
 
 

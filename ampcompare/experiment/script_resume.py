@@ -93,7 +93,7 @@ def compare_resumption_of_script(
             )
             then = f": step {check.step} of the first is in step {step}" * (step != check.step)
             say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
-        say(f"without a break: {_steps_text(whole)}, {_saved_files_text(whole)}")
+        say(f"without a break: {_step_count_text(whole)}, {_saved_files_text(whole)}")
         _refuse_incomparable_run(whole, step)
         added = shlex.split(check.arguments or "")
         again = _ResumeRun("started again", added, {
@@ -115,7 +115,7 @@ def compare_resumption_of_script(
         by = "with the adapter" if check.rewrite == "adapter" else "as migrate rewrites it"
         how += [f"{by}{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
         say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
-            f"{_steps_text(resumed)}")  # fmt: skip
+            f"{_step_count_text(resumed)}")  # fmt: skip
         if not resumed.steps and resumed.last is not None and not resumed.error:
             raise ConfigError(
                 "started again, the script steps no optimizer that it has made: one that pickle or torch.load brings "
@@ -301,7 +301,7 @@ def _why_not_stopped(broken: ResumeTrace, step: int) -> str:
     return f"the script saves no file between step {step} and its last step: {last}; let it save earlier"
 
 
-def _steps_text(trace: ResumeTrace) -> str:
+def _step_count_text(trace: ResumeTrace) -> str:
     count = sum(step.has_ended for step in trace.steps)
     return f"{count} step{'s' * (count != 1)}"
 

@@ -150,7 +150,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
         return _stand_ins[-1].keeps_apex
 
-    guards = _guard_mode_under_arm(arm, settings.guards)
+    guards = _word_for_guard_mode_under_arm(arm, settings.guards)
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all_generators(settings.seed)
@@ -165,7 +165,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
     return prepared
 
 
-def _guard_mode_under_arm(arm: Arm, guards: str) -> str:
+def _word_for_guard_mode_under_arm(arm: Arm, guards: str) -> str:
     """Return how mistakes are looked for: guards know Apex and torch.amp as they are, not what stands behind them."""
     return guards if arm.spec.calls_apex or arm.is_as_written else "off"
 

@@ -45,7 +45,7 @@ class _StopHandler:
 
 
 @contextlib.contextmanager
-def hold_stop_signals() -> Iterator[None]:
+def stop_signals_held() -> Iterator[None]:
     """Let `end_signals` that come before `request_stop_at_signals` ask that run to stop: while torch loads.
 
     Only in the main thread.

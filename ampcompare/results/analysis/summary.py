@@ -124,7 +124,7 @@ def summarize(
         reference=reference,
         seeds=sorted({record.config.recipe.seed for record in records}),
         order=list(order),
-        environment=_environment_of_first_run(records),
+        environment=_environment_of_first_run_here(records),
         reading=[],
         excluded=excluded,
         only_copies=only_copies,
@@ -326,7 +326,7 @@ def conclude_comparison(
     return comparison.model_copy(update={"headline": headline(about)})
 
 
-def _environment_of_first_run(records: Sequence[RunRecord]) -> dict[str, Any]:
+def _environment_of_first_run_here(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return that of the first run that has one: of one here, if there is any, rather than of one in a stack."""
     ran = [record for record in records if record.status != "failed"]
     own = [record for record in ran if record.config.stack is None]

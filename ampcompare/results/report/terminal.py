@@ -197,7 +197,7 @@ def _lay_out_table(table: Table, width: int | None, paint: Paint) -> _TableText:
     """
     if width is None:
         return _lay_out_by_choice(table, _NarrowingChoice(), None, paint) or _TableText([], [], [])
-    for choice in _narrowing_choices(table):
+    for choice in _choices_narrower_and_narrower(table):
         found = _lay_out_by_choice(table, choice, width, paint)
         if found is not None:
             return found
@@ -243,7 +243,7 @@ def fold_name(name: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _narrowing_choices(table: Table) -> Iterator[_NarrowingChoice]:
+def _choices_narrower_and_narrower(table: Table) -> Iterator[_NarrowingChoice]:
     longest = max((len(row[0].text) for row in table.rows), default=0)
     for step in range(LAST_STEP + 1):
         for folded in FOLDS:

@@ -689,7 +689,7 @@ class PlainScript:
         count, closure = len(_closures_in_arguments(args, kwargs)), _find_closure(args, kwargs)
         if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
             return self._step_with_scaled_passes(optimizer, step, args, kwargs)
-        return self._step_in_stages(
+        return self._run_closure_and_step_by_arm(
             optimizer, step, args, kwargs, keeps_closure=may_evaluate and has_arguments
         )
 
@@ -717,7 +717,7 @@ class PlainScript:
                 remedy="take another arm that scales no loss and has no master weights",
             )
 
-    def _step_in_stages(
+    def _run_closure_and_step_by_arm(
         self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_closure: bool
     ) -> Any:
         """Run the closure of a step, if it has one, and let the arm step from its gradients; return the loss.

@@ -115,7 +115,7 @@ class ScriptScaler:
         if state["stage"] is OptState.READY:
             self._unscale(scaler, scale, optimizer)
         state["stage"] = OptState.STEPPED
-        if _is_overflow_in_state(state):
+        if _is_overflow_in_scaler_state(state):
             return self._gradients.end_without_step(optimizer)
         return self._gradients.step_with_true_gradients(optimizer, *args, **kwargs)
 
@@ -130,7 +130,7 @@ class ScriptScaler:
         if new_scale is not None:
             scale._loss_scale = float(new_scale)
         elif any(state["stage"] is not OptState.READY for state in states.values()):
-            scale._has_overflow = any(map(_is_overflow_in_state, states.values()))
+            scale._has_overflow = any(map(_is_overflow_in_scaler_state, states.values()))
             scale.update_scale()
         forget_steps_of_scaler(scaler)
         self._has_scaled.discard(scaler)
@@ -162,6 +162,6 @@ def _make_loss_scaler_of_arm(arm: Arm) -> LossScaler:
     )
 
 
-def _is_overflow_in_state(state: dict[str, Any]) -> bool:
+def _is_overflow_in_scaler_state(state: dict[str, Any]) -> bool:
     found: dict[Any, Tensor] = state["found_inf_per_device"]
     return any(map(bool, found.values()))

@@ -148,7 +148,7 @@ class UseRewriter:
         """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
         if isinstance(node, ast.Name) and node.id in self._switches:
             raise UnsureRewrite(self._switches[node.id], SWITCHED.format(node.id))
-        if self._is_about_absence(node):
+        if self._is_about_absence_of_apex(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
             return not stays and self._rewrite_absence(node)
         if meaning in IMPORTED:
@@ -202,7 +202,7 @@ class UseRewriter:
 
     # `amp = None` and tests for it
 
-    def _is_about_absence(self, node: ast.AST) -> bool:
+    def _is_about_absence_of_apex(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return True
         return isinstance(self._module.parent(node), ast.Compare) and is_only_asked_for(self._module, node)

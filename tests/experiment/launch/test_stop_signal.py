@@ -15,7 +15,7 @@ from ampcompare.experiment.launch.contract import (
     record_of_failed_cell,
 )
 from ampcompare.experiment.launch.dispatch.dispatch import DispatchingLauncher, LauncherPool
-from ampcompare.experiment.launch.stop_signal import hold_stop_signals, request_stop_at_signals
+from ampcompare.experiment.launch.stop_signal import request_stop_at_signals, stop_signals_held
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -63,7 +63,7 @@ def test_a_signal_does_not_cut_off_what_is_saved(
 def test_a_signal_before_a_run_asks_it_to_stop() -> None:
     """SIGTERM while torch and data are loaded is known to the run that follows; both handlers are as they were."""
     before, stop = signal.getsignal(signal.SIGTERM), StopRequest()
-    with hold_stop_signals():
+    with stop_signals_held():
         signal.raise_signal(signal.SIGTERM)
         with request_stop_at_signals(stop):
             assert stop.asked

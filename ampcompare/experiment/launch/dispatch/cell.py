@@ -20,7 +20,7 @@ from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import make_writer_of_progress, read_config
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
-from ampcompare.experiment.launch.stop_signal import end_signals_handled, hold_stop_signals
+from ampcompare.experiment.launch.stop_signal import end_signals_handled, stop_signals_held
 from ampcompare.results.records.run import RunRecord, read_record
 
 
@@ -56,7 +56,7 @@ def train_cell_on_this_machine(folder: Path, where: str = "") -> None:
     """Train the cell of a folder on this machine, or as one of ranks that were started together; SIGTERM stops it."""
     world = read_distributed_env()
     launcher = LocalLauncher() if world is None else ExternalLauncher(world)
-    with launcher, _cell_stopped_at_signal(launcher) if world is None else hold_stop_signals():
+    with launcher, _cell_stopped_at_signal(launcher) if world is None else stop_signals_held():
         record = train_cell(folder, launcher, where)
     if record.status == "interrupted":
         raise Ended("the command was asked to stop; the same command resumes the cell")

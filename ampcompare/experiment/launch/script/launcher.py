@@ -436,7 +436,9 @@ def script_record(
         if isinstance(value := values[metric.name], PrintedValue):
             steps[metric.name] = value.step
         lost = lost or (
-            "" if values.keys() - {metric.name} else _why_metric_lost(metric, found, values[metric.name])
+            ""
+            if values.keys() - {metric.name}
+            else _why_metric_is_no_number(metric, found, values[metric.name])
         )
     if not script.metrics:
         values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
@@ -515,7 +517,7 @@ def _metric_values_fault_and_note(
     )
 
 
-def _why_metric_lost(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
+def _why_metric_is_no_number(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
     """Return that a metric ended as no number, or has none that counts; "" if it is one."""
     if metric.pick != "first" and not math.isfinite(values[-1]):
         return f"the last {metric.name} is {values[-1]:g}"

@@ -233,7 +233,7 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
         )
         names.said.add(row.arm)
     if apart := rows_of_kind("not comparable"):
-        why = _example_of_reasons(row.quality.detail for row in apart)
+        why = _first_reason_of_several(row.quality.detail for row in apart)
         yield f"Not compared with {reference}: {names.names_in_sentence([row.arm for row in apart])} ({why})."
     for row in rows_of_kind("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
@@ -254,7 +254,7 @@ def _group_arms_by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str
     return arms
 
 
-def _example_of_reasons(reasons: Iterable[str], several: str = "") -> str:
+def _first_reason_of_several(reasons: Iterable[str], several: str = "") -> str:
     """Return the first of some reasons, and that there are others."""
     first, *others = dict.fromkeys(reasons)
     return f"{several}such as {first}" if others else first
@@ -418,11 +418,16 @@ def _arms_and_reasons_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple
         found.append(
             (
                 invalid,
-                f"the measurement was invalid ({_example_of_reasons(row.time.detail for row in invalid)})",
+                f"the measurement was invalid ({_first_reason_of_several(row.time.detail for row in invalid)})",
             )
         )
     if others:
-        found.append((others, _example_of_reasons((row.time.detail for row in others), "several reasons, ")))
+        found.append(
+            (
+                others,
+                _first_reason_of_several((row.time.detail for row in others), "several reasons, "),
+            )
+        )
     return [([row.arm for row in its], why) for its, why in found]
 
 

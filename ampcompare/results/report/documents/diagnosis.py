@@ -88,7 +88,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("losses", [*_headroom_texts(diagnosis), *_lost_update_texts(diagnosis)]),
         Section("trials", [Text([tried])] if diagnosis.trials else []),
         Section("notes", [Items([f"note: {note}" for note in diagnosis.notes])] if diagnosis.notes else []),
-        Section("map", [Figure("range_map", lambda: _range_map(diagnosis), is_bare=True)],
+        Section("map", [Figure("range_map", lambda: _range_map_of_modules_and_steps(diagnosis), is_bare=True)],
                 "Range of results, by module and step"),
         Section("places", [Table.from_rows(HEADS, rows, caption="Worst places")]),
         Section(
@@ -180,7 +180,7 @@ def _lost_update_texts(diagnosis: Diagnosis) -> list[Text]:
 MapCell = tuple[str, float, str]  # a class of the style sheet, its strength from 0 to 1, and a text
 
 
-def _range_map(diagnosis: Diagnosis) -> dict[str, Any]:
+def _range_map_of_modules_and_steps(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return how much of the range of fp16 each module uses in each step that was watched: steps, and rows of cells."""
     found = {(cell.module, cell.step): cell.range for cell in diagnosis.map}
     seen = {module for module, _ in found}

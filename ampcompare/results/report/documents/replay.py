@@ -57,7 +57,7 @@ def _module_blocks(judgments: Sequence[ReplayJudgment]) -> list[Block]:
         here = [one.get(name) for one in found]
         before = max((one[0] for one in here if one), default=0.0)
         cells = [_change_cell(one) for one in here]
-        bar = _error_bar_text(before, max((one[1] for one in here if one), default=0.0))
+        bar = _text_bar_of_errors(before, max((one[1] for one in here if one), default=0.0))
         rows.append([printable_line(name, 44, keep_end=16), kind, _units_text(before), *cells, bar])
     heads = ["module", "class", "as it is", *(one.change for one in judged), ""]
     return [Table.from_rows(heads, rows, "Errors of modules", LEGEND)] if rows else []
@@ -84,7 +84,7 @@ def _units_text(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "-"
 
 
-def _error_bar_text(before: float, now: float) -> str:
+def _text_bar_of_errors(before: float, now: float) -> str:
     first, second = _bar_length(before), _bar_length(now)
     return "=" * first + "#" * max(0, second - first)
 

@@ -298,9 +298,9 @@ def _draw_view(view: ChartView, *, whole_x: bool) -> Picture:
     return Picture(
         view.label,
         (x.low, x.high),
-        [(x.position_of(tick), _axis_mark_text(tick)) for tick in x.ticks(MOST_TICKS, whole=whole_x)],
+        [(x.position_of(tick), _text_at_axis_mark(tick)) for tick in x.ticks(MOST_TICKS, whole=whole_x)],
         [
-            (_percent_from_top(y, tick), _axis_mark_text(tick, view))
+            (_percent_from_top(y, tick), _text_at_axis_mark(tick, view))
             for tick in y.ticks(MOST_TICKS, whole=view.whole)
         ],
         [_draw_series(one, x, y) for one in view.series],
@@ -361,7 +361,7 @@ def _svg_path(points: Sequence[Point], between: str = " ") -> str:
     return f"M{whole[0][0]} {whole[0][1]}{'l' if between == ' ' else between}{between.join(moves)}"
 
 
-def _axis_mark_text(value: float, view: ChartView | None = None) -> str:
+def _text_at_axis_mark(value: float, view: ChartView | None = None) -> str:
     """Return a mark of an axis: a power of two as such, and a difference with its sign."""
     if view is not None and view.log == 2:
         return "2" + f"{round(math.log2(value))}".translate(SUPERSCRIPT)

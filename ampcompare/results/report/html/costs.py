@@ -83,7 +83,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> ArmLinesPlot:
     )
 
 
-def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
+def quality_over_time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
     """Return the metric over the time of training, and its final value against that time."""
     return [_time_to_quality_chart(arms, reference, most), _quality_against_time_chart(arms)]
 

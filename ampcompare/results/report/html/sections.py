@@ -25,7 +25,7 @@ from ampcompare.results.report.html.charts import (
     divergence_marks,
     make_curve,
 )
-from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
+from ampcompare.results.report.html.costs import memory_plot, quality_over_time_charts, step_time_plot
 from ampcompare.results.report.html.effects import quality_effect_plot, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
@@ -79,7 +79,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         return SwitchedCharts([*learning, _loss_scale_chart(arms, most), _skipped_steps_chart(arms, most)])
 
     def cost_charts() -> SwitchedCharts:
-        timing = [] if fault else [*time_charts(arms, reference, most), drift_chart(arms)]
+        timing = [] if fault else [*quality_over_time_charts(arms, reference, most), drift_chart(arms)]
         return SwitchedCharts(timing, [memory_plot(arms), *([] if fault else [step_time_plot(arms)])], fault)
 
     def picture_blocks() -> list[Block]:

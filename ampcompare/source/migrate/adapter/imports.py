@@ -138,7 +138,9 @@ def adapt_text(
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     findings += [Finding.of_node(node, NOTE, GUARDED.format(full)) for node, full in guarded]
     name = "." * (depth + 1) + ADAPTER if depth is not None and _relative_level(module) > depth else adapter
-    always = _change_imports(names, edits, name, [*missing, *guarded], used if not exports else None)
+    always = _change_imports_and_find_tries(
+        names, edits, name, [*missing, *guarded], used if not exports else None
+    )
     _rename_lookups(module, edits, adapter)
     findings += _question_findings(module, always)
     findings += (
@@ -249,7 +251,7 @@ def _state_findings(names: ModuleImports) -> list[Finding]:
     return found
 
 
-def _change_imports(
+def _change_imports_and_find_tries(
     names: ModuleImports,
     edits: Edits,
     adapter: str,
