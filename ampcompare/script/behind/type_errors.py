@@ -388,6 +388,17 @@ TYPE_ERRORS = (
     ),
     _FailureKind(
         ANY,
+        "torch cannot compute a gradient in 16 bits on this device",
+        ("native:bf16", "native:fp16", "fp32"),
+        "keep the module whose gradient it is in fp32, by keep_fp32=",
+        applies=lambda failure: (
+            failure.stands is _StandInKind.WEIGHTS
+            and _lacks_half_kernel(failure)
+            and _has_raised_in_backward(failure.error.__traceback__)
+        ),
+    ),
+    _FailureKind(
+        ANY,
         "torch cannot compute this in 16 bits on this device",
         lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 there",
@@ -444,7 +455,8 @@ TYPE_ERRORS = (
         ANY,
         _mixed_types_in_backward_text,
         ("fp32",),
-        "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd",
+        "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd, both with the "
+        "device_type that it computes on",
         applies=lambda failure: bool(_name_of_function_that_failed_in_backward(failure.error.__traceback__)),
     ),
     _FailureKind(
@@ -461,8 +473,16 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     trace = failure.error.__traceback__
     if failure.stands in (_StandInKind.AUTOCAST, _StandInKind.O1):
         name = _name_of_last_module_in_first(_raising_modules_and_their_locals(trace)[0])
+    elif failure.stands is _StandInKind.WEIGHTS:
+        modules, _ = _raising_modules_and_their_locals(trace)
+        without_weights = bool(modules) and next(modules[-1].parameters(), None) is None
+        name = (
+            _name_of_last_module_in_first(modules)
+            if without_weights
+            else _name_and_locals_of_raising_module(trace)[0]
+        )
     else:
-        name = _name_and_locals_of_raising_module(trace)[0] if failure.stands is _StandInKind.WEIGHTS else ""
+        name = ""
     if not name:
         return ("fp32",)
     model = _raising_modules_and_their_locals(trace)[0][0]
@@ -598,6 +618,18 @@ def _name_of_function_that_failed_in_backward(trace: types.TracebackType | None)
             name = frame.f_code.co_qualname.rpartition(".<locals>.")[2].partition(".")[0]
         trace = trace.tb_next
     return name
+
+
+def _has_raised_in_backward(trace: types.TracebackType | None) -> bool:
+    """Return whether torch's own part of a backward pass has raised, which no code of a model or script runs."""
+    is_inside = False
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_inside and (is_users_file(code.co_filename) or code.co_name == "forward"):
+            return False
+        is_inside |= code.co_name == "_engine_run_backward"
+        trace = trace.tb_next
+    return is_inside
 
 
 def _has_torch_mixed_types(failure: _ScriptFailure) -> bool:

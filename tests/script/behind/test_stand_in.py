@@ -467,6 +467,24 @@ class Inside(nn.Module):
         return self.function(self.layer(x))
 
 
+class Spectrum(nn.Module):
+    """A part of a model without weights, which torch computes in fp32 alone."""
+
+    def forward(self, x: Any) -> Any:
+        return torch.fft.rfft(x).abs()
+
+
+class SparseTable(nn.Module):
+    """A table that is read twice, whose sparse gradients torch adds up in fp32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4, 4, sparse=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.table(x.long()) + self.table(x.long() * 2)
+
+
 class Outside(nn.Module):
     """A model with such a part, which `keep_fp32` can name."""
 
@@ -577,6 +595,16 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
         ),
         (
             "apex:O2",
+            SparseTable,
+            r"cannot compute a gradient in 16 bits .*; compare native:bf16, native:fp16 or fp32, or keep the module",
+        ),
+        (
+            "apex:O2",
+            lambda: nn.Sequential(nn.Linear(4, 4), Spectrum()),
+            r"cannot compute this in 16 bits .*; compare apex:O2,keep_fp32=1 or fp32, or cast its inputs",
+        ),
+        (
+            "apex:O2",
             Turn,
             r"cannot compute this in 16 bits .*; compare apex:O2,keep_fp32=turn or fp32, or cast its inputs",
         ),
@@ -605,7 +633,8 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
             "native:fp16",
             ByHand,
             r"Product gets tensors of both types in its backward pass, where autocast is off \(.*\); compare fp32, or "
-            r"decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd$",
+            r"decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd, both with the "
+            r"device_type that it computes on$",
         ),
         (
             "apex:O1",
