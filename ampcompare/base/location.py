@@ -15,6 +15,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
 BACKPORTS = ("typing_extensions.py",)  # of Python; torch's deprecated classes are called through it
+LIGHTNING = ("lightning.pytorch.", "pytorch_lightning.")  # how names of its modules begin
 CALL_SITE_DEPTH = 3
 FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
 
@@ -126,3 +127,13 @@ def location_of_error(error: BaseException) -> Location | None:
             if _owner_kind_of_file(file) == kind and not file.startswith("<"):
                 return Location(file, line)
     return None
+
+
+def is_called_by_lightning() -> bool:
+    """Return whether a trainer of Lightning has called what runs, whose blocks of autocast and scaler are its own."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(LIGHTNING):
+            return True
+        frame = frame.f_back
+    return False

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.location import INSTALLED, location_of_error
+from ampcompare.base.location import INSTALLED, is_called_by_lightning, location_of_error
 
 PACKAGE = f"{INSTALLED[0]}trainer/fit.py"
 
@@ -53,3 +53,18 @@ def test_the_traceback_of_another_process_counts() -> None:
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError("\n".join(["Caught OSError", "Traceback (most recent call last):", *lines]))
     assert str(location_of_error(caught.value)) == "/a/train.py:7"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_inside"),
+    [
+        ("lightning.pytorch.loops.fit", True),
+        ("pytorch_lightning.trainer", True),
+        ("lightning_fabric.x", False),
+    ],
+)
+def test_what_a_trainer_of_lightning_calls(name: str, is_inside: bool) -> None:
+    """The step of a script, at any depth; Fabric's blocks are those of the script."""
+    found: list[bool] = []
+    exec("step()", {"__name__": name, "step": lambda: found.append(is_called_by_lightning())})
+    assert found == [is_inside]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.base.location import Location, user_location
+from ampcompare.base.location import Location, is_called_by_lightning, user_location
 from ampcompare.guards.detection.detector import Detector, guard_of_name
 from ampcompare.guards.detection.reporting import ViolationSink
 from ampcompare.guards.detection.script_state import (
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 
 class BackwardInAutocast(Detector):
-    """A backward pass that is not part of another, with autocast on for the device of its loss."""
+    """A backward pass that is not part of another, with autocast on for the device of its loss.
+
+    Silent in a step that a trainer of Lightning calls inside of its own block, which the script cannot leave.
+    """
 
     guard = guard_of_name("backward-in-autocast")
 
     def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         loss = first_loss(losses)
-        if loss is not None and _is_autocast_on(loss.device.type):
+        if loss is not None and _is_autocast_on(loss.device.type) and not is_called_by_lightning():
             self.report("backward() runs inside the autocast block")
 
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.base.location import message_with_script_line
+from ampcompare.base.location import is_called_by_lightning, message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
@@ -301,10 +301,11 @@ def forget_steps_of_scaler(scaler: Any) -> None:
 
 def not_scaled_error(arm: Arm | str) -> ScalingError:
     """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
+    call = "self.manual_backward(loss)" if is_called_by_lightning() else "scaler.scale(loss).backward()"
     return ScalingError(
         message_with_script_line(
             f"the scaler divides gradients by its scale, but has scaled no loss since its last update, so under {arm} "
-            f"they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
+            f"they would vanish: call {call} instead of loss.backward()"
         )
     )
 
