@@ -13,7 +13,8 @@ from ampcompare.source.migrate.core.holders import access_path_of
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.wide_numbers import NumberFinder, network_classes
+from ampcompare.source.migrate.read.networks import network_classes
+from ampcompare.source.migrate.read.wide_numbers import NumberFinder
 from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import (

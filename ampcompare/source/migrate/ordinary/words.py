@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.finding import UnsureRewrite
-from ampcompare.source.migrate.read.wide_numbers import network_classes
+from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.project import MAX_MODULES
 from ampcompare.source.syntax import dotted_name, last_name, last_part, walk
 

@@ -11,7 +11,8 @@ import ast
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.wide_numbers import LOSS, MAKING, OPERATORS, WEIGHTS, buffers_of_class
+from ampcompare.source.migrate.read.networks import buffers_of_class
+from ampcompare.source.migrate.read.wide_numbers import LOSS, MAKING, OPERATORS, WEIGHTS
 from ampcompare.source.syntax import argument_values, dotted_name, last_name
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from ampcompare.source.migrate.read.wide_numbers import NumberFinder, network_classes
+from ampcompare.source.migrate.read.networks import network_classes
+from ampcompare.source.migrate.read.wide_numbers import NumberFinder
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import walk
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from ampcompare.source.migrate.read.wide_numbers import network_classes
+from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import walk
