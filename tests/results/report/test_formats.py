@@ -22,10 +22,15 @@ from ampcompare.results.records.comparison import (
 from ampcompare.results.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
 from ampcompare.results.report.base import FORMATS, MAX_LINE, write_reports
 from ampcompare.results.report.columns import columns_with_values, table_of_columns, verdict_columns
-from ampcompare.results.report.documents.comparison import published_legend, published_table
+from ampcompare.results.report.documents.comparison import (
+    column_legend,
+    published_legend,
+    published_table,
+    verdict_legend,
+)
 from ampcompare.results.report.documents.overview import make_overview, row_notes
 from ampcompare.results.report.terminal import Terminal
-from ampcompare.settings.script import ScriptConfig
+from ampcompare.settings.script import ScriptConfig, parse_metric
 from ampcompare.testing import make_comparison as comparison_of
 from ampcompare.testing import make_record
 
@@ -42,6 +47,21 @@ def _md_table(text: str, heading: str = "Comparison") -> list[list[str]]:
     part = re.split(r"^#+ ", text.partition(f"# {heading}")[2], maxsplit=1, flags=re.MULTILINE)[0]
     lines = [line for line in part.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in UNESCAPED_PIPE.split(line)[1:-1]] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "which"),
+    [((), "mean of the last tenth of the steps"), (("loss:min:best=loss (.*)",), "best value")],
+)
+def test_a_script_has_no_epochs_and_no_validation_samples(metrics: tuple[str, ...], which: str) -> None:
+    """Its legend says which value counts; that of a recipe has epochs."""
+    run = make_record("fp32", 0)
+    script = ScriptConfig(name="train.py", metrics=tuple(map(parse_metric, metrics)))
+    of_script = run.model_copy(update={"config": run.config.model_copy(update={"script": script})})
+    legends = [column_legend(comparison_of([one])) for one in (run, of_script)]
+    assert ["of any epoch" in legend for legend in legends] == [True, False]
+    assert f": {which}, seed 0; best: the same; " in legends[1]
+    assert "validation" not in verdict_legend(comparison_of([of_script]))
 
 
 @pytest.mark.parametrize("scale", [None, 65536.0])

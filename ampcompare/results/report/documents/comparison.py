@@ -235,9 +235,14 @@ def column_legend(comparison: Comparison) -> str:
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     over = f"mean ± sd over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
     metric = comparison.metric
-    best = "highest" if metric.better == "higher" else "lowest"
+    best = f"{'highest' if metric.better == 'higher' else 'lowest'} of any epoch"
+    which = "final epoch"
+    script = next((record.config.script for record in comparison.records if record.config.script), None)
+    if script is not None:
+        which = f"{script.metrics[0].pick} value" if script.metrics else "mean of the last tenth of the steps"
+        best = "the same"
     return (
-        f"{printable_line(metric.name)}: final epoch, {over}; best: {best} of any epoch; rel. time: step "
+        f"{printable_line(metric.name)}: {which}, {over}; best: {best}; rel. time: step "
         f"time / that of {reference}, over pairs."
     )
 
@@ -272,8 +277,9 @@ def verdict_legend(comparison: Comparison) -> str:
 
 
 def _samples_of_verdicts_sentence(comparison: Comparison) -> str:
-    """Return one sentence: which samples the verdicts on the metric are about; "" where no run was evaluated."""
-    counts = {epoch.samples for record in comparison.records for epoch in record.summary.epochs[-1:]}
+    """Return one sentence: which samples the verdicts on the metric are about; "" where ampcompare evaluated none."""
+    evaluated = (record for record in comparison.records if record.config.script is None)
+    counts = {epoch.samples for record in evaluated for epoch in record.summary.epochs[-1:]}
     if not counts:
         return ""
     count = f"{min(counts):,}" if len(counts) == 1 else f"{min(counts):,} to {max(counts):,}"
