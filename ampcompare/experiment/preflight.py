@@ -7,6 +7,7 @@ the time does not last are left to their first cell.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import tempfile
@@ -173,6 +174,8 @@ def _try_advised_arms(
                 trials[build] = _run_trial_of_cell(other, seed, launcher, place / str(len(trials)))
                 left -= trials[build].busy_seconds
             if build in trials and trials[build].is_trained:
+                if trials[build].find_step_of_lost_loss() is not None:
+                    break
                 able += [arm] if arm and arm not in able else []
                 break
             arm = _arm_that_keeps_more(other.arm, trials[build].advice) if build in trials else None
@@ -319,6 +322,11 @@ class _CellTrial:
         return [*self.rows.guards, *self.rows.remarks]
 
     @property
+    def losses(self) -> list[float]:
+        """Those of its steps; none of a script that shows no loss."""
+        return [step.loss for step in self.steps] if self.rows is None else self.rows.losses
+
+    @property
     def is_trained(self) -> bool:
         """Whether it made a step, so that another seed can be compared with it."""
         return bool(self.steps) and not self.error
@@ -355,8 +363,19 @@ class _CellTrial:
         times = [step.seconds for step in self.steps][1:] or [step.seconds for step in self.steps]
         median = statistics.median(times) if times else None
         return ArmTrial(
-            error=self.error, exit_code=code, steps=len(self.steps), seconds=self.seconds, step_seconds=median
+            error=self.error,
+            exit_code=code,
+            steps=len(self.steps),
+            seconds=self.seconds,
+            step_seconds=median,
+            lost_loss_at=self.find_step_of_lost_loss(),
         )
+
+    def find_step_of_lost_loss(self) -> int | None:
+        """Return the first step whose loss is not finite; None if that of the last one is, or is not known."""
+        if not self.losses or math.isfinite(self.losses[-1]):
+            return None
+        return next(at for at, loss in enumerate(self.losses) if not math.isfinite(loss))
 
 
 def _run_trial_of_cell(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _CellTrial:
@@ -460,7 +479,7 @@ def _preflight_of_trials(trials: Sequence[_CellTrial], seconds: float) -> Prefli
         optimizers=list(
             dict.fromkeys([recipe.optimizer.name] if first.rows is None else first.rows.optimizers)
         ),
-        losses=[step.loss for step in first.steps],
+        losses=first.losses,
         is_script=script is not None,
         copies=copies,
         seed_option=option,

@@ -158,6 +158,10 @@ DOUBTFUL: dict[str, tuple[str, tuple[str, ...], str]] = {
         script().replace("optimizer.zero_grad()", "loss = loss.log() + torch.nan; optimizer.zero_grad()"), (),
         "  the loss is not finite in step 0, before anything is compared",
     ),
+    "a loss that one arm cannot hold": (
+        script().replace("for step in", "model[2].weight.data.mul_(1e6)\nfor step in"), ("--arm", "script,half"),
+        "  half: the loss is not finite in step 0, before anything is compared",
+    ),
 }  # fmt: skip
 
 

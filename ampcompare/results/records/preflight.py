@@ -1,8 +1,7 @@
 """What a few steps of each arm have shown before a comparison, and the same in words."""
 
-import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
@@ -22,6 +21,9 @@ class ArmTrial(FrozenRecord):
     seconds: float = Field(0.0, description="from the start of its process to its end")
     step_seconds: float | None = Field(
         None, description="median, without the first step where there are others"
+    )
+    lost_loss_at: int | None = Field(
+        None, description="the first step whose loss is not finite, where that of the last one is not either"
     )
 
     @property
@@ -124,10 +126,7 @@ class Preflight(FrozenRecord):
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
         lines += [f"  {format_few_names(arms)}: {text}" for text, arms in self.remarks.items()]
-        if self.losses and not math.isfinite(self.losses[-1]):
-            lines.append(
-                f"  the loss is not finite in step {self._first_step_without_loss()}, before anything is compared"
-            )
+        lines += self._lost_loss_lines(trained)
         if self.copies:
             lines.append(f"  {self.copies_sentence}")
         for name, value in self.metrics.items():
@@ -149,8 +148,17 @@ class Preflight(FrozenRecord):
             lines.append(f"  writes {format_few_names(self.written)}")
         return [*lines, *self._cost_lines(labels)]
 
-    def _first_step_without_loss(self) -> int:
-        return next(step for step, loss in enumerate(self.losses) if not math.isfinite(loss))
+    @staticmethod
+    def _lost_loss_lines(trained: Mapping[str, ArmTrial]) -> list[str]:
+        arms: dict[int, list[str]] = {}
+        for arm, trial in trained.items():
+            if trial.lost_loss_at is not None:
+                arms.setdefault(trial.lost_loss_at, []).append(arm)
+        return [
+            f"  {'' if len(some) == len(trained) else format_few_names(some) + ': '}"
+            f"the loss is not finite in step {step}, before anything is compared"
+            for step, some in sorted(arms.items())
+        ]
 
     def _cost_lines(self, labels: Sequence[str]) -> list[str]:
         cost = self.estimate_seconds(labels, self.cell_steps or PER)

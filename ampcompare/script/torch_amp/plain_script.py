@@ -39,6 +39,7 @@ from ampcompare.base.location import is_installed_file, is_users_file, message_w
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_modules_with_own_call
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
+from ampcompare.base.tensors.transforms import tensor_inside_wrappers
 from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.whole_numbers import WholeNumberWatch
@@ -220,13 +221,8 @@ class PlainScript:
 
     def _has_optimized_tensor(self, values: list[Any]) -> bool:
         """Return whether an optimizer has one of these, or what functions of `torch.func` have made of one."""
-        functorch = torch._C._functorch
-        for value in values:
-            while isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
-                value = functorch.get_unwrapped(value)
-            if isinstance(value, Tensor) and self._optimizers.find_owner_of(value) is not None:
-                return True
-        return False
+        given = (tensor_inside_wrappers(value) for value in values if isinstance(value, Tensor))
+        return any(self._optimizers.find_owner_of(value) is not None for value in given)
 
     def _type_of_inputs(self, module: nn.Module) -> torch.dtype | None:
         """Return `input_type` of the stand-in, which may cast models: other threads wait, and decide nothing."""
@@ -634,10 +630,7 @@ class PlainScript:
         """
         first = outputs if isinstance(outputs, Tensor) else outputs[0]
         if not self._backwards and first.numel() == 1:
-            functorch = torch._C._functorch
-            while functorch.is_functorch_wrapped_tensor(first):
-                first = functorch.get_unwrapped(first)
-            self._loss = first
+            self._loss = tensor_inside_wrappers(first)
         return original(outputs, *args, **kwargs)
 
     def _record_unscaled_loss(self, loss: Tensor) -> None:

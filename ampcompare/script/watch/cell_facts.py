@@ -12,6 +12,7 @@ from torch import distributed
 
 from ampcompare.base.metric_log import listen_to_metrics
 from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
 from ampcompare.script.recording.metrics import start_logging_scalars
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.watch.planned_steps import find_planned_steps
@@ -104,7 +105,10 @@ class CellFactsRecorder:
             SimpleNamespace(parameters=functools.partial(owned_params, optimizer)) for optimizer in optimizers
         ]
         names = [type(one).__name__ for one in optimizers]
-        self._recorder.add_row({"kind": "weights", "sha256": parameters_sha256(held), "optimizers": names})
+        weights = [tensor_inside_wrappers(param) for model in held for param in model.parameters()]
+        with outside_of_transforms():
+            digest = parameters_sha256([SimpleNamespace(parameters=lambda: weights)])  # type: ignore[list-item]
+        self._recorder.add_row({"kind": "weights", "sha256": digest, "optimizers": names})
         if self._memory is None:
             device = next(
                 (param.device for model in held for param in model.parameters()), torch.device("cpu")

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.script.recording import recorder as recording
 from ampcompare.script.recording.scaled_steps import record_steps
+from ampcompare.script.watch.cell_facts import CellFactsRecorder
 from ampcompare.training.precision.base import owned_params
 from tests.covering import covering
 from tests.script.behind.test_stand_in import RecordedSteps
@@ -368,6 +369,27 @@ def test_gradients_may_be_stepped_twice(behind: Any, arm: str) -> None:
         weights.append(model.weight.detach().float().clone())
     second = torch.zeros(3, 6) if arm == "O2" else weights[1] - weights[0]
     torch.testing.assert_close(weights[2] - weights[1], second, rtol=0.05, atol=1e-3)
+
+
+def test_first_weights_are_hashed_inside_of_functions_of_torch() -> None:
+    """What `grad` wraps has no data to be read: the hash is that of the weights themselves, and the script goes on."""
+    model = nn.Linear(6, 3)
+    rows: list[dict[str, Any]] = []
+    recorder = recording.Recorder(None, {})
+    recorder.call_after_each_row(rows.append)
+    facts = CellFactsRecorder(recorder)
+
+    def loss_of(weights: Any, x: Tensor) -> Tensor:
+        with torch.nn.utils.stateless._reparametrize_module(model, weights):
+            facts.record_first_weights([model], [])
+            return model(x).sum()
+
+    weights = {name: param.detach() for name, param in model.named_parameters()}
+    vmap(torch.func.grad(loss_of), in_dims=(None, 0))(weights, torch.ones(2, 6))
+    facts.record_first_weights([model], [])
+    inside, outside = (row["sha256"] for row in rows if row["kind"] == "weights")
+    assert inside == outside
+    facts.end()
 
 
 def test_an_optimizer_may_have_the_stacked_weights_of_an_ensemble(behind: Any) -> None:

@@ -69,6 +69,10 @@ USAGE = 2  # the exit code of argparse, whose usage comes before its error
 MAX_FILES = 200  # that a record names
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
+NO_LOSS = (
+    "its training loss is not known, as no backward pass began at one, as where gradients are set by hand; name what "
+    "it prints or logs by --metric NAME=REGEX, which --list-metrics shows"
+)
 TAIL_SHARE = 10  # the default metric is over the last tenth of the losses
 OPTIONS = ("-W", "ignore::FutureWarning")  # of Python
 ONE_PROCESS = (
@@ -413,7 +417,9 @@ def script_record(
         faults: numbers of which a pattern has matched a part, by metric.
     """
     assert config.script is not None
-    script, losses = config.script, [step.loss for step in rows.steps]
+    script, losses = config.script, rows.losses
+    if not losses and not script.metrics:
+        return failed_script_record(config, NO_LOSS, started=started)
     values: dict[str, float] = {}
     steps: dict[str, float] = {}
     seen: dict[str, int] = {}

@@ -23,6 +23,7 @@ class ScriptRows:
 
     Attributes:
         steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
+        has_losses: whether some backward pass began at a loss whose value was seen.
         weights: hash at each `initialize`.
         batches: hashes of the first ones.
         draws: hashes of the generators before those forward passes of them that draw random numbers.
@@ -39,6 +40,7 @@ class ScriptRows:
 
     header: dict[str, Any] = field(default_factory=dict)
     steps: list[StepRecord] = field(default_factory=list)
+    has_losses: bool = False
     weights: list[str] = field(default_factory=list)
     optimizers: list[str] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
@@ -57,6 +59,11 @@ class ScriptRows:
     rank: tuple[int, int] | None = None
     planned_steps: int | None = None
     ended: dict[str, Any] | None = None
+
+    @property
+    def losses(self) -> list[float]:
+        """Those of its steps; none where no backward pass began at a loss whose value was seen."""
+        return [step.loss for step in self.steps if self.has_losses]
 
     def facts(self) -> ScriptFacts:
         """Return what the record of the cell keeps besides its steps."""
@@ -91,6 +98,7 @@ def read_rows(path: Path) -> ScriptRows:
         rows.header = read.pop(0)
     for row in read:
         _add_row(rows, row)
+    rows.has_losses = any(row.get("loss") is not None for row in read)
     rows.steps = list(
         _iter_updates(row for row in read if row.get("kind") in ("backward", "plain_backward", "step"))
     )

@@ -52,6 +52,7 @@ def _idle_rule_and_reason(record: RunRecord) -> tuple[str, str]:
     if (
         record.trace is not None
         and len(record.trace.losses) >= MIN_POINTS
+        and not all(map(math.isnan, record.trace.losses))  # of a script that shows none
         and not _has_loss_fallen(record.trace.losses)
     ):
         first, later = map(statistics.median, _first_and_last_third(record.trace.losses))

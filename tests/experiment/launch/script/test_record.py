@@ -16,6 +16,7 @@ from ampcompare.experiment.launch.script.launcher import (
 )
 from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
+from ampcompare.results.analysis.pairing.learning import why_run_is_idle
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric
 
@@ -64,6 +65,20 @@ def test_a_loss_that_nothing_scales_counts_alone(tmp_path: Path) -> None:
     )
     assert [one.loss for one in rows.steps] == [1.0, 10.0]
     assert rows.facts().notes == ["one scale"]
+
+
+def test_losses_that_nobody_has_seen_are_no_divergence(tmp_path: Path) -> None:
+    """A script that sets gradients by hand has none: its metric counts, and without one it is told to name one."""
+    unknown = rows_of(tmp_path, *[row for _ in range(12) for row in (backward(None), step())])
+    failed = record_of(config_of(), unknown)
+    assert (failed.status, "--metric NAME=REGEX" in failed.error) == ("failed", True)
+    record = record_of(config_of("acc=acc (.*)"), unknown, acc=[0.5])
+    assert (record.status, record.summary.metric_final, record.summary.loss_tail) == ("completed", 0.5, None)
+    assert why_run_is_idle(record) == ""
+    lost = record_of(
+        config_of(), rows_of(tmp_path, *[row for _ in range(12) for row in (backward(math.nan), step())])
+    )
+    assert lost.status == "diverged"
 
 
 def test_the_default_metric_is_the_training_loss(tmp_path: Path) -> None:
