@@ -162,27 +162,39 @@ def _try_advised_arms(
     Returns:
         The seconds that are left.
     """
+
+    def find_trial(arm: str) -> _CellTrial | None:
+        nonlocal left
+        other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
+        build = _text_deciding_cell_build(other)
+        if build not in trials and left >= failed.busy_seconds:
+            trials[build] = _run_trial_of_cell(other, seed, launcher, place / str(len(trials)))
+            left -= trials[build].busy_seconds
+        return trials.get(build)
+
     able: list[str] = []
     for advised in failed.advice.arms:
-        arm: str | None = advised
         if _patterns_kept_by(advised) and any(map(_patterns_kept_by, able)):
             continue  # the first that trains keeps the least
-        for _ in range(MAX_FOLLOWED):
-            other = cell.model_copy(update={"arm": str(Arm.parse(arm or ""))})
-            build = _text_deciding_cell_build(other)
-            if build not in trials and left >= failed.busy_seconds:
-                trials[build] = _run_trial_of_cell(other, seed, launcher, place / str(len(trials)))
-                left -= trials[build].busy_seconds
-            if build in trials and trials[build].is_trained:
-                if trials[build].find_step_of_lost_loss() is not None:
-                    break
-                able += [arm] if arm and arm not in able else []
-                break
-            arm = _arm_that_keeps_more(other.arm, trials[build].advice) if build in trials else None
-            if arm is None:
-                break
+        arm = _find_able_arm(advised, find_trial)
+        able += [arm] if arm and arm not in able else []
     failed.advice = failed.advice.with_arms(able)
     return left
+
+
+def _find_able_arm(arm: str, find_trial: Callable[[str], _CellTrial | None]) -> str | None:
+    """Return an arm if it trains to finite losses, else the first that keeps more in fp32, as each error advises."""
+    for _ in range(MAX_FOLLOWED):
+        trial = find_trial(arm)
+        if trial is None:
+            return None
+        if trial.is_trained:
+            return arm if trial.find_step_of_lost_loss() is None else None
+        more = _arm_that_keeps_more(str(Arm.parse(arm)), trial.advice)
+        if more is None:
+            return None
+        arm = more
+    return None
 
 
 def _arm_that_keeps_more(arm: str, advice: ArmAdvice) -> str | None:
