@@ -716,13 +716,13 @@ def _neighboring_places(events: Sequence[OperationResult], origin: int) -> list[
         for source in event.sources:
             if source < at:
                 after[source].append(at)
-    before = _nearest_other_places(
+    before = _first_other_places_reached(
         events, origin, lambda at: [source for source in events[at].sources if source < at]
     )
-    return list(dict.fromkeys([*before, *_nearest_other_places(events, origin, lambda at: after[at])]))
+    return list(dict.fromkeys([*before, *_first_other_places_reached(events, origin, lambda at: after[at])]))
 
 
-def _nearest_other_places(
+def _first_other_places_reached(
     events: Sequence[OperationResult], origin: int, next_to: Callable[[int], list[int]]
 ) -> list[tuple[str, str]]:
     """Return the first places that are reached from a result through results of the same place."""

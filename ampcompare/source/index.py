@@ -418,7 +418,7 @@ class Index:
                     else known
                 )
             if bindings:
-                return _with_named_containers(
+                return _with_name_in_containers(
                     self._values_of_bindings(bindings, node, one, scope, receiver), node.id
                 )
         if node.id in BUILTINS:
@@ -555,7 +555,7 @@ class Index:
         inside = self.values_of_expression(node.value, scope, receiver)
         if not inside:
             return NOT_KNOWN
-        return _with_named_containers(
+        return _with_name_in_containers(
             frozenset().union(*(self._values_of_member(each, node.attr) for each in inside)), node.attr
         )
 
@@ -1092,7 +1092,7 @@ def _instance_from_outside(name: str) -> Values:
     return frozenset({_ClassInstance(ImportedObject(name))})
 
 
-def _with_named_containers(values: Values, name: str) -> Values:
+def _with_name_in_containers(values: Values, name: str) -> Values:
     """Return values in which containers know the name that they are bound to."""
     if not any(isinstance(each, _WrittenContainer) and not each.name for each in values):
         return values

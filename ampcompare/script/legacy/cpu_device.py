@@ -428,7 +428,7 @@ def _autocast_on_cpu(lists: str) -> None:
     if lists == "cuda":
         install_cuda_casts()
     _follow_autocast_setters(switch_cuda_casts if lists == "cuda" else _make_function_returning(None))
-    _keep_autocast_state_of_cpu()
+    _restore_cpu_autocast_state_after_cuda_blocks()
     _cast_inputs_on_cpu()
 
 
@@ -453,7 +453,7 @@ def _follow_autocast_setters(follow: Callable[[bool], Any]) -> None:
     torch.set_autocast_gpu_dtype = functools.partial(set_autocast_dtype, "cuda")
 
 
-def _keep_autocast_state_of_cpu() -> None:
+def _restore_cpu_autocast_state_after_cuda_blocks() -> None:
     """Restore the CPU's own state at the end of a block for CUDA: its default dtype is bfloat16, not float16."""
     autocast = autocast_mode.autocast
     enter, leave = autocast.__enter__, autocast.__exit__

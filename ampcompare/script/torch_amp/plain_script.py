@@ -558,7 +558,7 @@ class PlainScript:
             with self.casting.block_without_casts():
                 return original(tensors, *args, **kwargs)
         if self._stepping and self._stand_in.needs_scaler:
-            self._check_pass_in_step()
+            self._count_or_refuse_pass_in_step()
         self._backwards += 1
         try:
             is_scaled = self._stand_in.needs_scaler and (
@@ -590,7 +590,7 @@ class PlainScript:
             else:
                 self._stand_in.forget_weight_casts()
 
-    def _check_pass_in_step(self) -> None:
+    def _count_or_refuse_pass_in_step(self) -> None:
         """Count a pass in a step that was expected to have some, and refuse another one."""
         self._passes_in_step += 1
         if self._stand_in.script.in_step is None:

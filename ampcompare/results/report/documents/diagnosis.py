@@ -85,7 +85,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("faults", [_fault_items(fault) for fault in diagnosis.faults]),
         Section("worst", [Table.from_rows(HEADS, rows, f"The {len(rows)} worst places")] if rows else []),
         Section("formats", _blocks_on_formats(diagnosis)),
-        Section("losses", [*_headroom_texts(diagnosis), *_lost_update_texts(diagnosis)]),
+        Section("losses", [*_loss_scale_headroom_texts(diagnosis), *_lost_update_texts(diagnosis)]),
         Section("trials", [Text([tried])] if diagnosis.trials else []),
         Section("notes", [Items([f"note: {note}" for note in diagnosis.notes])] if diagnosis.notes else []),
         Section("map", [Figure("range_map", lambda: _range_map_of_modules_and_steps(diagnosis), is_bare=True)],
@@ -154,7 +154,7 @@ def _fault_items(fault: Fault) -> Items:
     return Items(items, f"{fault.kind} at step {fault.step}: {fault.text}{why}")
 
 
-def _headroom_texts(diagnosis: Diagnosis) -> list[Text]:
+def _loss_scale_headroom_texts(diagnosis: Diagnosis) -> list[Text]:
     room = diagnosis.headroom
     if room is None:
         return []

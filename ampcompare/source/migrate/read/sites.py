@@ -382,7 +382,10 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
                 continue
             sites.reads.append(
                 GradientRead(
-                    node, _statement_reading(module, node, updates), module.function_around(node), (argument,)
+                    node,
+                    _loop_or_statement_reading(module, node, updates),
+                    module.function_around(node),
+                    (argument,),
                 )
             )
         elif module.function_around(node) in functions and (
@@ -392,7 +395,7 @@ def _add_gradient_reads(module: Module, sites: Sites, index: Index) -> None:
                 continue
             sites.reads.append(
                 GradientRead(
-                    node, _statement_reading(module, node, updates), module.function_around(node), ()
+                    node, _loop_or_statement_reading(module, node, updates), module.function_around(node), ()
                 )
             )
 
@@ -497,7 +500,7 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     return False
 
 
-def _statement_reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
+def _loop_or_statement_reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
     """Return the outermost loop over what a use reads, or its statement.
 
     A loop counts if it binds what is read there, and has no part of an update: over parameters or their groups.
