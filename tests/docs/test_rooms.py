@@ -133,6 +133,21 @@ def test_names_that_pages_find_in_a_file_are_there(page: Path) -> None:
     assert wrong == []
 
 
+def test_classes_that_others_extend_have_the_methods_that_are_named() -> None:
+    """Each method in the table of contracts is one of the class in its row."""
+    table = (
+        DESIGN.read_text(encoding="utf-8").partition("## Classes that others extend")[2].partition("\n## ")[0]
+    )
+    rows = re.findall(r"^\| `(\w+)` \(`([\w/]+\.py)`\) \| (.*) \|$", table, flags=re.MULTILINE)
+    assert len(rows) >= 15
+    missing = []
+    for name, file, text in rows:
+        defined = names_of(parsed((PACKAGE / file).read_text(encoding="utf-8")).body)
+        words = set(re.findall(r"`([a-z_]\w*)`", text)) - {"prepare", "measure"}
+        missing += [f"{name}.{word}" for word in sorted(words) if f"{name}.{word}" not in defined]
+    assert missing == []
+
+
 def test_names_of_the_walks_are_defined() -> None:
     """A function or class that a walk names without a file is one of the package, too."""
     walks = DESIGN.read_text(encoding="utf-8").partition("## Nine walks")[2].partition("## The loop")[0]
