@@ -101,8 +101,15 @@ def _require_modules(extra: str, modules: tuple[str, ...], purpose: str) -> None
         are = "is" if len(missing) == 1 else "are"
         listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         raise ExtraMissing(
-            f"{purpose} the extra {extra}, of which {listed} {are} not installed: {_command_to_install(extra)}"
+            f"{purpose} the extra {extra}, of which {listed} {are} not installed: "
+            f"{_command_to_install_missing(extra, missing)}"
         )
+
+
+def _command_to_install_missing(extra: str, missing: list[str]) -> str:
+    # The extra would bring a torchvision too, which may be none for the torch that is there.
+    has_torch = extra == "torch" and "torch" not in missing
+    return f"pip install {' '.join(missing)}" if has_torch else _command_to_install(extra)
 
 
 def _command_to_install(extra: str) -> str:

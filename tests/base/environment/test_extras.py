@@ -74,6 +74,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ExtraMissing, match=r"extra stats, of which scipy is not installed: pip install 'ampcompare\[s"
     ):
         require_statistics_packages()
+    absent.remove("torch")
+    with pytest.raises(ExtraMissing, match=r"of which scipy is not installed: pip install scipy$"):
+        require_torch()  # the extra would bring torchvision beside a torch that is there
     absent.clear()
     require_torch()
     require_statistics_packages()
