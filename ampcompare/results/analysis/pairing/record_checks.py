@@ -60,6 +60,11 @@ def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
     raise RecordError(f"{path}: {fault}")
 
 
+BEGAN_OTHERWISE = (
+    ", though it began from other weights or batches: they decide nothing there, as where all outputs are 0"
+)
+
+
 def unique_runs_and_unused_copies(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[UnusedCopy]]:
     """Return the records that are one run each, and those that are not used.
 
@@ -81,12 +86,17 @@ def unique_runs_and_unused_copies(records: Sequence[RunRecord]) -> tuple[list[Ru
                 "its first weights and batches are those of seed {}"
             )
         is_second = (record.arm, seed) in cells
-        seen = (
-            words.format(first[mark]) for mark, words in marks.items() if first.setdefault(mark, seed) != seed
-        )
-        fault = "a second record of this cell" if is_second else next(seen, "")
+        seen = {
+            mark[0]: words.format(first[mark])
+            for mark, words in marks.items()
+            if first.setdefault(mark, seed) != seed
+        }
+        fault = "a second record of this cell" if is_second else next(iter(seen.values()), "")
         if fault:
-            by_script = not is_second and script is not None
+            began_otherwise = "start" in {mark[0] for mark in marks} - seen.keys()
+            if began_otherwise and not is_second:
+                fault += BEGAN_OTHERWISE
+            by_script = not is_second and script is not None and not began_otherwise
             config = record.config.script
             if not is_second:
                 fault += ", so it is not an independent run"

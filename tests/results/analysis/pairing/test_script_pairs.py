@@ -167,6 +167,18 @@ def test_seeds_that_begin_alike_are_one_run() -> None:
     )
 
 
+def test_losses_that_are_alike_from_other_starts_are_no_fault_of_the_seeds() -> None:
+    """As of a network whose outputs are all 0 in fp16: its seeds act, and nothing of the script is to blame."""
+    runs = [_started(seed, f"w{seed}", (f"b{seed}",), "equal losses") for seed in range(2)]
+    kept, (copy,) = unique_runs_and_unused_copies(runs)
+    assert [run.config.recipe.seed for run in kept] == [0]
+    assert not copy.by_script
+    assert copy.text == (
+        "fp32, seed 1: its losses are those of seed 0 to the last bit, though it began from other weights or batches: "
+        "they decide nothing there, as where all outputs are 0, so it is not an independent run"
+    )
+
+
 @pytest.mark.parametrize(
     ("printed", "word"), [(0.1, "inconclusive"), (1e-4, "better")], ids=["one digit", "four digits"]
 )
