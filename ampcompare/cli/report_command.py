@@ -113,7 +113,7 @@ def command(
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _report_target_from_options(form, output, open_page)
-    source, excluded = Path(paths[0]) if paths else _newest_run_directory(), list[str]()
+    source, excluded = Path(paths[0]) if paths else _choose_newest_run_directory_and_say_so(), list[str]()
     is_of_exec = len(paths) < 2 and is_exec_record(source)
     if is_of_exec:
         refuse_given(("reference",), "is not for a record of exec, which has no arms", "leave it out")
@@ -134,7 +134,7 @@ def command(
     return RecordError.exit_code if excluded else 0
 
 
-def _newest_run_directory() -> Path:
+def _choose_newest_run_directory_and_say_so() -> Path:
     from ampcompare.experiment.run_directory import newest_run_directories
 
     found, *others = newest_run_directories()

@@ -287,7 +287,7 @@ def _compare_weights(
     for key in keys:
         first, second = original.weights[key].shape, rewritten.weights[key].shape
         if first != second:
-            return DIFFERENT, f"weights: {_optimizer_name(original, key)} has shape {first} against {second}"
+            return DIFFERENT, f"weights: {_weight_phrase(original, key)} has shape {first} against {second}"
     worst = 0.0
     where = ""
     verdict = WITHIN
@@ -297,9 +297,9 @@ def _compare_weights(
         first, second = original.weights[key], rewritten.weights[key]
         difference = _largest_relative_difference(first, second)
         if difference > ROUNDING and _distance_in_lengths_of_first(first, second) <= allowed[key]:
-            by_length = f"; more in single weights such as those of {_optimizer_name(original, key)}"
+            by_length = f"; more in single weights such as those of {_weight_phrase(original, key)}"
         elif difference > ROUNDING and difference <= OF_TWIN * apart.get(key, 0.0):
-            by_length = f"; more in {_optimizer_name(original, key)}, which roundings take as far"
+            by_length = f"; more in {_weight_phrase(original, key)}, which roundings take as far"
         else:
             verdict = verdict if difference <= ROUNDING else DIFFERENT
             if not difference <= worst:
@@ -308,11 +308,11 @@ def _compare_weights(
         return EQUAL, "weights: not compared, since the runs end between the steps of their optimizers"
     if place is None and not worst and not by_length:
         return EQUAL, f"weights: {EQUAL} after the last step"
-    begin = "" if place is None else f"first at step {place[0]} in {_optimizer_name(original, place[1])}; "
+    begin = "" if place is None else f"first at step {place[0]} in {_weight_phrase(original, place[1])}; "
     key = place[1] if place is not None else keys[0]
     return verdict, (
         f"weights: {verdict}; {begin}at the end by {worst:.2g} of the largest weight at most, in "
-        f"{_optimizer_name(original, where or key)}{by_length}"
+        f"{_weight_phrase(original, where or key)}{by_length}"
     )
 
 
@@ -344,7 +344,7 @@ def _first_differing_step_and_tensor(original: ScriptRun, rewritten: ScriptRun) 
     return min(found, default=None)
 
 
-def _optimizer_name(run: ScriptRun, key: str) -> str:
+def _weight_phrase(run: ScriptRun, key: str) -> str:
     number, _, index = key.partition(".")
     shape = f" ({'x'.join(map(str, run.weights[key].shape))})" if key in run.weights else ""
     name = run.names.get(key, f"parameter {int(index) + 1}")

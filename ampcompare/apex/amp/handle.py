@@ -240,7 +240,7 @@ class WeightCastGroups:
         weights = [
             weight
             for reference in references
-            if (weight := reference()) is not None and _can_join_group(weight, leader)
+            if (weight := reference()) is not None and _can_cast_weight_with_leader(weight, leader)
         ]
         casts: tuple[Tensor, ...] = _CastWeightsToHalf.apply(*weights)  # type: ignore[no-untyped-call]
         return list(zip(weights, casts, strict=True))
@@ -255,7 +255,7 @@ class WeightCastGroups:
                 self._groups[id(leader)] = group
 
 
-def _can_join_group(weight: Tensor, leader: Tensor) -> bool:
+def _can_cast_weight_with_leader(weight: Tensor, leader: Tensor) -> bool:
     return (
         weight.requires_grad
         and weight.dtype is torch.float32

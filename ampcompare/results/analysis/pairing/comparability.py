@@ -126,8 +126,8 @@ def _incomparable_times_verdict(arm: RunRecord, reference: RunRecord, *, same_so
     if not work and jobs > 1 and not (_was_only_cell_on_gpus(arm) and _was_only_cell_on_gpus(reference)):
         work = f"{jobs} cells ran at once"
     conditions = (
-        _skipped_steps_reason(arm.summary)
-        or _skipped_steps_reason(reference.summary)
+        _too_many_skipped_steps_reason(arm.summary)
+        or _too_many_skipped_steps_reason(reference.summary)
         or _unlike_machines_reason(arm, reference, same_software=same_software)
     )
     return (
@@ -149,7 +149,7 @@ def _unlike_gpus_reason(pairs: Sequence[Pair]) -> str:
     return f"on unlike GPUs: {' and '.join(kinds)}" if len(kinds) > 1 else ""
 
 
-def _skipped_steps_reason(summary: RunSummary) -> str:
+def _too_many_skipped_steps_reason(summary: RunSummary) -> str:
     """Return the reason if a run skipped so many steps that its median step time may be that of skipped steps."""
     if summary.skipped_steps <= MAX_SKIPPED * summary.num_steps:
         return ""

@@ -152,7 +152,7 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
     for initialize in core.sites.initializes[:1] if not core.is_all_fp32 else []:
         for module in (core.module, *core.around.modules_below(core.module)):
             found = (
-                _functions_computed_in_fp32(module)
+                _functions_in_fp32_under_autocast(module)
                 if is_half
                 else _functions_cast_otherwise(core, module, outputs)
             )
@@ -233,7 +233,7 @@ def _may_be_16bit(core: ApexCore, module: Module, call: ast.Call, outputs: Autoc
     )
 
 
-def _functions_computed_in_fp32(module: Module) -> list[str]:
+def _functions_in_fp32_under_autocast(module: Module) -> list[str]:
     """Return the functions that autocast computes in fp32, each with its first line."""
     found: dict[str, str] = {}
     for name, _, call in _calls_of_torch_functions(module, WIDE_LAYERS):

@@ -124,7 +124,7 @@ def _calls_after_fp16_cast(index: Index) -> Iterator[tuple[ast.Call, int]]:
         for each in (call.func, *argument_values(call)):
             cast = _find_cast_in_chain(casts, each)
             if cast is None and (name := dotted_name(_object_of_method(each)) or "") in halves:
-                cast = _find_cast_before(module, call, halves[name], name)
+                cast = _cast_if_it_may_run_before(module, call, halves[name], name)
             if cast is not None and (
                 each is call.func
                 or each is find_traced_network(module, call)
@@ -153,7 +153,7 @@ def _find_cast_in_chain(casts: Collection[ast.Call], node: ast.expr) -> ast.Call
     return None
 
 
-def _find_cast_before(module: Module, call: ast.Call, cast: ast.Call, name: str) -> ast.Call | None:
+def _cast_if_it_may_run_before(module: Module, call: ast.Call, cast: ast.Call, name: str) -> ast.Call | None:
     """Return a cast that may have run where a call stands: above it, in another function, or in a round of a loop."""
     function = module.function_around(cast)
     if function is not module.function_around(call):

@@ -74,8 +74,10 @@ RUN_CODE = frozenset({"exec", "eval", "compile", "globals", "locals"})
 COPIES = re.compile(
     r"model|net|module|encoder|decoder|generator|discriminator|teacher|student", re.IGNORECASE
 )
-# In a network: what leaves the GPU, or computes without gradients.
+# In a network: what leaves the GPU, or computes without gradients; and by which names torch computes in fp32 what O1
+# knows by another name alone.
 IN_NETWORKS = frozenset({
+    "arccos", "arcsin", "arccos_", "arcsin_", "atan2_", "corrcoef", "cov",
     "cpu", "numpy", "tolist", "no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "checkpoint",
     "from_numpy",
 })  # fmt: skip

@@ -474,6 +474,7 @@ NETWORKS = {
     "softmax of a tensor": "        x = torch.log(self.one(x).softmax(1) + 1e-8)\n",
     "a learned number": "        x = self.one(x) * torch.tensor(30.0)\n",
     "a number": "        x = self.one(x) * torch.ones([])\n",
+    "another name of acos": "        x = torch.sigmoid(self.one(x)).arccos()\n",
     "positions in place": "        x = self.one(x)\n        x += self.one.bias\n",
     "an item of a weight": "        x = self.one(x) * self.one.weight[0, 0]\n",
     "a norm": "        x = self.one(x) / x.norm()\n",
