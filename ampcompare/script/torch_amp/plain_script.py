@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 from torch.utils.data import dataloader
 
@@ -39,7 +38,7 @@ from ampcompare.base.location import is_installed_file, is_users_file, message_w
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_modules_with_own_call
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.base.tensors.transforms import tensor_inside_wrappers
+from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
 from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.whole_numbers import WholeNumberWatch
@@ -443,7 +442,7 @@ class PlainScript:
             and not self._has_trained_weight(module)
             and args
         ):
-            with temporarily_clear_interpreter_stack():
+            with outside_of_transforms():
                 self._trained[id(module)] = (
                     weakref.ref(module),
                     self._has_optimized_tensor(pytree.tree_leaves(args[0])),
@@ -454,7 +453,7 @@ class PlainScript:
             and self._has_trained_weight(module)
             and self._decide_script_need() is not _ScriptNeed.OWN
         ):
-            with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
+            with outside_of_transforms():  # vmap and torch.func.grad
                 self._type_of_inputs(module)
         return original(module, *args, **kwargs)
 
