@@ -76,8 +76,8 @@ if __name__ == "__main__":
     main()
 """
 OPERATIONS = (
-    "h = F.relu(h, inplace=True)", "h = torch.sigmoid(h) * h", "h = torch.tanh(h)", "h = F.silu(h)", "h = F.elu(h)",
-    "h = h + self.bias", "h = h * self.scale", "h = h - self.mask", "h = self.third(h) + h", "h += self.second(h)",
+    "h = F.relu(h)", "h = torch.sigmoid(h) * h", "h = torch.tanh(h)", "h = F.silu(h)", "h = F.elu(h)",
+    "h = h + self.bias", "h = h * self.scale", "h = h - self.mask", "h = self.third(h) + h",
     "h = self.norm(h)", "h = self.batch_norm(h)", "h = self.group_norm(h)", "h = F.layer_norm(h, (16,))",
     "h = F.softmax(h, dim=1)", "h = F.log_softmax(h, dim=1)", "h = self.dropout(h)", "h = self.block(h)",
     "h = torch.cat([h[:, :8], self.second(h)[:, 8:]], 1)", "h = torch.stack([h, self.bias.expand(16, 16)]).mean(0)",
@@ -91,7 +91,8 @@ OPERATIONS = (
     "h = h.chunk(2, 1)[0].repeat(1, 2)",
     "h = h * torch.full((1,), 2.0, device=h.device)", "h = 1 / (h.abs() + 1)",
     # what O1 and autocast compute in other types
-    "h = self.pair[0] * h", "h = h - h.exp().mean()", "h += self.bias", "h.mul_(self.scale)",
+    "h = self.pair[0] * h", "h = h - h.exp().mean()", "h = h.clone()\nh += self.bias",
+    "h = h.clone()\nh.mul_(self.scale)",
     "h = h + F.l1_loss(h, torch.zeros_like(h))", "w = F.softmax(self.pair, 0)\nh = w[0] * h + w[1] * self.second(h)",
     "h = h * (h > self.pair[0])", "h = h.softmax(1)", "h = h.std(1, keepdim=True) + h",
 )  # fmt: skip
