@@ -298,7 +298,9 @@ class _ModuleRewrite:
         return classes_asked_for([("this file", self.module), *named])
 
     def _has_own_scaler(self) -> bool:
-        """Return whether the program names a GradScaler of its own."""
+        """Return whether the program names a GradScaler of its own, where this module has a fused optimizer."""
+        if not any(meaning.startswith("apex.optimizers.") for _, meaning in self.names.uses):
+            return False  # no other file need be read
         others = (each for _, each in self._around.modules_of_program(self.module))
         return any("GradScaler" in each.text for each in (self.module, *others))
 

@@ -212,8 +212,7 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
     ]
     for each in imports if first is not None else ():
         names = [alias.name for alias in each.names] if isinstance(each, ast.Import) else [each.module or ""]
-        helpers = [path.with_name(f"{name}.py") for name in names if name.isidentifier()]
-        if any(helper.is_file() and PATH.search(read_source_bytes(helper)) for helper in helpers):
+        if _does_neighbor_change_path(path, names):
             changes.append(each.lineno)
     return first if first is not None and changes and first.lineno < min(changes) else None
 
@@ -221,13 +220,14 @@ def apex_import_above_path_change(path: Path, text: str) -> ast.stmt | None:
 def _changes_path(path: Path) -> bool:
     """Return whether a file, or a module next to it that it imports, names `sys.path`."""
     content = read_source_bytes(path)
-    helpers = (
-        path.with_name(f"{name}.py")
-        for name in _top_packages_imported(content.decode("utf-8", errors="replace"))
-    )
-    return bool(PATH.search(content)) or any(
-        helper.is_file() and PATH.search(read_source_bytes(helper)) for helper in helpers
-    )
+    names = _top_packages_imported(content.decode("utf-8", errors="replace"))
+    return bool(PATH.search(content)) or _does_neighbor_change_path(path, names)
+
+
+def _does_neighbor_change_path(path: Path, names: Iterable[str]) -> bool:
+    """Return whether a module next to a file, of one of some names, names `sys.path`."""
+    neighbors = (path.with_name(f"{name}.py") for name in names if name.isidentifier())
+    return any(each.is_file() and PATH.search(read_source_bytes(each)) for each in neighbors)
 
 
 def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ampcompare.source.syntax import last_name
@@ -25,14 +26,15 @@ def network_classes(module: Module) -> Iterator[ast.ClassDef]:
                 yield node
 
 
-def buffers_of_class(scope: Scope) -> set[str]:
+@lru_cache(maxsize=16)  # of the methods that are read now: each of their attributes asks
+def buffers_of_class(scope: Scope) -> frozenset[str]:
     """Return the names of buffers and parameters that the class around a method registers by name."""
     calls = ast.walk(scope.owner.node) if scope.owner is not None else ()
-    return {
+    return frozenset(
         str(each.args[0].value)
         for each in calls
         if isinstance(each, ast.Call)
         and last_name(each.func) in ("register_buffer", "register_parameter")
         and each.args
         and isinstance(each.args[0], ast.Constant)
-    }
+    )
