@@ -362,6 +362,8 @@ class StepLook:
         groups = []
         for place, counts in sorted(seen.groups.items()):
             shares = {part: _shares_of_counts(counts[part]) for part in PARTS_OF_GROUP}
+            if not any(shares.values()):  # of a group without parameters
+                continue
             elements = seen.parameters.get(place, 0)
             groups.append(GroupTypes(name=seen.names[place], parameters=elements, **shares))
         return Ledger(

@@ -139,14 +139,17 @@ class ScriptLedger:
         """Note the script's line at which a module registers a 16-bit parameter."""
         original(module, name, param)
         if param is not None and param.dtype in HALF_DTYPES and param not in self._set_by:
-            by = (
-                f" by set_default_dtype, {self._default_at}"
-                if param.dtype is torch.get_default_dtype()
-                else ""
-            )
             self._set_by[param] = (
-                f"{user_location(_frame_making_module_or_none())}, made so{by if self._default_at is not None else ''}"
+                f"{user_location(_frame_making_module_or_none())}, {self._way_to_half_weight(param)}"
             )
+
+    def _way_to_half_weight(self, param: Tensor) -> str:
+        """Return how a line has given a module a 16-bit weight."""
+        if _is_loading_state():  # with `assign=True`, which takes the tensors of a checkpoint as they are
+            return "loaded so"
+        if param.dtype is torch.get_default_dtype() and self._default_at is not None:
+            return f"made so by set_default_dtype, {self._default_at}"
+        return "made so"
 
     def _note_default_type_set(self, original: Any, dtype: Any) -> None:
         original(dtype)
@@ -375,6 +378,14 @@ def _frame_making_module_or_none() -> FrameType | None:
             found = frame.f_back
         frame = frame.f_back
     return found
+
+
+def _is_loading_state() -> bool:
+    """Return whether torch's `load_state_dict` of a module is what calls."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not nn.Module.load_state_dict.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _texts_on_setters_joined(setters: Sequence[str]) -> str:

@@ -52,9 +52,9 @@ def find_repetitions_of_loops_around() -> list[float] | None:
     loops, share = [], 1.0
     try:
         while frame is not None:
-            if is_installed_file(frame.f_code.co_filename):  # a trainer, whose loops are its own
-                return None
-            if is_users_file(frame.f_code.co_filename):
+            if is_installed_file(frame.f_code.co_filename):
+                share *= _share_of_calls_passed_on(frame)
+            elif is_users_file(frame.f_code.co_filename):
                 for node in reversed([*_statements_deciding_repetition(frame)]):
                     times = _body_runs_per_statement(node, frame)
                     if isinstance(node, ast.If):
@@ -68,6 +68,25 @@ def find_repetitions_of_loops_around() -> list[float] | None:
     except _UnknownNumber:
         return None
     return loops
+
+
+def _share_of_calls_passed_on(frame: FrameType) -> float:
+    """Return how many steps a function of a library makes for each call, such as the step of Accelerate's optimizer.
+
+    Raises:
+        _UnknownNumber: a loop is around the current line, as in a trainer.
+    """
+    share = 1.0
+    for node in _statements_deciding_repetition(frame):
+        if not isinstance(node, ast.If):
+            raise _UnknownNumber
+        for one in ast.walk(node.test):
+            if (
+                isinstance(one, ast.Attribute) and one.attr == "sync_gradients"
+            ):  # Accelerate's, where they add up
+                passes = ast.Attribute(one.value, "num_steps", ast.Load())
+                share /= max(1, _number_of_node(passes, frame))
+    return share
 
 
 def _statements_deciding_repetition(frame: FrameType) -> Iterator[ast.AST]:

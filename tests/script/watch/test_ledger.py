@@ -439,6 +439,12 @@ model = build(torch.bfloat16)
 x = x.bfloat16()
 """
 IN_CONSTRUCTOR = AS_ARGUMENT.replace("dtype=dtype)", ").to(dtype)")
+ASSIGNED = """
+checkpoint = model.bfloat16().state_dict()
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+model.load_state_dict(checkpoint, assign=True)
+x = x.bfloat16()
+"""
 BY_DATA = """
 for param in model.parameters():
     param.data = param.data.bfloat16()
@@ -460,11 +466,12 @@ x = x.bfloat16()
         (DEFAULT, "train.py:16, made so by set_default_dtype, train.py:9"),
         (AS_ARGUMENT, "train.py:16, made so"),
         (IN_CONSTRUCTOR, "cast, train.py:12"),
+        (ASSIGNED, "train.py:11, loaded so"),
         (BY_DATA, "before train.py:15"),
         (OTHERS, "cast, train.py:10; cast, train.py:11"),
         ("model.half().float()\n", None),
     ],
-    ids=["default type", "argument", "in a constructor", "data", "others", "back"],
+    ids=["default type", "argument", "in a constructor", "assigned", "data", "others", "back"],
 )
 def test_the_line_that_sets_the_type_of_weights_is_named(run: Run, text: str, by: str | None) -> None:
     """It is that of the call that makes or casts what is trained, not that of the optimizer or of another model."""
@@ -479,6 +486,12 @@ def test_updates_of_a_closure_are_seen(run: Run, zeroes: str) -> None:
     ledger, other = run("model.bfloat16()\nx = x.bfloat16()\n" + closure)[0], run(plain)[0]
     assert (ledger.update, ledger.lost, ledger.steps) == (other.update, other.lost, other.steps)
     assert ledger.lost is not None
+
+
+def test_a_group_without_parameters_is_not_shown(run: Run) -> None:
+    """As that for biases and norms of a network whose adapters alone are trained: of it there is nothing to say."""
+    text = PLAIN.replace("model.parameters()", '[{"params": [*model.parameters()]}, {"params": []}]')
+    assert [group.name for group in run(text)[0].groups] == ["SGD 0"]
 
 
 def test_that_every_step_was_skipped_is_said(run: Run) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.script.watch import planned_steps
 from ampcompare.script.watch.planned_steps import find_planned_steps
 
 
@@ -55,3 +56,25 @@ def test_a_loader_has_as_many_batches(tmp_path: Path) -> None:
 
     loader: Any = DataLoader(TensorDataset(torch.zeros(10)), batch_size=4)
     assert planned(tmp_path, "for e in range(2):\n  for x in loader:\n    step()\n", loader=loader) == 6
+
+
+LIBRARY = {
+    "passes it on": ("def forward(step):\n  if step is not None:\n    step()\n", 40),
+    "loops itself": ("def forward(step):\n  for i in range(3):\n    step()\n", None),
+    "waits": ("def forward(step):\n  while True:\n    step()\n    break\n", None),
+    "adds gradients up": ("def forward(step):\n  if state.sync_gradients:\n    step()\n", 10),
+}
+
+
+@pytest.mark.parametrize(("source", "steps"), LIBRARY.values(), ids=LIBRARY.keys())
+def test_a_step_that_a_library_passes_on_has_the_loops_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, steps: int | None
+) -> None:
+    """As that of Accelerate's optimizer, which steps once for so many passes; a trainer has loops of its own."""
+    library = tmp_path / "library.py"
+    library.write_text(source)
+    monkeypatch.setattr(planned_steps, "is_installed_file", lambda file: file == str(library))
+    names = {"state": SimpleNamespace(sync_gradients=True, num_steps=4)}
+    exec(compile(source, str(library), "exec"), names)
+    script = "def call():\n  forward(step)\nfor e in range(2):\n  for x in data:\n    call()\n"
+    assert planned(tmp_path, script, data=list(range(20)), forward=names["forward"]) == steps
