@@ -118,6 +118,19 @@ class _TorchFunctionCall:
 
 
 @dataclasses.dataclass(frozen=True)
+class _BackwardFunction:
+    """A `torch.autograd.Function` of the user.
+
+    Attributes:
+        name: of its class.
+        decorated_for: device for which `custom_fwd` decorates it, where it computes on another one; "" otherwise.
+    """
+
+    name: str
+    decorated_for: str
+
+
+@dataclasses.dataclass(frozen=True)
 class _ScriptFailure:
     """An exception that a script has met under an arm.
 
@@ -266,8 +279,11 @@ def _arms_for_mixed_weights(failure: _ScriptFailure) -> tuple[str, ...]:
 
 def _arms_for_types_in_torch(failure: _ScriptFailure) -> tuple[str, ...]:
     """Return the arms that can compute what code of torch inside of a module does with both types."""
-    inside = _name_of_module_inside_which_torch_raised(failure.error.__traceback__)
-    return str(_arm_keeping_one_more_module(failure.arm, inside)), "native:fp16"
+    trace = failure.error.__traceback__
+    model = _raising_modules_and_their_locals(trace)[0][0]
+    inside = _pattern_of_module(model, _name_of_module_inside_which_torch_raised(trace))
+    other = "native:fp16" if failure.stands is _StandInKind.O1 else "fp32"
+    return str(_arm_keeping_one_more_module(failure.arm, inside)), other
 
 
 def _arms_for_attention_under_o1(failure: _ScriptFailure) -> tuple[str, ...]:
@@ -306,12 +322,18 @@ def _uncast_torch_call_text(failure: _ScriptFailure) -> str:
 
 def _uncast_torch_module_text(failure: _ScriptFailure) -> str:
     module = _name_of_module_inside_which_torch_raised(failure.error.__traceback__)
-    return f"code of torch itself in {module} computes with both types, which Apex's lists do not cast"
+    return f"code of torch itself in {module} computes with both types, which {_caster_lacking_it(failure)}"
+
+
+def _caster_lacking_it(failure: _ScriptFailure) -> str:
+    return "Apex's lists do not cast" if failure.stands is _StandInKind.O1 else "torch.autocast does not cast"
 
 
 def _mixed_types_in_backward_text(failure: _ScriptFailure) -> str:
-    function = _name_of_function_that_failed_in_backward(failure.error.__traceback__)
-    return f"{function} gets tensors of both types in its backward pass, where autocast is off"
+    function = _find_function_that_failed_in_backward(failure.error.__traceback__)
+    assert function is not None
+    text = f"{function.name} gets tensors of both types in its backward pass, where autocast is off"
+    return f"{text}, as its custom_fwd is for {function.decorated_for}" if function.decorated_for else text
 
 
 def _has_rounded_index(failure: _ScriptFailure) -> bool:
@@ -322,10 +344,18 @@ def _lacks_half_kernel(failure: _ScriptFailure) -> bool:
     return failure.names_halves_alone or bool(NO_KERNEL.search(failure.first_message_line))
 
 
-def _is_of_torch_module_under_o1(failure: _ScriptFailure) -> bool:
-    if failure.stands is not _StandInKind.O1:
+def _is_of_torch_module_with_casts(failure: _ScriptFailure) -> bool:
+    """Return whether code of torch inside of a module has mixed types where functions are cast."""
+    trace = failure.error.__traceback__
+    if not _name_of_module_inside_which_torch_raised(trace):
         return False
-    return bool(_name_of_module_inside_which_torch_raised(failure.error.__traceback__))
+    if failure.stands is _StandInKind.O1:
+        return True
+    given = _raising_modules_and_their_locals(trace)[1]
+    inputs = {one.dtype for one in tensors_in_value(given[-1:]) if one.is_floating_point()}
+    return (
+        failure.stands is _StandInKind.AUTOCAST and len(inputs) < 2
+    )  # else the script's own line mixes them
 
 
 UNSCALED = Arm.parse("native:bf16")
@@ -375,7 +405,7 @@ TYPE_ERRORS = (
     _FailureKind(
         FP32_WANTED,
         "an operation takes fp32 alone, and gets 16-bit tensors",
-        ("fp32",),
+        lambda failure: _arms_with_fp32_kernel(failure),
         "cast its inputs to fp32 and its result back there",
         applies=lambda failure: _has_only_16_bit_tensors(failure.error.__traceback__),
     ),
@@ -429,7 +459,7 @@ TYPE_ERRORS = (
         ANY,
         _uncast_torch_module_text,
         _arms_for_types_in_torch,  # no line of the user could be changed
-        applies=_is_of_torch_module_under_o1,
+        applies=_is_of_torch_module_with_casts,
     ),
     _FailureKind(
         ANY,
@@ -455,14 +485,23 @@ TYPE_ERRORS = (
         ANY,
         _mixed_types_in_backward_text,
         ("fp32",),
+        "give custom_fwd and custom_bwd the device_type that it computes on",
+        applies=lambda failure: _is_function_decorated_for_other_device(failure),
+    ),
+    _FailureKind(
+        ANY,
+        _mixed_types_in_backward_text,
+        ("fp32",),
         "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd, both with the "
         "device_type that it computes on",
-        applies=lambda failure: bool(_name_of_function_that_failed_in_backward(failure.error.__traceback__)),
+        applies=lambda failure: (
+            _find_function_that_failed_in_backward(failure.error.__traceback__) is not None
+        ),
     ),
     _FailureKind(
         ANY,
         "an operation gets tensors of both types, and torch.autocast does not cast it",
-        ("fp32",),
+        lambda failure: _arms_with_fp32_kernel(failure),
         ONE_TYPE,
     ),
 )
@@ -489,7 +528,7 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     scales = half_dtype_of(failure.arm) is torch.float16
     # torch cannot unscale complex gradients, so another dtype without a scale is what trains such a model
     arm = UNSCALED if scales and any(each.is_complex() for each in model.parameters()) else failure.arm
-    return str(_arm_keeping_one_more_module(arm, name)), "fp32"
+    return str(_arm_keeping_one_more_module(arm, _pattern_of_module(model, name))), "fp32"
 
 
 def _arms_without_scale(failure: _ScriptFailure) -> tuple[str, ...]:
@@ -564,6 +603,19 @@ def _name_of_last_module_in_first(modules: list[nn.Module]) -> str:
     )
 
 
+def _pattern_of_module(model: nn.Module, name: str) -> str:
+    """Return what `keep_fp32` matches a module of a model by, and those that are alike, which would fail next.
+
+    Several of one type without weights, as what quantizes in training, have the name of their type; of a layer of many
+    its number is left open.
+    """
+    module = dict(model.named_modules())[name]
+    alike = [one for one in model.modules() if type(one) is type(module)]
+    if len(alike) > 1 and not any(True for one in alike for _ in one.parameters()):
+        return type(module).__name__
+    return LAYER_NUMBER.sub("*", name)
+
+
 def _name_of_module_inside_which_torch_raised(trace: types.TracebackType | None) -> str:
     """Return the name of the innermost module inside of whose call code of torch itself has raised; "" if none has."""
     modules: list[nn.Module] = []
@@ -606,9 +658,9 @@ def _find_call_into_torch_that_raised(trace: types.TracebackType | None) -> _Tor
     return _TorchFunctionCall(code.co_qualname.rpartition(".<locals>.")[2], found)
 
 
-def _name_of_function_that_failed_in_backward(trace: types.TracebackType | None) -> str:
-    """Return the name of the user's `torch.autograd.Function` whose backward pass has raised; "" for none."""
-    name = ""
+def _find_function_that_failed_in_backward(trace: types.TracebackType | None) -> _BackwardFunction | None:
+    """Return the user's `torch.autograd.Function` whose backward pass has raised; None for none."""
+    found = None
     while trace is not None:
         frame = trace.tb_frame
         first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
@@ -616,8 +668,24 @@ def _name_of_function_that_failed_in_backward(trace: types.TracebackType | None)
             first, torch.autograd.function.BackwardCFunction
         ):
             name = frame.f_code.co_qualname.rpartition(".<locals>.")[2].partition(".")[0]
+            forward = getattr(getattr(first, "_forward_cls", None), "forward", None)
+            decorated_for = _value_in_closure(forward, "device_type")
+            devices = {one.device.type for one in tensors_in_value([*frame.f_locals.values()])}
+            found = _BackwardFunction(name, "" if decorated_for in devices else str(decorated_for or ""))
         trace = trace.tb_next
-    return name
+    return found
+
+
+def _value_in_closure(function: Any, name: str) -> Any:
+    """Return what a nested function has of the one around it by a name; None without."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    names = () if code is None else code.co_freevars
+    return next((cell.cell_contents for one, cell in zip(names, cells, strict=False) if one == name), None)
+
+
+def _is_function_decorated_for_other_device(failure: _ScriptFailure) -> bool:
+    function = _find_function_that_failed_in_backward(failure.error.__traceback__)
+    return function is not None and bool(function.decorated_for)
 
 
 def _has_raised_in_backward(trace: types.TracebackType | None) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.ao.quantization import fake_quantize
 
 from ampcompare.backends import fp32, half, native
 from ampcompare.backends.arm import Arm
@@ -510,13 +511,30 @@ class Product(torch.autograd.Function):
         return gradient @ weight.t(), x.t() @ gradient
 
 
+class ProductOnGpu(Product):
+    """The same, decorated for a GPU alone."""
+
+    forward = staticmethod(torch.amp.custom_fwd(Product.forward, device_type="cuda"))
+    backward = staticmethod(torch.amp.custom_bwd(Product.backward, device_type="cuda"))
+
+
 class ByHand(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, function: type[torch.autograd.Function] = Product) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.weight, self.function = nn.Parameter(torch.ones(4, 4)), function
 
     def forward(self, x: Tensor) -> Any:
-        return Product.apply(x, self.weight)
+        return self.function.apply(x, self.weight)
+
+
+def make_quantized_model() -> nn.Module:
+    """A model of two layers, each with a part of torch without weights, whose scales are fp32 and which takes no other
+    type."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in model:
+        layer.register_module("quantizer", fake_quantize.FusedMovingAvgObsFakeQuantize())
+        layer.register_forward_hook(lambda module, _, output: module.quantizer(output))
+    return model
 
 
 def largest_eigenvalue(x: Tensor) -> Tensor:
@@ -635,6 +653,27 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
             r"Product gets tensors of both types in its backward pass, where autocast is off \(.*\); compare fp32, or "
             r"decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd, both with the "
             r"device_type that it computes on$",
+        ),
+        (
+            "native:fp16",
+            partial(ByHand, ProductOnGpu),
+            r"Product\w* gets .* where autocast is off, as its custom_fwd is for cuda \(.*\); compare fp32, or give "
+            r"custom_fwd and custom_bwd the device_type that it computes on$",
+        ),
+        *(
+            (
+                arm,
+                make_quantized_model,
+                rf"{why} \(.*\); compare {arm}{':,'[':' in arm]}keep_fp32=FusedMovingAvgObsFakeQuantize or fp32",
+            )
+            for arm, why in (
+                (
+                    "native:fp16",
+                    r"code of torch itself in 0.quantizer .*, which torch.autocast does not cast",
+                ),
+                ("apex:O2", r"takes fp32 alone, and gets 16-bit tensors"),
+                ("half", r"takes fp32 alone, and gets 16-bit tensors"),
+            )
         ),
         (
             "apex:O1",
