@@ -11,11 +11,10 @@ import click
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.formatting import format_count, format_duration, printable_line
 from ampcompare.cli.help import OUTPUT, option
-from ampcompare.cli.output import note_on_stderr, say_on_stdout
+from ampcompare.cli.output import note_on_stderr, print_document
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
-    from ampcompare.results.records.comparison import Comparison
     from ampcompare.results.records.preflight import Preflight
 
 
@@ -27,23 +26,15 @@ details_option = option(
 )
 
 
-def terminal_text(comparison: Comparison, *, details: bool = False) -> str:
-    """Return the report for stdout, in the width and the colors that it has."""
-    from ampcompare.results.report.tables import terminal_width
-    from ampcompare.results.report.terminal import Terminal, has_color
-
-    return Terminal(terminal_width(), color=has_color(sys.stdout), details=details).render(comparison)
-
-
 def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:
     """Print the table or the JSON document; if all cells failed with one error, that error instead of the table."""
     from ampcompare.results.report.base import FORMATS
+    from ampcompare.results.report.documents.comparison import comparison_document
 
     failure = outcome.record_of_common_failure
-    if as_json:
-        say_on_stdout(FORMATS["json"].make_reporter().render(outcome.comparison), nl=False)
-    elif failure is None:
-        say_on_stdout(terminal_text(outcome.comparison, details=details), nl=False)
+    if as_json or failure is None:
+        document = comparison_document(outcome.comparison)
+        print_document(document, "json" if as_json else "table", details=details)
     if failure is not None:
         what = (
             "every cell"

@@ -13,7 +13,7 @@ from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr, text_width
+from ampcompare.cli.output import note_on_stderr, print_document, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.cli.values import FOLDER
@@ -104,8 +104,7 @@ def command(asked: Form, **parameters: Any) -> int:
     from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import run_trials_of_configs
-    from ampcompare.results.records.document import dump_json
-    from ampcompare.results.report.terminal import Terminal
+    from ampcompare.results.report.documents.diagnosis import diagnosis_document
 
     (arm,) = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
     config = watched_config(parameters, str(arm), DIAGNOSE)
@@ -127,8 +126,8 @@ def command(asked: Form, **parameters: Any) -> int:
             run_trials_of_configs([config], say)
         folder = parameters["output_dir"]
         diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
-    as_json = parameters["as_json"]
-    click.echo(f"{dump_json(diagnosis)}\n" if as_json else Terminal(text_width()).render(diagnosis), nl=False)
+    form = "json" if parameters["as_json"] else "table"
+    print_document(diagnosis_document(diagnosis), form, width=text_width())
     return 0
 
 

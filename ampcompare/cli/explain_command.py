@@ -12,7 +12,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
-from ampcompare.cli.output import text_width
+from ampcompare.cli.output import print_document, say_on_stdout, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.settings.reads import EXPLAIN
@@ -74,6 +74,7 @@ def command(asked: Form, **parameters: Any) -> int:
         autocast_lists_from_child,
         casts_text,
         explain_arm,
+        explanation_document,
         observation_text,
         step_observed_in_child,
     )
@@ -86,7 +87,8 @@ def command(asked: Form, **parameters: Any) -> int:
     arm = Arm.parse(parameters["arm_text"])
     width = text_width()
     below = ""
-    document = explain_arm(arm).data()
+    explanation = explain_arm(arm)
+    document = explanation.data()
     if asked is OF_SCRIPT:
         ran = _ledger_of_brief_training(watched_config(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
@@ -104,7 +106,9 @@ def command(asked: Form, **parameters: Any) -> int:
     if parameters["as_json"]:
         click.echo(dump_json(document))
     else:
-        click.echo(Terminal(width).render(explain_arm(arm)) + (below and f"\n{below}"), nl=False)
+        print_document(explanation_document(explanation), width=width)
+        if below:
+            say_on_stdout(f"\n{below}", nl=False)
     return 0
 
 

@@ -12,7 +12,7 @@ import click
 from ampcompare.api.results_table import judge_against, judge_table
 from ampcompare.base.errors import AmpCompareError, UnusableInput
 from ampcompare.base.option_rules import OptionRule, Values, is_option_given, rule_of_need
-from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.forms import Form, form_asked_by, form_asked_for, plain_form, refuse_given
 from ampcompare.cli.help import (
     ARMS,
@@ -24,7 +24,7 @@ from ampcompare.cli.help import (
     option,
     option_factory,
 )
-from ampcompare.cli.output import say_on_stdout
+from ampcompare.cli.output import print_document, say_on_stdout
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
@@ -162,7 +162,7 @@ def command(
         assert logprobs is not None
         return _judge_logprobs(logprobs, twin)
     from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
-    from ampcompare.results.report.base import FORMATS
+    from ampcompare.results.report.documents.comparison import comparison_document
 
     if options["margin"] is None:
         options["margin"] = default_of_parameter(judge_table, "margin")
@@ -173,12 +173,7 @@ def command(
         options["sd"] = EXAMPLE_SD
     source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
     comparison = judge_table(source, **options)
-    say_on_stdout(
-        FORMATS["json"].make_reporter().render(comparison)
-        if as_json
-        else terminal_text(comparison, details=details),
-        nl=False,
-    )
+    print_document(comparison_document(comparison), "json" if as_json else "table", details=details)
     return 0
 
 

@@ -3,14 +3,20 @@
 Nothing heavy is imported at the top, so that the first page of help comes at once.
 """
 
+from __future__ import annotations
+
 import io
 import os
 import shutil
 import stat
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ampcompare.base.formatting import fold_line_to_terminal_width
+
+if TYPE_CHECKING:
+    from ampcompare.results.report.document import Document
 
 MAX_TEXT_WIDTH = 120
 
@@ -42,6 +48,29 @@ def say_on_stdout(text: str, *, nl: bool = True) -> None:
         click.echo(text, nl=nl, color=True)
     except BrokenPipeError:
         discard_buffered_output()
+
+
+def print_document(
+    document: Document, form: str = "table", *, width: int | None = None, details: bool = False
+) -> None:
+    """Print the report of a result on stdout: the one way in which commands do.
+
+    Args:
+        document: as the functions of `results/report/documents` make them.
+        form: name in `FORMATS`; `table` is that of terminals.
+        width: of plain text, in characters; None for the width and the colors that stdout has.
+        details: whether everything else follows what a reader sees first.
+    """
+    from ampcompare.results.report.base import FORMATS
+    from ampcompare.results.report.tables import terminal_width
+    from ampcompare.results.report.terminal import has_color
+
+    reporter = FORMATS[form].make_reporter(
+        terminal_width() if width is None else width,
+        color=width is None and has_color(sys.stdout),
+        details=details,
+    )
+    say_on_stdout(reporter.document_text(document), nl=False)
 
 
 def discard_buffered_output() -> None:

@@ -10,7 +10,7 @@ from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of_parameter, option, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr, text_width
+from ampcompare.cli.output import note_on_stderr, print_document, text_width
 from ampcompare.cli.settings import ScriptCommand, add_watched_script_options, watched_config
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
@@ -66,8 +66,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.experiment.preflight import run_trials_of_configs
     from ampcompare.experiment.profile import profile, steps_needed_for_profile
-    from ampcompare.results.records.document import dump_json
-    from ampcompare.results.report.terminal import Terminal
+    from ampcompare.results.report.documents.profile import profile_document
 
     arms = dict.fromkeys(
         map(str, parse_arms(parameters["arms"] or default_of_parameter(api_profile, "arms")))
@@ -93,6 +92,6 @@ def command(**parameters: Any) -> int:
             )
         folder = parameters["output_dir"]
         found = profile(options, output_dir=Path(folder) if folder else None, say=say)
-    as_json = parameters["as_json"]
-    click.echo(f"{dump_json(found)}\n" if as_json else Terminal(text_width()).render(found), nl=False)
+    form = "json" if parameters["as_json"] else "table"
+    print_document(profile_document(found), form, width=text_width())
     return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import tempfile
 import webbrowser
 from dataclasses import dataclass, replace
@@ -20,11 +19,10 @@ from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.forms import refuse_given
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
-from ampcompare.cli.output import say_on_stdout
+from ampcompare.cli.output import print_document
 from ampcompare.cli.values import FILE, FILE_OR_FOLDER, WordChoice
-from ampcompare.results.report.base import FORMATS, Reporter, log_addresses_by_cell
-from ampcompare.results.report.tables import terminal_width
-from ampcompare.results.report.terminal import has_color
+from ampcompare.results.report.base import FORMATS, log_addresses_by_cell
+from ampcompare.results.report.document import Document
 
 SUFFIXES = {
     ".html": "html",
@@ -110,28 +108,25 @@ def command(
     """
     from ampcompare.experiment.join_runs import join_comparison
     from ampcompare.experiment.reload_report import reload_comparison
+    from ampcompare.results.report.documents.comparison import comparison_document
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _report_target_from_options(form, output, open_page)
-    source, excluded = Path(paths[0]) if paths else _choose_newest_run_directory_and_say_so(), list[str]()
-    is_of_exec = len(paths) < 2 and is_exec_record(source)
-    if is_of_exec:
-        refuse_given(("reference",), "is not for a record of exec, which has no arms", "leave it out")
+    source = Path(paths[0]) if paths else _choose_newest_run_directory_and_say_so()
     target = target.with_file(source if source.is_dir() and reference is None and len(paths) < 2 else None)
-    if is_of_exec:
-        text = target.reporter().document_text(record_document(source))
+    if len(paths) < 2 and is_exec_record(source):
+        refuse_given(("reference",), "is not for a record of exec, which has no arms", "leave it out")
+        _print_or_write_report(record_document(source), target)
+        return 0
+    if len(paths) > 1:
+        comparison = join_comparison([Path(path) for path in paths], reference=reference)
     else:
-        if len(paths) > 1:
-            comparison = join_comparison([Path(path) for path in paths], reference=reference)
-        else:
-            comparison = reload_comparison(source, reference=reference)
-        reporter = target.reporter(details)
-        reporter.logs = log_addresses_by_cell(comparison, source, target.file.parent) if target.file else {}
-        text, excluded = reporter.render(comparison), comparison.excluded
-    _write_or_show_report(text, target)
-    for line in excluded:
+        comparison = reload_comparison(source, reference=reference)
+    logs = log_addresses_by_cell(comparison, source, target.file.parent) if target.file else {}
+    _print_or_write_report(comparison_document(comparison, logs), target, details=details)
+    for line in comparison.excluded:
         click.echo(f"ampcompare: not used: {printable_line(line, 2000)}", err=True)
-    return RecordError.exit_code if excluded else 0
+    return RecordError.exit_code if comparison.excluded else 0
 
 
 def _choose_newest_run_directory_and_say_so() -> Path:
@@ -160,14 +155,6 @@ class _ReportTarget:
     form: str
     file: Path | None
     shown: bool
-
-    def reporter(self, details: bool = False) -> Reporter:
-        """Return what renders it, for a terminal in the width and the colors that it has."""
-        if self.file is not None:
-            return FORMATS[self.form].make_reporter(details=details)
-        return FORMATS[self.form].make_reporter(
-            terminal_width(), color=has_color(sys.stdout), details=details
-        )
 
     def with_file(self, run: Path | None) -> _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""
@@ -198,12 +185,12 @@ def _report_target_from_options(form: str | None, output: str | None, shown: boo
     return _ReportTarget(chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, shown)
 
 
-def _write_or_show_report(text: str, target: _ReportTarget) -> None:
-    """Write a report to its file, and show it if that is asked for; without a file, to standard output."""
+def _print_or_write_report(document: Document, target: _ReportTarget, *, details: bool = False) -> None:
+    """Print a report, or write it to its file and open that where it is asked for."""
     if target.file is None:
-        say_on_stdout(text, nl=False)
+        print_document(document, target.form, details=details)
         return
-    write_atomically(target.file, text)
+    write_atomically(target.file, FORMATS[target.form].make_reporter(details=details).document_text(document))
     click.echo(f"report: {printable_line(str(target.file), 500)}", err=True)
     if target.shown and not webbrowser.open(target.file.resolve().as_uri()):
         click.echo("note: no browser was found; open that file, or copy it to a machine with one", err=True)

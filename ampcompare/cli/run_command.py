@@ -12,7 +12,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable_line
-from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.forms import AllNamesBut, Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
 from ampcompare.cli.launching import (
@@ -21,7 +21,7 @@ from ampcompare.cli.launching import (
     options_from_parameters,
     save_at_signals,
 )
-from ampcompare.cli.output import note_on_stderr, say_on_stdout
+from ampcompare.cli.output import note_on_stderr, print_document, say_on_stdout
 from ampcompare.cli.settings import ScriptCommand, add_script_options, print_script_metrics, request_from
 from ampcompare.cli.shared_options import (
     add_arm_options,
@@ -151,6 +151,7 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.analysis.summary import summarize
     from ampcompare.results.records.document import dump_json
+    from ampcompare.results.report.documents.comparison import comparison_document
 
     record = outcome.record
     if as_json:
@@ -165,7 +166,7 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     elif not as_json:
         label = record.config.arm_with_stack
         row = summarize([record_with_label(record, label)], arms=[label], reference=label)
-        say_on_stdout(terminal_text(row, details=details), nl=False)
+        print_document(comparison_document(row), details=details)
         if record.ledger is not None:
             for sentence in ineffective_option_sentences(Arm.parse(record.arm), record.ledger):
                 note_on_stderr(f"ampcompare: {sentence}")

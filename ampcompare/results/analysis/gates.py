@@ -10,7 +10,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.quality import quality_margin
 from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.analysis.inference.terms import terms_of_comparison
-from ampcompare.results.analysis.inference.verdict import SequentialDesign
+from ampcompare.results.analysis.inference.verdict import SequentialDesign, verdicts_on
 from ampcompare.results.analysis.pairing.comparability import (
     incomparable_memory_verdict,
     incomparable_quality_verdict,
@@ -262,16 +262,9 @@ def _verdicts_for_gate(
     }
     theirs = [run for run in baseline.records if run.arm == comparison.reference]
     margin = quality_margin(theirs, comparison.reference, terms, comparison.metric)
-    quantity = quantity_tests(margin, terms, design)[name]
-    verdicts = quantity.verdicts(
-        {arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design
-    )
-    return {
-        arm: quantity.as_conditional(
-            verdict, pairings[arm].surviving_and_common_seed_counts, pairings[arm].differing_mean_updates
-        )
-        for arm, verdict in verdicts.items()
-    }
+    test = quantity_tests(margin, terms, design)[name]
+    evidence = {arm: test.evidence(pairing) for arm, pairing in pairings.items()}
+    return verdicts_on(evidence, test.margin, design)
 
 
 def _gate_outcome_of_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> GateOutcome:

@@ -19,6 +19,7 @@ from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
 from ampcompare.base.formatting import format_few_names
+from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.recommendation import none_recommended_sentences
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.effect import (
@@ -30,14 +31,14 @@ from ampcompare.results.analysis.inference.effect import (
     wilson_interval,
 )
 from ampcompare.results.analysis.inference.terms import QualityMargin, Terms, resolve_margin
-from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign
+from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign, verdicts_on
 from ampcompare.results.analysis.pairing.scores import (
     effect_in_spacings,
     largest_common_spacing,
     rounding_deviation_of_spacings,
 )
-from ampcompare.results.analysis.summary import UndecidedRow, conclude_comparison, decided_rows
-from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
+from ampcompare.results.analysis.summary import comparison_of_rows, quantity_tests, rows_with_verdicts
+from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable, Quantity
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.metric_direction import known_metric_direction
@@ -387,26 +388,27 @@ def judge_arms(
         for key, its in arms.items()
         if its is not base
     }
-    lines = [_undecided_row_of_arm(its, base, metric, values.get(key)) for key, its in arms.items()]
-    rows = decided_rows(lines, margin, terms, SequentialDesign())
+    design = SequentialDesign()
+    tests = quantity_tests(margin, terms, design)
+    evidence = _evidence_by_quantity_and_arm(arms, base, values)
+    verdicts = {name: verdicts_on(known, tests[name].margin, design) for name, known in evidence.items()}
+    untested = [_row_without_test(its, metric, values.get(key)) for key, its in arms.items()]
+    rows = rows_with_verdicts(untested, verdicts, tests)
     uses_sd = any(value.uses_sd for value in values.values() if value)
     independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
-    return conclude_comparison(
-        rows,
-        metric=metric,
-        margin=margin,
-        terms=terms,
-        design=SequentialDesign(),
-        command="",
-        reference=base[0].arm,
-        seeds=sorted({seed for row in rows for seed in row.seeds}),
-        reading=[
+    facts = {
+        "command": "",
+        "reference": base[0].arm,
+        "seeds": sorted({seed for row in rows for seed in row.seeds}),
+        "reading": [
             *none_recommended_sentences(rows, base[0].arm, terms.prefer, metric),
             *_note_lines(table, rows, sd if not uses_sd else None),
         ],
-        records=[],
-        judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
-    )
+        "records": [],
+        "judged": JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
+    }
+    comparison = comparison_of_rows(rows, metric, margin, terms, design, facts)
+    return comparison.model_copy(update={"headline": headline(comparison)})
 
 
 def _runs_of_reference(
@@ -456,21 +458,25 @@ def _margin_of_table(
     )
 
 
-def _undecided_row_of_arm(
-    runs: Sequence[RunOrMeanOfRuns],
-    base: Sequence[RunOrMeanOfRuns],
-    metric: Metric,
-    value: _ArmDifference | None,
-) -> UndecidedRow:
-    """Return the line of an arm before its verdicts."""
-    count = sum(run.runs or 1 for run in runs)
-    diverged = sum(run.runs or 1 for run in runs if run.diverged)
-    divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
+def _run_count_and_diverged_count(runs: Sequence[RunOrMeanOfRuns]) -> tuple[int, int]:
+    return sum(run.runs or 1 for run in runs), sum(run.runs or 1 for run in runs if run.diverged)
+
+
+def _divergence_verdict(runs: Sequence[RunOrMeanOfRuns]) -> Verdict:
+    count, diverged = _run_count_and_diverged_count(runs)
+    return Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
+
+
+def _row_without_test(
+    runs: Sequence[RunOrMeanOfRuns], metric: Metric, value: _ArmDifference | None
+) -> ArmSummary:
+    """Return the row of an arm before its verdicts."""
+    count, diverged = _run_count_and_diverged_count(runs)
     rate = wilson_interval(diverged, count) if diverged else (None, None)
     measured = [(run, run.value) for run in runs if run.value is not None]
     sample = _pool_runs_of_lines(measured) if measured else None
     only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
-    row = ArmSummary(
+    return ArmSummary(
         arm=runs[0].arm,
         lr=math.nan,
         seeds=sorted({int(run.seed) for run in runs if run.seed.isdigit()}),
@@ -482,16 +488,34 @@ def _undecided_row_of_arm(
         metric_sd=math.sqrt(sample.variance) if sample and sample.known > 1 else only_sd,
         metric_best=metric.best(quantity.mean for _, quantity in measured),
         pairs=value.effect.pairs if value and value.effect else 0,
-        status=str(divergence or "ok"),
+        status=str(_divergence_verdict(runs) or "ok"),
     )
-    if runs is base:
-        return UndecidedRow(row, {"quality": Evidence(untested=divergence)})
-    time = _difference_of_arms(runs, base, lambda run: run.speed, TIME_FLOOR)
-    return UndecidedRow(
-        row,
-        {"quality": _evidence_of_difference(value, divergence), "time": _evidence_of_difference(time, EMPTY)},
-        _surviving_and_all_counts_of_reference(runs, base),
-    )
+
+
+def _evidence_by_quantity_and_arm(
+    arms: Mapping[str, Sequence[RunOrMeanOfRuns]],
+    base: Sequence[RunOrMeanOfRuns],
+    differences: Mapping[str, _ArmDifference | None],
+) -> dict[Quantity, dict[str, Evidence]]:
+    """Return what the lines of a table show of each arm.
+
+    Args:
+        arms: the lines of each, by its key.
+        base: those of the reference.
+        differences: of the metric, by the keys of the others.
+    """
+    found: dict[Quantity, dict[str, Evidence]] = {"quality": {}, "time": {}}
+    for key, runs in arms.items():
+        arm, divergence = runs[0].arm, _divergence_verdict(runs)
+        if runs is base:
+            found["quality"][arm] = Evidence(untested=divergence)
+            continue
+        survivors = _surviving_and_all_counts_of_reference(runs, base)
+        quality = _evidence_of_difference(differences[key], divergence)
+        found["quality"][arm] = replace(quality, survivors=survivors)
+        time = _difference_of_arms(runs, base, lambda run: run.speed, TIME_FLOOR)
+        found["time"][arm] = _evidence_of_difference(time, EMPTY)
+    return found
 
 
 def _surviving_and_all_counts_of_reference(

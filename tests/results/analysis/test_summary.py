@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.results_table import judge_arms, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -176,6 +177,19 @@ def test_a_twin_is_the_floor_of_what_can_be_told(half: float, is_below: bool) ->
     assert floor.startswith("fp32 again from weights changed by 1/512 differs by +5.2")
     assert ("the difference of half is no larger, so this training cannot tell it" in floor) == is_below
     assert _row(comparison, twin).pairs == 3
+
+
+def test_the_headline_of_a_stored_comparison_speaks_of_the_twin_as_before() -> None:
+    """`report report.json` makes the headline from the rows and records that the file has."""
+    twin = "fp32 first_weights=twin"
+    records = [make_record(arm, seed, top1=0.5) for arm in ("fp32", "half") for seed in range(3)]
+    for seed, made in enumerate(records[:3]):
+        config = made.config.model_copy(update={"first_weights": "twin"})
+        changed = make_record("fp32", seed, top1=0.46)
+        records.append(changed.model_copy(update={"arm": twin, "config": config}))
+    comparison = make_comparison(records, arms=["fp32", "half", twin])
+    assert "again from weights changed by 1/512" in comparison.headline[-1]
+    assert headline(comparison) == comparison.headline
 
 
 def test_a_twin_that_ends_equal_is_known_as_far_as_values_are_rounded() -> None:

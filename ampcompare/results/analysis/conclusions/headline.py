@@ -1,5 +1,6 @@
 """The answer in a few sentences: what to use, what it costs, and what these runs cannot show."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable_line
@@ -15,6 +16,7 @@ from ampcompare.results.analysis.conclusions.phrases import (
     step_time_ratio_text,
 )
 from ampcompare.results.analysis.conclusions.recommendation import MIN_SAVING, recommended_arms
+from ampcompare.results.analysis.effects.quality import quality_effect
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.analysis.pairing.learning import (
@@ -24,6 +26,7 @@ from ampcompare.results.analysis.pairing.learning import (
     partly_idle_sentences,
     why_margin_too_wide,
 )
+from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
 from ampcompare.results.analysis.pairing.seeding import why_seeds_are_one_run
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
@@ -44,9 +47,18 @@ ENDS = {
 def headline(comparison: Comparison) -> list[str]:
     """Return one sentence for each thing that is known, the most important first.
 
-    Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
+    Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do. An arm
+    whose first weights were changed a little, the twin, is no answer: how far it ends says what can be told at all.
     """
-    return [*_warning_sentences(comparison), *_answer_sentences(comparison, comparison.by_arm())]
+    changed = {record.arm for record in comparison.records if record.config.first_weights == "twin"}
+    others = [row for row in comparison.arms if row.arm not in changed]
+    about = comparison.model_copy(update={"arms": others})
+    by_arm = about.by_arm()
+    return [
+        *_warning_sentences(comparison),
+        *_answer_sentences(about, by_arm),
+        *filter(None, (_sentence_on_twin_distance(comparison, arm, by_arm) for arm in sorted(changed))),
+    ]
 
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
@@ -443,3 +455,31 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     parts = [f"{row.arm} {memory_saving_text(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""
+
+
+def _sentence_on_twin_distance(
+    comparison: Comparison, twin: str, by_arm: Mapping[str, Sequence[RunRecord]]
+) -> str:
+    """Return how far apart two equal trainings end, and which arms differ from the reference by no more."""
+    pairs = pairs_by_seed(by_arm[twin], by_arm.get(comparison.reference, []))
+    effect = quality_effect(pairs)
+    if effect is None:
+        return ""
+    metric = comparison.metric
+    floor = abs(metric.difference_of_scores(math.hypot(effect.mean, effect.spread)))
+    below = [
+        row.arm
+        for row in comparison.arms
+        if row.arm not in (twin, comparison.reference)
+        and row.quality.effect is not None
+        and abs(row.quality.effect) <= floor
+    ]
+    is_equal = all(run.summary.metric_final == other.summary.metric_final for run, other in pairs)
+    by = "no more than the rounding of its values, " * is_equal
+    end = (
+        f"{comparison.reference} again from weights changed by 1/512 differs by {by}"
+        f"{metric.difference_with_unit(floor)}"
+    )
+    if not below:
+        return f"{end}: smaller differences cannot be told."
+    return f"{end}: the difference of {', '.join(below)} is no larger, so this training cannot tell it from chance."

@@ -59,7 +59,12 @@ def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
         or idle_pairs_verdict(pairing.pairs)
         or (IDENTICAL if have_pairs_equal_losses(pairing.pairs) else Verdict())
     )
-    return replace(tail, untested=untested)
+    return replace(
+        tail,
+        untested=untested,
+        survivors=pairing.surviving_and_common_seed_counts,
+        updates=pairing.differing_mean_updates,
+    )
 
 
 def _make_not_comparable_evidence(why: str) -> Evidence:

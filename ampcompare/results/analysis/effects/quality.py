@@ -23,6 +23,7 @@ from ampcompare.results.analysis.inference.terms import (
 )
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
+from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.analysis.pairing.learning import (
     idle_pairs_verdict,
     idle_verdict,
@@ -140,12 +141,20 @@ def quality_evidence(pairing: Pairing, margin: QualityMargin, pilot: Collection[
     )
     shown = quality_effect(pairs)
     effect = None if untested else quality_effect(pairs, margin.error_share, pilot)
-    return Evidence(effect, untested, None if shown is None else shown.mean)
+    return Evidence(
+        effect,
+        untested,
+        None if shown is None else shown.mean,
+        survivors=pairing.surviving_and_common_seed_counts,
+        updates=pairing.differing_mean_updates,
+    )
 
 
-def failure_verdict(records: Sequence[RunRecord]) -> Verdict:
-    """Return the verdict that an arm has by itself, also for the reference: diverged, learned nothing or empty."""
-    return divergence_verdict(records) or idle_verdict(records)
+def quality_evidence_of_reference(itself: Pairing) -> Evidence:
+    """Return what runs of the reference say of the metric: no effect, and the verdict that it has by itself."""
+    runs, effect = itself.arm, quality_effect(itself.pairs)
+    verdict = not_as_declared_verdict(runs) or divergence_verdict(runs) or idle_verdict(runs)
+    return Evidence(untested=verdict, mean=None if effect is None else effect.mean)
 
 
 def quality_effects(

@@ -62,15 +62,16 @@ class Evidence:
         untested: the verdict without a test: why there is none, or that none is needed; empty where a test decides.
         mean: difference that rows show, tested or not, in the unit of effects; None where nothing is known.
         rounded: whether the error is that of printed digits, which more runs do not reduce.
+        survivors: on how many seeds a verdict rests, and how many both arms ran; None if on all.
+        updates: how many the runs of the arm and of the reference made, where that may explain a difference.
     """
 
     effect: Effect | None = None
     untested: Verdict = EMPTY
     mean: float | None = None
     rounded: bool = False
-
-
-NOTHING = Evidence()
+    survivors: tuple[int, int] | None = None
+    updates: tuple[float, float] | None = None
 
 
 def verdicts_on(
@@ -78,19 +79,24 @@ def verdicts_on(
 ) -> dict[Key, Verdict]:
     """Return the verdict on each arm of a family of tests, with its effect and interval in the unit of effects.
 
-    One that needs no test takes no share of the error rate.
+    One that needs no test takes no share of the error rate. One that rests on surviving seeds, or on other numbers of
+    updates, says so.
     """
     tested = {key: its.effect for key, its in evidence.items() if not its.untested}
     decided = decide_verdicts(list(tested.values()), margin, design.error_rate, design.next_error_rate)
     verdicts = {key: its.untested for key, its in evidence.items()} | dict(zip(tested, decided, strict=True))
-    return {key: _verdict_with_effect(its, verdicts[key]) for key, its in evidence.items()}
+    return {
+        key: _verdict_with_limits_of_evidence(verdicts[key], its, margin) for key, its in evidence.items()
+    }
 
 
-def _verdict_with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
+def _verdict_with_limits_of_evidence(verdict: Verdict, evidence: Evidence, margin: Margin) -> Verdict:
+    """Return a verdict with the effect that rows show, saying no more than what it rests on allows."""
     update: dict[str, object] = {"effect": evidence.mean}
     if evidence.rounded and evidence.effect and evidence.effect.is_testable and verdict.kind in OPEN:
         update |= {"kind": "inconclusive", "why": "the figures are rounded", "more_seeds": None}
-    return verdict.model_copy(update=update)
+    found = verdict.model_copy(update=update)
+    return found.with_updates(evidence.updates, margin.shown).with_survivors(evidence.survivors)
 
 
 def arms_in_opposite_directions(

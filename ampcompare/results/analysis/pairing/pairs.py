@@ -34,6 +34,11 @@ class Pairing:
         return cls(arm, reference, pairs_by_seed(arm, reference), same_software)
 
     @property
+    def is_of_reference(self) -> bool:
+        """Whether the arm is the reference, paired with itself."""
+        return self.arm is self.reference
+
+    @property
     def surviving_and_common_seed_counts(self) -> tuple[int, int] | None:
         """On how many of the seeds that both ran a verdict rests, and how many these are; None if on all."""
         return surviving_and_common_seed_counts(self.arm, self.reference)

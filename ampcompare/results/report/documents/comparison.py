@@ -74,7 +74,12 @@ VERDICTS = {"accuracy_verdict": "quality", "time_verdict": "time", "loss_verdict
 
 
 def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None = None) -> Document:
-    """Return the report, which links to the log of each cell."""
+    """Return the report: the sentences of the headline, above the table, and all that some formats add.
+
+    Args:
+        comparison: with its verdicts and sentences, which are shown as they are.
+        logs: the address of the log of each cell, to which a page links; None for none.
+    """
     warnings, title, further = answer_of_comparison(comparison)
     first = make_overview(comparison)
     below = [*first.legend, *_overview_legend(comparison, first.heads)]
