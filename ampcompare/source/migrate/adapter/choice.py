@@ -29,6 +29,7 @@ TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which takes the adapter"
 LEFT_BY_HAND = "a rewrite would leave this by hand"
 STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
+STAYS_BESIDE = "{0} stays on Apex, and whether this runs with its casts is not seen, so this file stays too"
 FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
 
 
@@ -132,6 +133,7 @@ def _choice_with_neighbors_on_adapter(
     rest = [each for each in results if each.path not in {file.path for file in files}]
     if plans:  # a file that has Apex's functions through another one has them from the adapter then
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
+    rest = _results_with_cast_requests_on_apex(rest, within, files)
     changed = {each.path for each in files if each.is_changed}
     return MigrationChoice(
         [*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed}
@@ -177,13 +179,18 @@ def _why_follows_others(
 
 
 def _results_with_cast_requests_on_apex(
-    results: list[FileMigration], within: tuple[str | Path, ...]
+    results: list[FileMigration], within: tuple[str | Path, ...], others: Iterable[FileMigration] = ()
 ) -> list[FileMigration]:
-    """Return results in which functions stay decorated for Apex where a program that runs them stays on it.
+    """Return results in which functions stay decorated for Apex where a program that may run them stays on it.
 
     Other trainings that run such functions stay too.
+
+    Args:
+        results: of files that do not take the adapter.
+        within: folders and files that were named together.
+        others: of files that take the adapter, or stay since others do.
     """
-    staying = {absolute_path(each.path) for each in results if _lets_apex_still_cast(each)}
+    staying = {absolute_path(each.path) for each in (*results, *others) if _lets_apex_still_cast(each)}
     if not staying:
         return results
     results = [
@@ -220,17 +227,20 @@ def _find_cast_request(result: FileMigration) -> ast.AST | None:
 def _left_if_running_with(
     result: FileMigration, staying: set[Path], within: tuple[str | Path, ...]
 ) -> FileMigration:
-    """Return what becomes of a file that stays as it is if one of some others, which stay, runs with it."""
+    """Return what becomes of a file that stays as it is if one of some others, which stay, may run with it."""
     if not staying or not result.is_changed or result.document is None:
         return result
     around = neighbors_of_file(result.path, within)
     module = around.module_of_text(result.document.text)
     left = next((path for path, _ in around.modules_of_program(module) if path in staying), None)
+    reason = STAYS_WITH
+    if left is None and _is_apart_from_trainings(result, within):
+        left, reason = min(staying), STAYS_BESIDE
     if left is None:
         return result
     place = _find_cast_request(result) or next(node for node, _ in ModuleImports(module).uses)
-    reason = Finding.of_node(place, BY_HAND, STAYS_WITH.format(around.relative_path_of(left)))
-    return replace(result, migration=Migration(result.document.text, [reason]))
+    finding = Finding.of_node(place, BY_HAND, reason.format(around.relative_path_of(left)))
+    return replace(result, migration=Migration(result.document.text, [finding]))
 
 
 def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> list[Path]:

@@ -165,13 +165,16 @@ class ImportRoots:
 
     @cached_property
     def _imports(self) -> list[tuple[Path, str]]:
-        """The imports of all files around: the file, and the dotted name of a module or of what is in it."""
+        """The imports of all files around: the file, and the dotted name of a module or of what is in it.
+
+        Where these are too many, those that are named are among them in any case.
+        """
         bases = {self._base_of(path) for path in self._given}
         tops = [each for each in bases if not any(each != one and each.is_relative_to(one) for one in bases)]
-        files = islice(find_sources(sorted(map(str, tops))), MAX_FILES)
+        around = islice(map(absolute_path, find_sources(sorted(map(str, tops)))), MAX_FILES)
         return [
-            (absolute_path(file), name)
-            for file in files
+            (file, name)
+            for file in dict.fromkeys([*self._given, *around])
             if file.suffix == ".py"
             for name in _imported_names(_text_of_file_or_empty(file))
         ]

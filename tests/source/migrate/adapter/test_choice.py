@@ -120,6 +120,29 @@ def test_a_file_without_apex_says_where_the_adapter_is_found(tmp_path: Path) -> 
     assert [each.path for each in choice.adapters] == [tmp_path / "torch_amp_adapter.py"]
 
 
+def test_functions_stay_decorated_for_apex_beside_a_script_that_stays_in_another_folder(tmp_path: Path) -> None:
+    """How the script reaches them is not seen."""
+    texts = {
+        "tools/evaluate.py": "from apex import amp\nif __name__ == '__main__':\n    amp.init()\n",
+        "detection/layers/nms.py": "from apex import amp\n@amp.float_function\ndef nms(boxes):\n    return boxes\n",
+        "detection/layers/boxes.py": "import detection.layers.nms\n",
+        "detection/layers/__init__.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    paths = [tmp_path / name for name in texts]
+    for only_ordinary in (False, True):
+        choice = choose_rewrite_or_adapter(paths, only_ordinary=only_ordinary, within=[tmp_path])
+        results = {each.path.stem: each for each in choice.files}
+        assert not results["nms"].is_changed
+        (finding,) = results["nms"].migration.left_by_hand  # type: ignore[union-attr]
+        assert "evaluate.py stays on Apex, and whether this runs with its casts is not seen" in finding.message
+    paths[0].write_text("print('nothing of Apex')\n")
+    results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, within=[tmp_path]).files}
+    assert results["nms"].is_changed
+
+
 def test_functions_stay_decorated_for_apex_where_a_program_that_runs_them_stays(tmp_path: Path) -> None:
     """Torch's casts act below autocast alone, and a script that stays on Apex has none."""
     layers = "from apex import amp\n@amp.float_function\ndef nms(boxes):\n    return boxes\n"
