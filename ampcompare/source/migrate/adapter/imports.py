@@ -245,7 +245,9 @@ def _state_findings(names: ModuleImports) -> list[Finding]:
     """Return the reads of what the adapter's `_amp_state` does not have."""
     found = []
     for node, full in names.uses:
-        name = full.partition("._amp_state.")[2].partition(".")[0]
+        # the object has the name of its module
+        path = full.partition("._amp_state")[2].removeprefix("._amp_state").removeprefix(".")
+        name = path.partition(".")[0]
         if name not in STATE and isinstance(node.ctx, ast.Load):
             found.append(Finding.of_node(node, BY_HAND, NO_STATE.format(name)))
     return found

@@ -14,6 +14,7 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import APEX
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.find import absolute_path, find_sources, folders_up_to_repository
+from ampcompare.source.project import TOP
 
 STANDARD = sys.stdlib_module_names | {"test"}
 MAX_WAY = 2  # folders, from one above a file down to one that `sys.path` leads to
@@ -130,6 +131,7 @@ class ImportRoots:
     def _roots_of_file_and_of_neighbors(self, path: Path) -> tuple[Counter[Path], Counter[Path]]:
         """Return the folders from which a file is imported, and those from which modules that lie with it are."""
         own, base = absolute_path(path), self._base_of(path)
+        project = _topmost_project_folder(own, base)
         exact, near = Counter[Path](), Counter[Path]()
         above = [each for each in own.parents if each.is_relative_to(base) and each != base]
         names = {own.stem, *(each.name for each in above)}
@@ -139,7 +141,8 @@ class ImportRoots:
             if parts[0] not in names or parts[0] in APEX or importer == own:
                 continue
             root = self._root_above(importer.parent, name, base)
-            if root is None:  # the importer changes `sys.path`, or is run by one that does
+            if root is None and importer.is_relative_to(project):
+                # the importer changes `sys.path`, or is run by one that does
                 root = next(
                     (each for each in own.parents if each.is_relative_to(base) and _file_of(each, parts)),
                     None,
@@ -184,6 +187,15 @@ class ImportRoots:
         if folders := folders_up_to_repository(path, end=Path.cwd()):
             return folders[-1]
         return Path(os.path.commonpath([each.parent for each in (absolute_path(path), *self._given)]))
+
+
+def _topmost_project_folder(path: Path, base: Path) -> Path:
+    """Return the topmost folder above a file, up to a base, with what lies in the folder of a project; else the base.
+
+    Of projects that lie side by side, none imports what another one has.
+    """
+    above = [each for each in path.parents if each.is_relative_to(base)]
+    return next((each for each in reversed(above) if any((each / name).exists() for name in TOP)), base)
 
 
 def is_script(path: Path) -> bool:

@@ -234,6 +234,10 @@ def test_state_that_the_adapter_lacks_is_named() -> None:
         3,
         "_amp_state of the adapter has no handle; change or remove this",
     )
+    text = "from apex.amp._amp_state import _amp_state\nfor each in _amp_state.loss_scalers:\n    each._has_overflow\n"
+    assert not adapt_text(text).findings
+    (finding,) = adapt_text("from apex.amp._amp_state import _amp_state as state\nstate.handle\n").findings
+    assert finding.message.startswith("_amp_state of the adapter has no handle")
 
 
 def test_a_module_of_a_package_has_its_full_name() -> None:

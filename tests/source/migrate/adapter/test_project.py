@@ -15,9 +15,12 @@ USE = "from apex import amp\n"
 MAIN = "if __name__ == '__main__':\n    pass\n"
 
 
-def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str]]]:
+def _plans(
+    folder: Path, files: dict[str, str], *, is_repository: bool = True
+) -> dict[str, tuple[str, list[str]]]:
     """Return the place of each adapter, with its name and the files that import it."""
-    (folder / ".git").mkdir()
+    if is_repository:
+        (folder / ".git").mkdir()
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,6 +211,41 @@ def test_projects_next_to_each_other_have_adapters_of_their_own(tmp_path: Path) 
         for name, text in {"main.py": f"{USE}from utils.log import x\n{MAIN}", "utils/log.py": USE}.items()
     }
     assert [*_plans(tmp_path, files)] == [f"a/{ADAPTER}.py", f"b/{ADAPTER}.py"]
+
+
+def test_imports_of_a_project_next_to_it_do_not_say_where_one_imports_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two projects have a module of the same name, which one of them imports without its package."""
+    files = {
+        "faces/README.md": "",
+        "faces/pack/__init__.py": "",
+        "faces/pack/train.py": USE,
+        "faces/pack/utils/__init__.py": "from .utils import read\n",
+        "faces/pack/utils/utils.py": USE,
+        "words/README.md": "",
+        "words/main.py": "import sys\nimport utils\n",
+    }
+    monkeypatch.chdir(tmp_path)
+    assert _plans(tmp_path, files, is_repository=False) == {
+        f"faces/pack/{ADAPTER}.py": (f"pack.{ADAPTER}", ["faces/pack/train.py", "faces/pack/utils/utils.py"])
+    }
+
+
+def test_imports_of_files_that_are_named_are_read_among_many_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ampcompare.source.migrate.adapter.places.MAX_FILES", 1)
+    files = {
+        "many/a.py": "",
+        "tools/train.py": USE + "from lib.engine.steps import fit\n" + MAIN,
+        "lib/engine/steps.py": USE,
+        "lib/engine/__init__.py": "",
+    }
+    assert _plans(tmp_path, files) == {
+        f"{ADAPTER}.py": (ADAPTER, ["lib/engine/steps.py"]),
+        f"tools/{ADAPTER}.py": (ADAPTER, ["tools/train.py"]),
+    }
 
 
 def test_a_folder_that_imports_lead_to_has_an_adapter_of_its_own_below_another_project(
