@@ -120,7 +120,9 @@ def test_a_file_without_apex_says_where_the_adapter_is_found(tmp_path: Path) -> 
     assert [each.path for each in choice.adapters] == [tmp_path / "torch_amp_adapter.py"]
 
 
-def test_functions_stay_decorated_for_apex_beside_a_script_that_stays_in_another_folder(tmp_path: Path) -> None:
+def test_functions_stay_decorated_for_apex_beside_a_script_that_stays_in_another_folder(
+    tmp_path: Path,
+) -> None:
     """How the script reaches them is not seen."""
     texts = {
         "tools/evaluate.py": "from apex import amp\nif __name__ == '__main__':\n    amp.init()\n",
@@ -137,7 +139,9 @@ def test_functions_stay_decorated_for_apex_beside_a_script_that_stays_in_another
         results = {each.path.stem: each for each in choice.files}
         assert not results["nms"].is_changed
         (finding,) = results["nms"].migration.left_by_hand  # type: ignore[union-attr]
-        assert "evaluate.py stays on Apex, and whether this runs with its casts is not seen" in finding.message
+        assert (
+            "evaluate.py stays on Apex, and whether this runs with its casts is not seen" in finding.message
+        )
     paths[0].write_text("print('nothing of Apex')\n")
     results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, within=[tmp_path]).files}
     assert results["nms"].is_changed
