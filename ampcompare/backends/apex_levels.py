@@ -86,7 +86,7 @@ class _EngineChoice:
     caution: str = ""
 
 
-def require_real_apex(device: str) -> ApexInstall:
+def require_real_apex_on_device(device: str) -> ApexInstall:
     """Return the installed Apex, if it can run on a device."""
     installed = find_installed_apex()
     if not installed.has_amp:
@@ -118,7 +118,7 @@ def select_engine(engine: str, opt_level: str, device: str, *, torch_version: st
             )
         return _EngineChoice("compat", f"{opt_level} is a level of ROCm's Apex, which NVIDIA's does not have")
     if engine == "nvidia":
-        return _choice_of_real_engine(require_real_apex(device), o1_raises)
+        return _choice_of_real_engine(require_real_apex_on_device(device), o1_raises)
     if engine == "compat":
         return _EngineChoice("compat", "asked for")
     installed = find_installed_apex()

@@ -135,7 +135,7 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
     from ampcompare.results.records.document import dump_json
-    from ampcompare.results.report.base import write_result
+    from ampcompare.results.report.base import write_result_in_formats
     from ampcompare.results.report.documents.outlook import outlook_text
 
     config = watched_config(parameters, "fp32", AHEAD)
@@ -148,7 +148,7 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
     with leave_block_at_signals():
         found = look_ahead(options, say)
         folder = parameters["output_dir"]
-        for path in write_result(found, Path(folder), ("json", "html")) if folder else ():
+        for path in write_result_in_formats(found, Path(folder), ("json", "html")) if folder else ():
             say(f"wrote {path}")
     click.echo(dump_json(found) if parameters["as_json"] else outlook_text(found, text_width()))
     return 0

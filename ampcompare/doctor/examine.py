@@ -117,7 +117,9 @@ def examine_extras() -> list[Check]:
     return findings
 
 
-def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str]) -> list[Check]:
+def examine_switches_and_variables(
+    facts: dict[str, Any] | None, environment: Mapping[str, str]
+) -> list[Check]:
     """Check torch's TF32 switches, and each variable that is set and changes numbers or times silently.
 
     Args:
@@ -215,7 +217,7 @@ def examine(
     )
     findings += examine_accelerators(others) if others and torch.has_returned else []
     findings += examine_processor(build)
-    findings += examine_numerics(build, os.environ)
+    findings += examine_switches_and_variables(build, os.environ)
     findings += examine_machine(os.environ)
     findings += [apex, *importers_found.result()]
     findings += examine_extras()

@@ -31,7 +31,7 @@ from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.matrix import MatrixRow, find_reference
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
+from ampcompare.experiment.plan import Plan, make_plan_of_rows, parse_seeds
 from ampcompare.experiment.preflight import preflight
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunDirectory
@@ -179,7 +179,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
 def _make_plan(
     options: CompareOptions, sources: SettingsSources, rows: Sequence[MatrixRow], seeds: Sequence[int]
 ) -> Plan:
-    plan = plan_rows(sources.config, rows, seeds, options.reference)
+    plan = make_plan_of_rows(sources.config, rows, seeds, options.reference)
     return replace(
         plan, published=published_table_beside_rows(sources, rows), timing_rounds=options.timing_rounds
     )
@@ -290,7 +290,9 @@ def preflight_planned_rows(planned: PlannedComparison) -> Preflight | None:
     if not options.preflight:
         return None
     run = RunDirectory(planned.folder)
-    done = [run.find_reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]
+    done = [
+        run.find_reusable_record_and_reason(cell).record if run.path.is_dir() else None for cell in plan.cells
+    ]
     places = places_for_cells(plan.cells, 1, options.gpus)
     with options.launch.pool(planned.sources.config, places) as launcher:
         return preflight(plan, launcher, done)

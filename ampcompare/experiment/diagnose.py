@@ -30,7 +30,7 @@ from ampcompare.experiment.launch.cell_files import log_tail, sandbox_of_cell
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.diagnosis import Diagnosis
-from ampcompare.results.report.base import write_result
+from ampcompare.results.report.base import write_result_in_formats
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import ERRORS, ScriptRequest
 
@@ -83,7 +83,7 @@ def diagnose(
         else:
             found = diagnose_in_child(options, environment=environment)
     if output_dir is not None:
-        for path in write_result(found, output_dir, ("json", "html")):
+        for path in write_result_in_formats(found, output_dir, ("json", "html")):
             say(f"wrote {path}")
     return found
 

@@ -44,7 +44,7 @@ def estimate_remaining_cost(
     run = RunDirectory(folder)
     left: list[tuple[str, RunConfig]] = []
     for label, cell in zip(plan.labels, plan.cells, strict=True):
-        is_done = folder.is_dir() and run.find_reusable(cell).record is not None
+        is_done = folder.is_dir() and run.find_reusable_record_and_reason(cell).record is not None
         is_refused = found is not None and found.is_refused(label)
         if not is_done and not is_refused:
             left.append((label, cell))

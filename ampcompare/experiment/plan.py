@@ -121,7 +121,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def plan_rows(
+def make_plan_of_rows(
     base: RunConfig, rows: Sequence[MatrixRow], seeds: Sequence[int], reference: str | None = None
 ) -> Plan:
     """Train each row with each seed."""

@@ -22,7 +22,7 @@ from ampcompare.experiment.diagnose import (
     say_writable_files,
 )
 from ampcompare.results.records.profile import ArmProfile, Profile
-from ampcompare.results.report.base import write_result
+from ampcompare.results.report.base import write_result_in_formats
 from ampcompare.settings.config import RunConfig
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def profile(
         ],
     )
     if output_dir is not None:
-        written = write_result(result, output_dir, ("json", "md", "html"))
+        written = write_result_in_formats(result, output_dir, ("json", "md", "html"))
         merged = trace_of_all_arms(traces)
         if merged["traceEvents"]:
             written = [*written, output_dir / RunFile.TRACE]

@@ -229,12 +229,12 @@ def _answer_from_differences(
         return ResumptionAnswer.DIFFERS
     return (
         ResumptionAnswer.DIFFERS
-        if _trains_samples_not_yet_trained(whole, resumed)
+        if _trains_samples_that_whole_run_lacks(whole, resumed)
         else ResumptionAnswer.DATA_ORDER
     )
 
 
-def _trains_samples_not_yet_trained(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
+def _trains_samples_that_whole_run_lacks(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
     """Return whether a script that was started again trains samples that the run without a break has not seen.
 
     Those of an augmentation that is not restored are others, and those of a sampler may be.
@@ -785,7 +785,7 @@ def _why_batches_differ(index: int, at: int, whole: ResumeTrace, resumed: Resume
     )
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
-    if _trains_samples_not_yet_trained(whole, resumed):
+    if _trains_samples_that_whole_run_lacks(whole, resumed):
         return f"samples are others: generators from which a sampler or an augmentation draws are not restored{others}"
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 

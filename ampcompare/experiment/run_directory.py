@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -99,8 +99,7 @@ def record_with_label(record: RunRecord, label: str) -> RunRecord:
     return record if record.arm == label else record.model_copy(update={"arm": label})
 
 
-@dataclass(frozen=True)
-class ReusableRecord:
+class ReusableRecord(NamedTuple):
     """The record of a cell that need not run again, or None and the reason why it must; "" if it has no record yet."""
 
     record: RunRecord | None
@@ -295,7 +294,7 @@ class RunDirectory:
             )
         return records, excluded
 
-    def find_reusable(self, config: RunConfig) -> ReusableRecord:
+    def find_reusable_record_and_reason(self, config: RunConfig) -> ReusableRecord:
         """Return the record of a cell that need not run again, or why it must; a damaged one is set aside."""
         path = self.cell_folder(config) / CellFile.RECORD
         if not os.path.lexists(path):
@@ -320,10 +319,13 @@ class RunDirectory:
         A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of
         a comparison.
         """
-        found = self.find_reusable(config)
+        found = self.find_reusable_record_and_reason(config)
         for name in LAUNCHERS if others and found.record is None else ():
             other = config.model_copy(update={"launcher": name})
-            if other.digest() in others and (reused := self.find_reusable(other)).record is not None:
+            if (
+                other.digest() in others
+                and (reused := self.find_reusable_record_and_reason(other)).record is not None
+            ):
                 return other, reused
         return config, found
 

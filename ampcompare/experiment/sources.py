@@ -126,7 +126,7 @@ def collect_settings(
     above_recipe = [Layer(f"file {request.file}", file.settings), *request.layers]
     matrix = join_matrices(matrix, file.matrix)
     if one_run:
-        layers += _layers_with_first_row_and_seed(matrix, above_recipe)
+        layers += _layers_of_first_row_and_seed(matrix, above_recipe)
     resolved = resolve_settings([*layers, *above_recipe])
     # A file that describes rows may vary a setting that it also gives a value; an override fixes it.
     above_rows = request.layers if file.matrix.rows or file.matrix.vary else above_recipe
@@ -134,7 +134,7 @@ def collect_settings(
     return SettingsSources(resolved, matrix, fixed, name, size, full, recipe_matrix)
 
 
-def _layers_with_first_row_and_seed(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
+def _layers_of_first_row_and_seed(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
     """Return the settings of the first row with the arm that layers ask for, and the first seed."""
     arms = [layer.values["arm"] for layer in layers if isinstance(layer.values.get("arm"), str)]
     row = first_row_of_arm(matrix, arms[-1] if arms else None)

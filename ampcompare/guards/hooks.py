@@ -52,7 +52,7 @@ class GuardHooks:
         if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
             _watch_autocast(self._events, self.facts)
-            self._events.wrap(*Points.ENTER_AUTOCAST, self._watch_weight_casts)
+            self._events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast_watching_weight_casts)
             _watch_scalers_without_device(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
@@ -194,7 +194,7 @@ class GuardHooks:
         for name, function in watched.items():
             self._events.wrap(torch.amp.GradScaler, name, function)
 
-    def _watch_weight_casts(self, original: Any, autocast: Any) -> Any:
+    def _enter_autocast_watching_weight_casts(self, original: Any, autocast: Any) -> Any:
         """Watch the layers whose weights autocast casts, from its first block on."""
         if self._casts is None:
             self._casts = Subscriptions(Layer.GUARDS)
@@ -310,7 +310,7 @@ class GuardHooks:
                 original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers)
             )
 
-        def after(event: str) -> Any:
+        def make_wrapper_reporting(event: str) -> Any:
             def around(original: Any, optimizer: Any) -> None:
                 original(optimizer)
                 if optimizer in facts.prepared:  # those of the script; an arm prepares others without that
@@ -325,7 +325,7 @@ class GuardHooks:
             ("_master_params_to_model_params", "after_masters_copied"),
         ):
             if hasattr(methods, function):  # private names of an Apex that may be of any version
-                self._events.wrap(methods, function, after(event))
+                self._events.wrap(methods, function, make_wrapper_reporting(event))
         for owner in (handle, amp):
             self._events.wrap(owner, "scale_loss", scale_loss)
         for owner in (frontend, amp):

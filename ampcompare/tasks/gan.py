@@ -48,8 +48,8 @@ def _draw_points(part: str, count: int) -> Tensor:
 class _PointsWithLatents(TensorData):
     """Points, and latent vectors that each epoch draws again: one for each of the two losses."""
 
-    def _training_samples(self, epoch: int, device: torch.device) -> Any:
-        (points,) = super()._training_samples(epoch, device)
+    def _training_samples_of_epoch(self, epoch: int, device: torch.device) -> Any:
+        (points,) = super()._training_samples_of_epoch(epoch, device)
         draws = seeded_generator("latents", self.seed, epoch)
         return points, *(torch.randn(self.num_train, LATENT, generator=draws).to(device) for _ in range(2))
 

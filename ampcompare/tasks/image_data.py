@@ -184,7 +184,7 @@ class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
         return values, int(self.labels[index])
 
 
-def _load_torchvision_set(
+def _load_torchvision_data(
     name: str, data_dir: str | None, options: SampleOptions, *, download: bool
 ) -> _StreamData:
     """Load one of torchvision's small sets from `data_dir`, downloading it first if `download` is set."""
@@ -368,7 +368,7 @@ def load_data(
     if name in ("digits", "synthetic"):
         return digits(options) if name == "digits" else _make_synthetic_images(options)
     if name in TORCHVISION_FILES:
-        return _load_torchvision_set(name, data_dir, options, download=download)
+        return _load_torchvision_data(name, data_dir, options, download=download)
     kind, _, path = name.partition(":")
     if kind == "imagefolder":
         return _load_imagefolder(name, path or data_dir or "", options)

@@ -51,11 +51,13 @@ class TensorData(Data):
         pin_memory: bool | None,
     ) -> Iterator[Any]:
         return _gather_batches(
-            self._training_samples(epoch, device) if part == "train" else self._parts_on_device(device)[1],
+            self._training_samples_of_epoch(epoch, device)
+            if part == "train"
+            else self._parts_on_device(device)[1],
             batches,
         )
 
-    def _training_samples(self, epoch: int, device: torch.device) -> Any:
+    def _training_samples_of_epoch(self, epoch: int, device: torch.device) -> Any:
         return self._parts_on_device(device)[0]
 
     def _parts_on_device(self, device: torch.device) -> tuple[Any, Any]:
@@ -93,7 +95,7 @@ class MemoryData(TensorData, LabeledData):
     background: float
     _epochs: dict[torch.device, tuple[int, Tensor]] = field(default_factory=dict, repr=False)
 
-    def _training_samples(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _training_samples_of_epoch(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the samples of an epoch, whose images are kept until the next one."""
         images, labels = self._parts_on_device(device)[0]
         number, shifted = self._epochs.get(device, (None, images))

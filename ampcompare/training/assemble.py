@@ -69,7 +69,7 @@ def checkpoint_activations(task: Task, models: Sequence[nn.Module]) -> None:
         module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
 
 
-def make_schedule(
+def make_rate_factor(
     config: ScheduleConfig, *, steps_per_epoch: int, total_steps: int
 ) -> Callable[[int], float] | None:
     """Return the factor on the base learning rate at each step; None if it is always 1.
@@ -175,7 +175,7 @@ def assemble_run(
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:
         total_steps = min(total_steps, recipe.max_steps)
-    schedule = make_schedule(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
+    schedule = make_rate_factor(recipe.schedule, steps_per_epoch=steps_per_epoch, total_steps=total_steps)
     if state is not None:
         check_run_position(state["progress"], steps_per_epoch, total_steps)
         if average is not None:

@@ -14,7 +14,7 @@ import torch
 
 from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor import machine
-from ampcompare.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
+from ampcompare.doctor.examine import EXTRAS, examine_accelerators, examine_switches_and_variables
 from ampcompare.doctor.finding import Check, ask
 from ampcompare.doctor.machine import (
     examine_machine,
@@ -47,8 +47,8 @@ def test_16_bit_types_on_the_cpu() -> None:
 
 def test_tf32() -> None:
     """Switches that differ are a note on CUDA, with the way to set both, and nothing elsewhere."""
-    assert _named(examine_numerics(BUILD, {}))["tf32"].verdict == "ok"
-    finding = _named(examine_numerics({**BUILD, "cuda": "13.0"}, {}))["tf32"]
+    assert _named(examine_switches_and_variables(BUILD, {}))["tf32"].verdict == "ok"
+    finding = _named(examine_switches_and_variables({**BUILD, "cuda": "13.0"}, {}))["tf32"]
     assert (finding.verdict, finding.value) == ("note", "products in fp32, convolutions in TF32")
     assert finding.remedy[0].startswith("export NVIDIA_TF32_OVERRIDE=0")
 
@@ -56,20 +56,26 @@ def test_tf32() -> None:
 def test_variables_for_cuda_on_a_cpu() -> None:
     """What works on CUDA alone is a note where torch has none, and a warning where it has."""
     variable = {"NVIDIA_TF32_OVERRIDE": "1"}
-    assert _named(examine_numerics(BUILD, variable))["NVIDIA_TF32_OVERRIDE"].verdict == "note"
+    assert _named(examine_switches_and_variables(BUILD, variable))["NVIDIA_TF32_OVERRIDE"].verdict == "note"
     assert (
-        _named(examine_numerics({**BUILD, "cuda": "13.0"}, variable))["NVIDIA_TF32_OVERRIDE"].verdict
+        _named(examine_switches_and_variables({**BUILD, "cuda": "13.0"}, variable))[
+            "NVIDIA_TF32_OVERRIDE"
+        ].verdict
         == "warning"
     )
     assert (
-        _named(examine_numerics(BUILD, {"ATEN_CPU_CAPABILITY": "default"}))["ATEN_CPU_CAPABILITY"].verdict
+        _named(examine_switches_and_variables(BUILD, {"ATEN_CPU_CAPABILITY": "default"}))[
+            "ATEN_CPU_CAPABILITY"
+        ].verdict
         == "warning"
     )
 
 
 def test_switches_that_are_off() -> None:
     """A switch set to 0 is not set, and that nothing is set is said."""
-    assert list(_named(examine_numerics(None, {"CUDA_LAUNCH_BLOCKING": "0", "HOME": "x"}))) == ["variables"]
+    assert list(_named(examine_switches_and_variables(None, {"CUDA_LAUNCH_BLOCKING": "0", "HOME": "x"}))) == [
+        "variables"
+    ]
 
 
 def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.experiment.launch.cell_files import write_record
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.matrix import Vary, cross_arms_with_settings
-from ampcompare.experiment.plan import Plan, plan_rows
+from ampcompare.experiment.plan import Plan, make_plan_of_rows
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
@@ -20,7 +20,7 @@ TOP1 = {"fp32": [50, 52, 51, 50, 53, 51, 52, 50], "half": [50, 53, 50, 51, 53, 5
 
 def make_plan(base: RunConfig, arms: Sequence[str], seeds: Sequence[int], vary: Vary = ()) -> Plan:
     """Cross arms, varied settings and seeds over one recipe."""
-    return plan_rows(base, cross_arms_with_settings(arms, vary), seeds)
+    return make_plan_of_rows(base, cross_arms_with_settings(arms, vary), seeds)
 
 
 class Pretend(Launcher):

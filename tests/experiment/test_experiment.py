@@ -241,5 +241,7 @@ def test_a_matrix_whose_code_changes_ends(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"helper\.py is changed since an earlier cell loaded it"):
         run_plan(plan, tmp_path / "run", launcher)
     assert len(launcher.asked) == 2
-    reasons = [RunDirectory(tmp_path / "run").find_reusable(cell).reason for cell in plan.cells]
+    reasons = [
+        RunDirectory(tmp_path / "run").find_reusable_record_and_reason(cell).reason for cell in plan.cells
+    ]
     assert sorted(reasons) == ["", "", *["helper.py changed since"] * 2]

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.experiment.matrix import cross_arms_with_settings
 from ampcompare.experiment.observer import Observer
-from ampcompare.experiment.plan import plan_rows
+from ampcompare.experiment.plan import make_plan_of_rows
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
@@ -47,7 +47,9 @@ def _compare(
     **options: Any,
 ) -> Comparison:
     terms = options.pop("terms", Terms(margin=0.5))
-    plan = plan_rows(RunConfig(), cross_arms_with_settings(arms, ()), seeds, options.pop("reference", None))
+    plan = make_plan_of_rows(
+        RunConfig(), cross_arms_with_settings(arms, ()), seeds, options.pop("reference", None)
+    )
     return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
 
 

@@ -9,7 +9,7 @@ from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.cli.group import run_command_line
 from ampcompare.experiment.join_runs import join_comparison
 from ampcompare.experiment.matrix import cross_arms_with_settings
-from ampcompare.experiment.plan import plan_rows
+from ampcompare.experiment.plan import make_plan_of_rows
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
@@ -34,7 +34,7 @@ def _compare(
 ) -> Path:
     config = RunConfig.model_validate({"recipe": {"epochs": epochs}})
     run_plan(
-        plan_rows(config, cross_arms_with_settings(arms, ()), seeds),
+        make_plan_of_rows(config, cross_arms_with_settings(arms, ()), seeds),
         folder,
         Pretend(pause=0.0),
         terms=Terms(margin=margin),
@@ -57,7 +57,7 @@ def test_seeds_of_two_machines_are_one_table(machines: list[Path], tmp_path: Pat
     joined = join_comparison(machines)
     seeds = [0, 1, 2, 5, 6, 7, 8]
     alone = _compare(tmp_path / "alone", range(3))
-    plan = plan_rows(
+    plan = make_plan_of_rows(
         RunConfig.model_validate({"recipe": {"epochs": 5}}), cross_arms_with_settings(ARMS, ()), seeds
     )
     whole = run_plan(plan, alone, Pretend(pause=0.0), terms=Terms(margin=0.5))

@@ -11,7 +11,7 @@ from ampcompare.experiment.matrix import (
     first_row_of_arm,
     rows_of_matrix,
 )
-from ampcompare.experiment.plan import plan_rows
+from ampcompare.experiment.plan import make_plan_of_rows
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.stack import parse_stacks
@@ -98,9 +98,9 @@ def test_the_reference_of_rows() -> None:
 def test_a_plan_holds_its_reference() -> None:
     """The plan names the reference; its cells, folder and seeds are those of another reference."""
     rows = cross_arms_with_settings(["fp32", "O2"], ())
-    plan, other = (plan_rows(RunConfig(), rows, [0, 1], reference) for reference in (None, "O2"))
+    plan, other = (make_plan_of_rows(RunConfig(), rows, [0, 1], reference) for reference in (None, "O2"))
     assert (plan.reference, other.reference) == ("fp32", "apex:O2")
     assert plan.digest() == other.digest()
     assert {cell.digest() for cell in plan.cells} == {cell.digest() for cell in other.cells}
     with pytest.raises(ConfigError, match="the reference 'half' is not one of the arms fp32, apex:O2"):
-        plan_rows(RunConfig(), rows, [0], "half")
+        make_plan_of_rows(RunConfig(), rows, [0], "half")

@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.experiment.matrix import rows_of_matrix
-from ampcompare.experiment.plan import parse_seeds, plan_rows
+from ampcompare.experiment.plan import make_plan_of_rows, parse_seeds
 from ampcompare.experiment.sources import (
     SettingsRequest,
     collect_settings,
@@ -44,7 +44,7 @@ def test_a_recipe_can_be_planned(name: str) -> None:
     recipe = load_recipe(name)
     full = resolve_settings([Layer("recipe", recipe.settings)]).config
     rows = rows_of_matrix(recipe.matrix)
-    plan = plan_rows(full, rows, parse_seeds(str(recipe.matrix.seeds)))
+    plan = make_plan_of_rows(full, rows, parse_seeds(str(recipe.matrix.seeds)))
     assert len(plan.arms) == len(rows)
     for scale in recipe.matrix.scales:
         smaller = recipe.settings_at_scale(scale, name)
@@ -52,7 +52,7 @@ def test_a_recipe_can_be_planned(name: str) -> None:
         there = rows_of_matrix(join_matrices(recipe.matrix, smaller.matrix))
         assert [row.arm for row in there] == [row.arm for row in rows]
         assert [list(row.varied) for row in there] == [list(row.varied) for row in rows]
-        plan_rows(config, there, [0])
+        make_plan_of_rows(config, there, [0])
         assert config.recipe.data.name in ("digits", "ampcompare.tasks.overflow_digits:overflow_digits")
 
 

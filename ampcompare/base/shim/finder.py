@@ -111,7 +111,7 @@ class ShimFinder(MetaPathFinder):
         if real_spec is None:
             return None
         is_package = real_spec.submodule_search_locations is not None
-        loader = _LoaderWithoutForgetting(AliasLoader(real, under), self, forgets)
+        loader = _LoaderPausingForgetting(AliasLoader(real, under), self, forgets)
         if forgets:
             return _ForgottenSpec(self, fullname, loader, is_package=is_package)
         return ModuleSpec(fullname, loader, is_package=is_package)
@@ -131,7 +131,7 @@ class ShimFinder(MetaPathFinder):
         return spec
 
 
-class _LoaderWithoutForgetting(Loader):
+class _LoaderPausingForgetting(Loader):
     """Loads a module of the engine; meanwhile nothing is forgotten."""
 
     def __init__(self, inner: Loader, finder: ShimFinder, forgets: bool) -> None:

@@ -20,10 +20,10 @@ from ampcompare.checkpoints.convert.fp32_weights import (
     add_fused_step_counts,
     convert_to_fp32,
     copy_containers,
+    drop_wrapper_prefixes,
     entry_at_place,
     key_named_by_place,
     rename_key,
-    strip_wrapper_prefixes,
 )
 from ampcompare.checkpoints.convert.inspect import broken_value_sentences, guess_opt_level_and_evidence
 from ampcompare.checkpoints.convert.masters import half_type_of_weights, is_optimizer_state
@@ -88,7 +88,7 @@ def convert_state(
         if source == "16-bit weights":
             convert_to_fp32(parts, result, None)
         _convert_to_apex(parts, result, opt_level or "O1")
-    strip_wrapper_prefixes(parts, result)
+    drop_wrapper_prefixes(parts, result)
     return result
 
 
@@ -268,7 +268,7 @@ def _convert_checkpoint_with_own_scalers(
     convert_to_fp32(parts, result, None)
     if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
-    strip_wrapper_prefixes(parts, result)
+    drop_wrapper_prefixes(parts, result)
     return result
 
 

@@ -327,7 +327,7 @@ def rename_key(state: dict[str, Any], place: tuple[str, ...], key: str, value: A
             holder[name] = old
 
 
-def strip_wrapper_prefixes(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
+def drop_wrapper_prefixes(parts: CheckpointContents, result: ConvertedCheckpoint) -> None:
     """Remove the prefixes of DDP and `torch.compile` from the names of a model, if all names have them."""
     for place in [*parts.models, *parts.averages]:
         model = entry_at_place(result.state, place)

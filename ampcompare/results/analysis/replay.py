@@ -219,7 +219,7 @@ def _is_update_row(row: Mapping[str, Any]) -> bool:
     return "update" in row.get("parts", {})
 
 
-def _pair_known_tensors(
+def _tensors_with_known_or_none(
     row: Mapping[str, Any], known: Mapping[str, Any] | None
 ) -> Iterator[tuple[str, str, Any, Any]]:
     for part, tensors in row["parts"].items():
@@ -230,7 +230,7 @@ def _pair_known_tensors(
 def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[ReplayFinding]:
     """Yield the worst of each part, functions before errors."""
     found: dict[tuple[bool, str], tuple[float, ReplayFinding]] = {}
-    for part, name, entry, first in _pair_known_tensors(row, known):
+    for part, name, entry, first in _tensors_with_known_or_none(row, known):
         answer: Answer
         if row["module"] in WITHOUT_FP64:
             line = WITHOUT_FP64[row["module"]]
@@ -323,7 +323,7 @@ def _errors_in_units(
     row: Mapping[str, Any], known: Mapping[str, Any] | None
 ) -> dict[str, tuple[float, float]]:
     units: dict[str, tuple[float, float]] = {}
-    for part, _, entry, first in _pair_known_tensors(row, known):
+    for part, _, entry, first in _tensors_with_known_or_none(row, known):
         if _number_or_infinity((first or entry)["moved"]) > MOST_MOVED:
             continue  # terms that cancel out leave no digits
         unit = _rounding_unit_of_entry(entry, first) + float((first or entry).get("rounding", 0.0))

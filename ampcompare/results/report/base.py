@@ -137,7 +137,7 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
             write_atomically(path, form.make_reporter().document_text(document))
 
 
-def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
+def write_result_in_formats(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
     """Write a result in some formats, and return the files; a format whose packages are not installed is left out.
 
     Args:

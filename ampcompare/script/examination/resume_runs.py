@@ -27,7 +27,7 @@ from ampcompare.settings.resume_trace import (
 )
 
 
-class ChildScriptEnded(Exception):
+class ForkedProcessDone(Exception):
     """Leads a process that was forked, whose script has ended, to the end of this program, with an exit code."""
 
 
@@ -56,7 +56,7 @@ def run_requests(requests: list[str]) -> int:
 def _run_in_fork(request: Path) -> int:
     if not (child := os.fork()):
         add_working_directory_first()
-        raise ChildScriptEnded(main("resumed", str(request)))
+        raise ForkedProcessDone(main("resumed", str(request)))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -99,6 +99,6 @@ def _resume_from_each_remains(folder: Path, rows: list[dict[str, Any]], template
 if __name__ == "__main__":
     try:
         result = run_requests(sys.argv[1:])
-    except ChildScriptEnded as end:
+    except ForkedProcessDone as end:
         (result,) = end.args
     sys.exit(result)

@@ -116,7 +116,7 @@ class ApexScaling:
             for param in frozen:
                 param.requires_grad = False
 
-    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
+    def unscale_and_find_overflow(self, optimizer: Any, scaler: LossScaler) -> bool:
         """Give what the optimizer steps true gradients, and return whether one overflowed."""
         scaler.clear_overflow_state()
         optimizer._post_amp_backward(scaler)
@@ -150,7 +150,7 @@ class HalfScaling:
         self.masters = self._precision.masters
         self.step_or_skip_unscaled = self._precision.step_or_skip_unscaled
 
-    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
+    def unscale_and_find_overflow(self, optimizer: Any, scaler: LossScaler) -> bool:
         if self._precision.loss_scales():
             self._precision.load_state_dict({"loss_scale": scaler.loss_scale()})
         self._precision.unscale(optimizer)
@@ -384,9 +384,9 @@ class HalfWeights(TorchAmp):
                 )
             )
 
-    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
+    def unscale_and_find_overflow(self, optimizer: Any, scaler: LossScaler) -> bool:
         self._gradients.show_own_gradients(self._weights_and_masters_of(optimizer))
-        overflow = self._scaling.unscale(optimizer, scaler)
+        overflow = self._scaling.unscale_and_find_overflow(optimizer, scaler)
         pairs = self.masters(optimizer)
         self._gradients.show_master_gradients(pairs)
         if optimizer not in self._given_weights:

@@ -135,7 +135,7 @@ class O1BehindTorch(TorchAmpStandIn):
             raise missing_autocast_error(self._name)
 
     @torch.no_grad()
-    def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
+    def unscale_and_find_overflow(self, optimizer: Any, scaler: LossScaler) -> bool:
         scaler.clear_overflow_state()
         scaler.unscale_([param.grad for param in owned_params(optimizer) if param.grad is not None])
         return scaler._read_overflow_flags()

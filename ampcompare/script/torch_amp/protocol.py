@@ -114,7 +114,7 @@ class TorchAmpStandIn:
     def check_can_unscale(self, optimizer: Any) -> None:
         """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
 
-    def unscale(self, optimizer: Any, scaler: Any) -> bool:
+    def unscale_and_find_overflow(self, optimizer: Any, scaler: Any) -> bool:
         """Give what the optimizer steps true gradients, by a `LossScaler`, and return whether one overflowed."""
         raise NotImplementedError
 

@@ -99,7 +99,7 @@ class ScriptScaler:
             raise RuntimeError(
                 "unscale_() has already been called on this optimizer since the last update()."
             )
-        overflow = self._gradients.unscale(optimizer, scale)
+        overflow = self._gradients.unscale_and_find_overflow(optimizer, scale)
         device = optimizer.param_groups[0]["params"][0].device
         state["found_inf_per_device"] = {device: torch.tensor(float(overflow))}
         state["stage"] = OptState.UNSCALED

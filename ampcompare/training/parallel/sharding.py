@@ -88,9 +88,9 @@ def shard_models(
 
 def units_to_gather(model: nn.Module) -> list[nn.Module]:
     """Return the parts of `model` that are gathered one after the other, without the model itself."""
-    found = [child for child in _children_of_outermost_lists(model) if _is_gathered_unit(child)]
+    found = [child for child in _children_of_outermost_lists(model) if _can_be_gathered_unit(child)]
     if not found and not isinstance(model, LISTS):
-        found = [child for child in model.children() if _is_gathered_unit(child)]
+        found = [child for child in model.children() if _can_be_gathered_unit(child)]
     holders = Counter(id(param) for _, param in model.named_parameters(remove_duplicate=False))
     alone = []
     for child in dict.fromkeys(found):
@@ -106,7 +106,7 @@ def _children_of_outermost_lists(module: nn.Module) -> Iterator[nn.Module]:
         yield from child.children() if isinstance(child, LISTS) else _children_of_outermost_lists(child)
 
 
-def _is_gathered_unit(module: nn.Module) -> bool:
+def _can_be_gathered_unit(module: nn.Module) -> bool:
     """Return whether a module can be gathered when it is called."""
     is_called = type(module).forward is not nn.Module.forward
     return is_called and any(param.requires_grad for param in module.parameters())
@@ -143,7 +143,7 @@ def _modules_in_fp32(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Mod
     inside = {id(module) for each in kept for module in each.modules()}
     own = [module for module in model.modules() if any(module is each for each in kept)]
     others = [module for module in model.modules() if id(module) not in inside]
-    norms = [module for module in others if isinstance(module, _BatchNorm) and _is_gathered_unit(module)]
+    norms = [module for module in others if isinstance(module, _BatchNorm) and _can_be_gathered_unit(module)]
     return [*own, *norms]
 
 

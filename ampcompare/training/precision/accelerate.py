@@ -48,5 +48,5 @@ class Accelerate(LibraryPrecision):
         with cast_as_on_cuda(self.device_type, self.autocast_lists):  # what it computes again is cast alike
             self.accelerator.backward(loss)
 
-    def _unscale_by_library(self, optimizer: Optimizer) -> None:
+    def _let_library_unscale(self, optimizer: Optimizer) -> None:
         self.accelerator.unscale_gradients(optimizer)

@@ -64,5 +64,5 @@ class Fabric(LibraryPrecision):
         with cast_as_on_cuda(self.device_type, self.autocast_lists):  # what it computes again is cast alike
             self.fabric.backward(loss)
 
-    def _unscale_by_library(self, optimizer: Optimizer) -> None:
+    def _let_library_unscale(self, optimizer: Optimizer) -> None:
         self.plugin.unscale_gradients(optimizer.optimizer)  # type: ignore[attr-defined]

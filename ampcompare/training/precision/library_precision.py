@@ -56,10 +56,10 @@ class LibraryPrecision(UnscaleOnce):
             )
 
     @abc.abstractmethod
-    def _unscale_by_library(self, optimizer: Optimizer) -> None:
+    def _let_library_unscale(self, optimizer: Optimizer) -> None:
         """Let the library divide the gradients by its scale."""
 
-    def _step_by_library(self, optimizer: Optimizer) -> None:
+    def _let_library_step(self, optimizer: Optimizer) -> None:
         """Let the library step, or skip, and update its scale."""
         optimizer.step()
 
@@ -70,11 +70,11 @@ class LibraryPrecision(UnscaleOnce):
 
     def _unscale(self, optimizer: Optimizer) -> None:
         if self.scaler is not None:
-            self._unscale_by_library(optimizer)
+            self._let_library_unscale(optimizer)
 
     def step(self, *optimizers: Optimizer) -> StepOutcome:
         for optimizer in optimizers:
-            self._step_by_library(optimizer)
+            self._let_library_step(optimizer)
         self._note_steps_end_unscaled(optimizers)
         if self.scaler is None:
             return applied_outcome(len(optimizers))

@@ -171,7 +171,7 @@ def _without_own_modes(*operands: Tensor) -> AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
-class _RoundedOperand:
+class _OperandWithRounding:
     """A matrix (rows, what is summed) in fp32, what of it is multiplied, and a factor of the result."""
 
     matrix: Tensor
@@ -181,7 +181,7 @@ class _RoundedOperand:
 
 def _product_and_operands(
     layer: LayerFormats, role: str, left: Tensor, right: Tensor, *, keeps: bool = False
-) -> tuple[Tensor, list[_RoundedOperand]]:
+) -> tuple[Tensor, list[_OperandWithRounding]]:
     """Return the product and its operands, which are whole where it `keeps` them; none in bf16."""
     rounding = layer.roundings[role]
     if rounding is None:
@@ -189,7 +189,7 @@ def _product_and_operands(
     shares = rounding.shares_weight_tiles(layer.roundings["dgrad" if role == "fprop" else "fprop"])
     if shares and role == "dgrad" and layer.squares is not None and not keeps:
         values, whole = layer.squares
-        b = _RoundedOperand(values.t(), values.t(), whole)
+        b = _OperandWithRounding(values.t(), values.t(), whole)
     else:
         b = _round_operand(layer, rounding, role, right, is_left=False)
         if shares and role == "fprop":
@@ -208,7 +208,7 @@ def _product_and_operands(
 
 def _round_operand(
     layer: LayerFormats, rounding: ProductRounding, role: str, x: Tensor, *, is_left: bool
-) -> _RoundedOperand:
+) -> _OperandWithRounding:
     matrix = x.float()
     if rounding.transformed:
         matrix = multiply_by_hadamard(matrix, hadamard_matrix(x.device))
@@ -220,7 +220,7 @@ def _round_operand(
         square=rounding.is_scaled_in_squares(role, is_left=is_left),
         generator=layer.generator(x.device) if rounding.stochastic and is_left and role != "fprop" else None,
     )
-    return _RoundedOperand(matrix, values, whole)
+    return _OperandWithRounding(matrix, values, whole)
 
 
 def _product_and_rounding_figures(
@@ -251,7 +251,7 @@ def sum_of_rounding_figures(figures: list[Tensor]) -> Tensor:
 
 
 def _rounding_error_figures_of_operand(
-    operand: _RoundedOperand, rounding: ProductRounding, role: str, *, is_left: bool
+    operand: _OperandWithRounding, rounding: ProductRounding, role: str, *, is_left: bool
 ) -> Tensor:
     """Return the figures of `LinearProduct` of one operand."""
     matrix, element = operand.matrix, rounding.element_of_operand(role, is_left=is_left)

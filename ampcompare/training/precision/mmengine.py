@@ -63,9 +63,9 @@ class MMEngine(LibraryPrecision):
     ) -> None:
         self._wrappers[id(optimizers[0])].backward(loss)
 
-    def _unscale_by_library(self, optimizer: Optimizer) -> None:
+    def _let_library_unscale(self, optimizer: Optimizer) -> None:
         assert self.scaler is not None
         self.scaler.unscale_(optimizer)
 
-    def _step_by_library(self, optimizer: Optimizer) -> None:
+    def _let_library_step(self, optimizer: Optimizer) -> None:
         self._wrappers[id(optimizer)].step()

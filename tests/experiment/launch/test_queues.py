@@ -152,7 +152,7 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
             self._jobs[folder] = slurm._SlurmJob("8", "")
         cells.ends(2)
 
-    monkeypatch.setattr(SlurmLauncher, "_submit_cells", submit)
+    monkeypatch.setattr(SlurmLauncher, "_submit_cells_and_note_jobs", submit)
     assert set(cells.run(SlurmLauncher()).values()) == {"completed"}
     assert submitted == [cells.plan.cells[1]]
 

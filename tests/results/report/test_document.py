@@ -9,7 +9,7 @@ import pytest
 
 import ampcompare
 from ampcompare.results.records.outlook import ArmOutlook, Outlook, Prefix, ShareLost
-from ampcompare.results.report.base import FORMATS, write_result
+from ampcompare.results.report.base import FORMATS, write_result_in_formats
 from ampcompare.results.report.document import (
     Cell,
     Code,
@@ -191,6 +191,6 @@ def test_a_page_draws_the_share_lost(tmp_path: Path) -> None:
     ).blocks[0]
     computed = "4.95,78.00 52.48,40.00 100.00,0.00"
     assert figure.data["lines"] == [(1, "2.50,82.00 4.95,78.00", False), (1, computed, True)]  # type: ignore[union-attr]
-    paths = write_result(_outlook(), tmp_path, ("json", "html"))
+    paths = write_result_in_formats(_outlook(), tmp_path, ("json", "html"))
     assert [path.name for path in paths] == ["outlook.json", "outlook.html"]
     assert computed in paths[1].read_text(encoding="utf-8")

@@ -130,7 +130,7 @@ class SlurmLauncher(QueueLauncher):
                 )
         for cells in missing.values():
             for start in range(0, len(cells), MAX_ARRAY):
-                self._submit_cells(cells[start : start + MAX_ARRAY])
+                self._submit_cells_and_note_jobs(cells[start : start + MAX_ARRAY])
 
     def wait_for_ended_cells(self, folders: Collection[Path]) -> set[Path]:
         now = time.monotonic()
@@ -177,7 +177,7 @@ class SlurmLauncher(QueueLauncher):
             else ""
         )
 
-    def _submit_cells(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
+    def _submit_cells_and_note_jobs(self, cells: Sequence[tuple[RunConfig, Path]]) -> None:
         """Submit cells with equal needs, as one job or one array."""
         import submitit
 

@@ -323,7 +323,9 @@ def record_of_cell(
         results = evaluate_in_other_precisions(session, cell.compute)
         summary = summary.model_copy(update={"in_precisions": results})
     with cell.compute:  # it times further steps, which must compute as the others did
-        processes = None if world is None else gather_process_facts(config, session, world, summary)
+        processes = (
+            None if world is None else measure_and_gather_process_facts(config, session, world, summary)
+        )
     steps_done, task = session.position.step, session.assembly.task
     # of a GPU
     units = None if config.parallel.kind == "dp" else config.recipe.batch_size * task.units_per_sample
@@ -412,7 +414,7 @@ class LineFile:
         self._file.close()
 
 
-def gather_process_facts(
+def measure_and_gather_process_facts(
     config: RunConfig, session: Session, world: DistributedEnv, summary: RunSummary
 ) -> ProcessFacts:
     """Gather what differs between ranks. All ranks call it, after training: it trains further steps to time them."""

@@ -28,7 +28,7 @@ def outlook_document(found: Outlook) -> Document:
         Section("arms", [Table.from_rows(HEADS, _outlook_rows(found), caption="Arms", prose=True)]),
         Section(
             "curve",
-            [Figure("lines", lambda: _lost_share_figure(found.prefix), is_bare=True)],
+            [Figure("lines", lambda: _lost_share_figure_data(found.prefix), is_bare=True)],
             "Share of the update lost",
         ),
         Section("basis", [Text([_run_text(found)])]),
@@ -44,7 +44,7 @@ def _outlook_rows(found: Outlook) -> list[list[str]]:
     return rows
 
 
-def _lost_share_figure(prefix: Prefix) -> dict[str, Any]:
+def _lost_share_figure_data(prefix: Prefix) -> dict[str, Any]:
     """Return the share lost by weights of each type, as points in percent of the width and from the top."""
     end = prefix.total if prefix.rates_known and prefix.total else prefix.steps
     lines: list[tuple[int, str, bool]] = []

@@ -94,7 +94,7 @@ def _why_no_times(arms: Sequence[ArmRuns]) -> str:
     return untimed_sentence(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
 
 
-def _seconds_by_epoch(record: RunRecord) -> list[float]:
+def _cumulative_seconds_of_epochs(record: RunRecord) -> list[float]:
     """Return the time trained up to the end of each epoch."""
     return list(accumulate(epoch.train_seconds for epoch in record.summary.epochs))
 
@@ -106,7 +106,8 @@ def _time_to_quality_chart(arms: Sequence[ArmRuns], reference: str, most: int) -
     by_epoch = metric_bands_by_arm_index(arms, most)
     for arm in arms:
         spent = band_over_seeds(
-            (make_curve(enumerate(_seconds_by_epoch(record), 1)) for record in arm.timed_runs), most
+            (make_curve(enumerate(_cumulative_seconds_of_epochs(record), 1)) for record in arm.timed_runs),
+            most,
         )
         reached = by_epoch[arm.index]
         if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
@@ -152,7 +153,7 @@ def _target_and_its_origin(arms: Sequence[ArmRuns], reference: str) -> tuple[flo
 def _epochs_and_seconds_to_target(record: RunRecord, target: float) -> tuple[int, float] | None:
     """Return epochs and seconds until a run first has a value, as it is shown."""
     metric = record.metric
-    for epoch, seconds in zip(record.summary.epochs, _seconds_by_epoch(record), strict=True):
+    for epoch, seconds in zip(record.summary.epochs, _cumulative_seconds_of_epochs(record), strict=True):
         if metric.factor * epoch.value == target or metric.is_better(metric.factor * epoch.value, target):
             return epoch.epoch + 1, seconds
     return None

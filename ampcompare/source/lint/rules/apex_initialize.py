@@ -329,7 +329,7 @@ model, optimizer = amp.initialize(model, optimizer)  # wrong
     ),
     needs=("apex", "initialize", "load_state_dict"),
 )
-def state_loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
+def amp_state_loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
     for trace, index, event in module.events(EventKind.INITIALIZE):
         known = {id(other.call) for other in trace[:index] if other.kind is EventKind.INITIALIZE}

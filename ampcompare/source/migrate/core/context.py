@@ -71,7 +71,7 @@ class ApexCore:
         They are those of `amp.initialize`, those to which these are assigned, and parameters that get them.
         """
         module = self.module
-        called = {last_name_of_object_or_holder(each.func) for each in module.calls}
+        called = {last_name_before_index(each.func) for each in module.calls}
         members = [
             (_names_stored_by(target), last_names_of_objects(holder))
             for node in module.nodes
@@ -109,7 +109,7 @@ class ApexCore:
         """Return the names of lists and dicts of which `amp.initialize` gets members, or which get its models."""
         given = [each.arguments["models"] for each in self.sites.initializes if "models" in each.arguments]
         return {
-            last_name_of_object_or_holder(one)
+            last_name_before_index(one)
             for each in given
             for one in _members_or_expression_itself(each)
             if isinstance(one, ast.Subscript)
@@ -194,7 +194,7 @@ class ApexCore:
         return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'
 
 
-def last_name_of_object_or_holder(node: ast.expr) -> str:
+def last_name_before_index(node: ast.expr) -> str:
     """Return the last part of the name of an object, or of the list or dict whose member it is, as of `nets["g"]`."""
     while isinstance(node, ast.Subscript):
         node = node.value
@@ -215,7 +215,7 @@ def parameters_receiving(index: Index, call: ast.Call, names: set[str]) -> list[
 
 def last_names_of_objects(node: ast.expr) -> set[str]:
     """Return the last parts of the names of an object, or of those in a list, tuple or dict that is written out."""
-    return {last_name_of_object_or_holder(each) for each in _members_or_expression_itself(node)}
+    return {last_name_before_index(each) for each in _members_or_expression_itself(node)}
 
 
 def _members_or_expression_itself(node: ast.expr) -> list[ast.expr]:
@@ -227,7 +227,7 @@ def _members_or_expression_itself(node: ast.expr) -> list[ast.expr]:
 
 def _names_stored_by(target: ast.expr) -> set[str]:
     """Return the last parts of the names that an assignment binds, or into whose members it puts something."""
-    return {last_name_of_object_or_holder(each) for each in elements(target)}
+    return {last_name_before_index(each) for each in elements(target)}
 
 
 def _targets_with_values(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:

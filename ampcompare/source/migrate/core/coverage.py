@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer
-from ampcompare.source.migrate.core.context import last_name_of_object_or_holder
+from ampcompare.source.migrate.core.context import last_name_before_index
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.module import Module, Scope
 
@@ -77,7 +77,7 @@ class AutocastCoverage:
         if self._core.has_autocast(node):
             return True
         is_of_model = (
-            isinstance(node, ast.Call) and last_name_of_object_or_holder(node.func) in self._core.model_names
+            isinstance(node, ast.Call) and last_name_before_index(node.func) in self._core.model_names
         )
         return is_of_model and model_casts_itself(self._core)
 

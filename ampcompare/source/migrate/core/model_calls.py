@@ -7,7 +7,7 @@ import re
 
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.core.context import last_name_of_object_or_holder, parameters_receiving
+from ampcompare.source.migrate.core.context import last_name_before_index, parameters_receiving
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import last_name
 
@@ -31,7 +31,7 @@ RUNNERS = frozenset({
 def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
     """Return whether a call is one of a model, or of a method of a model that may compute."""
     name = last_name(call.func)
-    if last_name_of_object_or_holder(call.func) in tails:
+    if last_name_before_index(call.func) in tails:
         return True
     if is_called_item_of_model(call.func, tails):
         return bool(call.args or call.keywords)
@@ -47,7 +47,7 @@ def is_computing_model_call(call: ast.Call, tails: set[str]) -> bool:
 def owner_name_of_method(method: ast.Attribute) -> str:
     """Return the last part of the name of the object whose method it is, or of that around its module."""
     owner = method.value
-    return last_name_of_object_or_holder(
+    return last_name_before_index(
         owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner
     )
 
@@ -76,7 +76,7 @@ def calls_parameter(index: Index, function: Called, parameter: str, depth: int =
             continue
         network = find_traced_network(module, call)
         if is_computing_model_call(call, names) or (
-            network is not None and last_name_of_object_or_holder(network) in names
+            network is not None and last_name_before_index(network) in names
         ):
             return True
         given = parameters_receiving(index.index_seen_from(module), call, names) if depth < MAX_DEPTH else []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer, ImportedObject, functions_of_callee, nodes_of_scope
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.context import last_name_of_object_or_holder
+from ampcompare.source.migrate.core.context import last_name_before_index
 from ampcompare.source.migrate.core.coverage import AutocastCoverage, scope_around, strongest_answer
 from ampcompare.source.migrate.core.holders import (
     BindingsOfScope,
@@ -361,7 +361,7 @@ class AutocastOutputs:
             return False
         if model_casts_itself(self.core):
             return (
-                last_name_of_object_or_holder(call.func) in self.core.model_names
+                last_name_before_index(call.func) in self.core.model_names
             )  # whose forward pass alone has autocast
         if self.coverage.coverage_of_node(module, call) is not Answer.YES:
             return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer, ImportedObject, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.context import last_name_of_object_or_holder
+from ampcompare.source.migrate.core.context import last_name_before_index
 from ampcompare.source.migrate.core.half_networks import (
     makes_fp16,
     refuse_half_weights,
@@ -159,7 +159,7 @@ def _refuse_half_inputs_outside(core: ApexCore) -> None:
     halves = [node for node in module.nodes if makes_fp16(module, node)]
     noted: set[str] = set()
     for call in module.calls:
-        name = last_name_of_object_or_holder(call.func)
+        name = last_name_before_index(call.func)
         is_method = name not in tails and is_computing_model_call(call, tails)
         if not is_method and (name not in tails or model_casts_itself(core)):
             continue
@@ -267,7 +267,7 @@ def _is_pass_of_network(function: Called | ImportedObject) -> bool:
 
 def _is_call_of_other_network(core: ApexCore, call: ast.Call) -> bool:
     """Return whether a call is surely one of another network than the models, by what the object is made by."""
-    if last_name_of_object_or_holder(call.func) in core.model_names or core.module.resolve(call.func):
+    if last_name_before_index(call.func) in core.model_names or core.module.resolve(call.func):
         return False
     scope = core.module.scope_of[call]
     choices = functions_of_callee(core.index.callee(call, scope))
@@ -282,7 +282,7 @@ def _is_call_of_other_network(core: ApexCore, call: ast.Call) -> bool:
 
 def _passes_model_on(core: ApexCore, call: ast.Call) -> bool:
     """Return whether a call hands a model to a library that traces it, or a function of another file that calls it."""
-    if (network := find_traced_network(core.module, call)) is not None and last_name_of_object_or_holder(
+    if (network := find_traced_network(core.module, call)) is not None and last_name_before_index(
         network
     ) in core.model_names:
         return True
@@ -303,7 +303,7 @@ def _calls_by_name(node: ast.AST, tails: set[str]) -> list[ast.Call]:
     return [
         each
         for each in walk(node)
-        if isinstance(each, ast.Call) and last_name_of_object_or_holder(each.func) in tails
+        if isinstance(each, ast.Call) and last_name_before_index(each.func) in tails
     ]
 
 

@@ -9,7 +9,7 @@ from ampcompare.source.index import Answer, Index, functions_of_callee
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
-from ampcompare.source.migrate.read.sites import BackwardPass, Sites, model_keys
+from ampcompare.source.migrate.read.sites import BackwardPass, Sites, keys_of_initialized_models
 from ampcompare.source.module import Block, Function
 from ampcompare.source.syntax import (
     arguments,
@@ -63,7 +63,7 @@ class _ForwardFinder:
         module = self._module = index.module
         self._names = names
         self._sites = sites
-        self._models = model_keys(module, sites)
+        self._models = keys_of_initialized_models(module, sites)
         self._tails = {key.rpartition(".")[2] for key in self._models}
         self._barriers = self._barrier_nodes()
         self._initializing = {each.statement for each in sites.initializes} | {

@@ -180,7 +180,7 @@ def _replace_name_of_opt_level(module: Module, given: dict[str, ast.expr]) -> st
     return level.id
 
 
-def model_keys(module: Module, sites: Sites) -> set[str]:
+def keys_of_initialized_models(module: Module, sites: Sites) -> set[str]:
     """Return the keys of the models that went through `amp.initialize`, and of their parallel wrappers."""
     found: set[str] = set()
     for each in sites.initializes:
@@ -201,8 +201,8 @@ def model_keys(module: Module, sites: Sites) -> set[str]:
 
 
 def model_names(module: Module, sites: Sites) -> set[str]:
-    """Return the last parts of `model_keys`, by which a call of a model is known in any function."""
-    return {last_part(key) for key in model_keys(module, sites)}
+    """Return the last parts of `keys_of_initialized_models`, by which a call of a model is known in any function."""
+    return {last_part(key) for key in keys_of_initialized_models(module, sites)}
 
 
 def _dotted_names_of(node: ast.AST | None) -> set[str]:

@@ -183,9 +183,9 @@ def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder) -> None:
         lambda data: data.update(environment={**data["environment"], **environment_fingerprint()}),
         seal=True,
     )
-    assert RunDirectory(folder).find_reusable(config).record is not None
+    assert RunDirectory(folder).find_reusable_record_and_reason(config).record is not None
     _edit(path, lambda data: data["summary"].update(metric_final=0.9))
-    reuse = RunDirectory(folder).find_reusable(config)
+    reuse = RunDirectory(folder).find_reusable_record_and_reason(config)
     assert reuse.record is None
     assert "its checksum does not match" in reuse.reason
     assert reuse.reason.endswith("; the file is kept as record.rejected.json")
