@@ -47,6 +47,8 @@ BINNING = ("_to_copy", "bucketize", "searchsorted")  # of numbers that need not 
 ROUNDING = frozenset(("round", "floor", "ceil", "trunc"))
 # share of wrong indices: of numbers that are whole in fp32, as positions are, and of others, as of bins
 MIN_WRONG_POSITIONS, MIN_WRONG_BINS = 0.01, 0.25
+# They pass values on: an infinity that fp32 has not there was not asked for.
+MOVING = frozenset(("where", "masked_fill", "tril", "triu"))
 LIMIT_REACH = 2  # operations between a limit and what is not finite at 1, such as a change of sign
 
 
@@ -65,9 +67,19 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
         return FaultReason(f"{number:g} is beyond the largest number of fp16")
 
     def operations_before(at: int) -> list[int]:
-        return [source for source in events[at].sources if source < at and share_lost_to_zero(events[source])]
+        before = [source for source in events[at].sources if source < at]
+        return [
+            one
+            for one in before
+            if share_lost_to_zero(events[one])
+            or (events[one].key[1] == "_to_copy" and any(map(is_lost, events[one].sources)))
+        ]
 
-    zeros = sorted(set(_places_reached_backwards([origin], operations_before)) - {origin})
+    def is_lost(at: int) -> bool:  # before it was widened, which changes no value
+        return at < origin and share_lost_to_zero(events[at]) > 0
+
+    reached = set(_places_reached_backwards([origin], operations_before)) - {origin}
+    zeros = sorted(at for at in reached if is_lost(at))
     if (reason := _reason_of_limit_rounded_to_one(events, [*zeros, origin], origin)) is not None:
         return reason
     if not zeros:
@@ -611,7 +623,12 @@ def _root_mean_square_error(event: OperationResult, norm: int) -> float:
 
 
 def _is_nonfinite_result(event: OperationResult) -> bool:
-    return total_nonfinite_and_lost_of(event.row)[1] > 0 and not event.constant
+    """Return whether a result is not finite, other than by an infinity that was asked for."""
+    if not total_nonfinite_and_lost_of(event.row)[1]:
+        return False
+    return not event.constant or (
+        event.key[1] in MOVING and event.errors is not None and math.isfinite(event.errors[1])
+    )
 
 
 def _is_finite_in_fp32(event: OperationResult) -> bool:

@@ -96,8 +96,13 @@ class Fp32Reference:
         ):
             flat = wide.reshape(-1)
         else:
-            narrow = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
-            flat = narrow.to(self.dtype, copy=True)  # a tensor of the wide type too: the arm's values stay
+            known = self._wide.get(storage._cdata)
+            if known is not None and not known[0].expired() and known[1].numel() == size:
+                flat = known[1]  # of other parts, as of the results of one split, which share a storage
+            else:
+                narrow = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+                # a tensor of the wide type too: the arm's values stay
+                flat = narrow.to(self.dtype, copy=True)
             flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(wide)
         self._wide[storage._cdata] = (StorageWeakRef(storage), flat)
         self._added += 1

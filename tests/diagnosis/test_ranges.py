@@ -113,6 +113,19 @@ def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
     assert event.errors[0] == pytest.approx(2.0**-11)
 
 
+def test_parts_of_one_storage_keep_their_wide_values() -> None:
+    """As those that an LSTM splits its gates into, before it works on each in place."""
+    reference = Fp32Reference()
+    with OperationWatch(RunningModules(), reference):
+        parts = (torch.full((2, 4), 300.0).half() ** 2).unsafe_split(2, dim=1)
+        parts[0].sqrt_()
+    first, second = (reference.wide_tensor_of(part) for part in parts)
+    assert first is not None
+    assert second is not None
+    assert (first == 300).all()
+    assert (second == 90_000).all()
+
+
 def test_a_cast_of_integers_is_counted() -> None:
     """It has no floating input whose counts could be reused."""
     with OperationWatch(RunningModules(), Fp32Reference()) as watch:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ampcompare.diagnosis.findings import nonfinite_reason_of
+from ampcompare.diagnosis.findings import _indices_of_nonfinite_origins, nonfinite_reason_of
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.operation_watch import OperationWatch, WatchedStep
 from ampcompare.diagnosis.sites import RunningModules
@@ -46,6 +46,10 @@ def seen(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> WatchedSte
     ("function", "text"),
     [
         (with_eps, "1e-09 in add is zero in fp16"),
+        (
+            lambda x: torch.log((x * TINY * TINY + 1e-9).float()),
+            "1e-09 in add is zero in fp16",
+        ),  # as autocast does
         (with_limit, "1e-12 in clamp is zero in fp16"),
         (of_zeros, "% of the results of _softmax are zero in the arm alone"),
         (lambda x: x / (x * TINY * TINY), "100 % of the results of mul are zero in the arm alone"),
@@ -62,6 +66,23 @@ def test_reasons_in_fp16(function: Callable[[Tensor], Tensor], text: str | None)
     if reason is not None and text is not None:
         assert text in reason.text
         assert reason.at is None
+
+
+@pytest.mark.parametrize(
+    "passes_on",
+    [
+        lambda x: torch.where(x.isnan(), torch.zeros_like(x), x),
+        lambda x: x.masked_fill(torch.arange(4) == 3, 0.0),
+        lambda x: x.reshape(2, 2).tril(),
+    ],
+    ids=["where", "masked_fill", "tril"],
+)
+def test_what_passes_a_value_on_asked_for_no_infinity(passes_on: Callable[[Tensor], Tensor]) -> None:
+    """The first result that is not finite is the one that overflows, not what comes behind a mask of a loss."""
+    step = seen(lambda x: passes_on((x * 300) ** 2 / (x * 300)).mean(), torch.float16)
+    broken = [at for at, event in enumerate(step.events) if event.row[255]]
+    (first,) = _indices_of_nonfinite_origins(step.events, [broken[-1]])
+    assert step.events[first].key[1] == "pow"
 
 
 def test_numbers_that_bf16_has_are_no_reason() -> None:
