@@ -116,8 +116,8 @@ def configs_of_arms(
             )
     if config.recipe.global_batch_size is not None:
         why = "is not for find-batch, which searches the batch size of one process"
-        advice = "leave out --global-batch-size, and give the first size with -b"
-        raise ConfigError(refusal_sentence("--global-batch-size", why, advice))
+        advice = "leave it out, or give the first size with -b"
+        raise ConfigError(refusal_sentence("recipe.global_batch_size", why, advice))
     return [
         _config_with_batch(config, config.recipe.batch_size, arm).model_copy(update={"stack": stack})
         for arm, stack in rows

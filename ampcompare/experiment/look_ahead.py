@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import expected_outlook_of, loss_distance
@@ -20,6 +19,7 @@ from ampcompare.experiment.diagnose import (
     say_writable_files,
 )
 from ampcompare.experiment.launch.places import places_for_cells
+from ampcompare.experiment.option_checks import check_cells
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import examine_in_child
@@ -70,11 +70,12 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
         say: gets a line for each part that begins.
 
     Raises:
-        ExtraMissing: torch is not installed, or too old.
+        ConfigError: a setting names what does not exist.
+        EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: the training cannot run its first steps.
     """
     options.check()
-    require_torch()
+    check_cells([options.config])
     environment = places_for_cells([options.config], None).all[0].gpu_environment
     if options.config.script is not None:
         say_writable_files(say)

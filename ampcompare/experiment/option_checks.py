@@ -15,6 +15,7 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.ranks import is_one_of_several_ranks
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
+from ampcompare.experiment.launch.cell_files import require_allowed_folders
 from ampcompare.experiment.launch.dispatch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
@@ -27,7 +28,8 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are, and torch is.
 
     Raises:
-        ConfigError: something that a cell names does not exist, or two cells are the same run.
+        ConfigError: something that a cell names does not exist, such as a folder of `--allow-writes` on this machine,
+            or two cells are the same run.
         EnvironmentUnfit: this system cannot fork, or lacks torch, Slurm or the package of an arm or an optimizer.
     """
     cells = list(cells)
@@ -41,6 +43,8 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     if any(cell.launcher == "slurm" for cell in cells):
         require_slurm()
     for cell in cells:
+        if cell.launcher not in REMOTE:
+            require_allowed_folders(cell)
         if cell.script is not None:
             require_in_script(cell.parsed_arm)
             continue

@@ -11,9 +11,10 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel
 
+from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.base.option_rules import OptionRule, Values, rule_of_need
+from ampcompare.base.option_rules import OptionRule, Values, refusal_sentence, rule_of_need
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.dispatch.dispatch import launcher_for_places, make_launcher
 from ampcompare.experiment.launch.places import Places, parse_gpu_numbers
@@ -21,6 +22,7 @@ from ampcompare.experiment.matrix import setting_path_of_name
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import parse_seeds
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
+from ampcompare.results.analysis.gates import parse_gate
 from ampcompare.results.analysis.inference.terms import Preference, Terms, parse_margin
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
@@ -30,6 +32,7 @@ from ampcompare.settings.script import SCRIPT_ARMS, script_config
 from ampcompare.settings.stack import StackConfig, parse_stacks
 
 Jobs: TypeAlias = int | Literal["auto"] | None
+RENDEZVOUS = ("env://", "tcp://", "file://")
 
 
 def _asks_to_time_cells_at_once(values: Values) -> bool:
@@ -37,7 +40,7 @@ def _asks_to_time_cells_at_once(values: Values) -> bool:
     return values["timing_rounds"] > 0 and (values["jobs"] not in (None, 1) or is_on_queue)
 
 
-# What options need and exclude, as they come to be: `launchers` are those of all cells.
+# What options need and exclude, as they come to be: `launchers` are those of all cells, `calls_apex` is of the arm.
 LAUNCH_RULES = (
     OptionRule(
         "--slurm-option",
@@ -50,6 +53,15 @@ LAUNCH_RULES = (
         "is not for Ray, which runs as many cells as fit",
         "leave it out",
         lambda values: values["jobs"] not in (None, 1) and "ray" in values["launchers"],
+    ),
+)
+RUN_RULES = (
+    *LAUNCH_RULES,
+    OptionRule(
+        "--save-apex-format",
+        "needs an arm of Apex: it is what an Apex script saves",
+        "leave it out",
+        lambda values: values["apex_layout"] and not values["calls_apex"],
     ),
 )
 COMPARE_RULES = (
@@ -77,10 +89,24 @@ class LaunchOptions:
     Attributes:
         dist_url: where processes that something else starts meet: env://, tcp://HOST:PORT or file://PATH.
         slurm_options: sbatch options for cells whose launcher is slurm, as in {"partition": "gpu", "exclusive": ""}.
+
+    Raises:
+        ConfigError: the address is none, or nothing has started this process as one of several.
     """
 
     dist_url: str | None = None
     slurm_options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.dist_url is None:
+            return
+        if not self.dist_url.startswith(RENDEZVOUS):
+            raise ConfigError(
+                f"--dist-url {self.dist_url!r} is none; give env://, tcp://HOST:PORT or file://PATH"
+            )
+        if read_distributed_env(url=self.dist_url) is None:
+            why = "is for processes that something else starts, such as srun"
+            raise ConfigError(refusal_sentence("--dist-url", why, "leave it out"))
 
     def launcher_of_cell(self, config: RunConfig) -> Launcher:
         """Return the launcher for one cell."""
@@ -354,7 +380,7 @@ class CompareOptions(_BuiltOptions):
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
         seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
-        _refuse_unreadable_values(gpus, seeds, margin)
+        _refuse_unreadable_values(gpus, seeds, margin, _texts_as_tuple(fail_on))
         self._set_fields(
             settings=settings_request(
                 recipe, size, config_file, settings_with_script(settings, script, metrics, mask, shift_seeds)
@@ -390,7 +416,9 @@ class CompareOptions(_BuiltOptions):
         )
 
 
-def _refuse_unreadable_values(gpus: str | None, seeds: str | None, margin: float | str | None) -> None:
+def _refuse_unreadable_values(
+    gpus: str | None, seeds: str | None, margin: float | str | None, gates: Iterable[str]
+) -> None:
     """Refuse values that mean nothing by themselves, whatever machine, file or run they meet."""
     if gpus is not None:
         parse_gpu_numbers(gpus)
@@ -398,6 +426,8 @@ def _refuse_unreadable_values(gpus: str | None, seeds: str | None, margin: float
         parse_seeds(seeds)
     if margin is not None:
         parse_margin(margin)
+    for text in gates:
+        parse_gate(text, metrics=None)  # whether there is such a metric, the task or the script says
 
 
 def parse_seconds(name: str, value: float | str) -> float:

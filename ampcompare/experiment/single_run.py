@@ -16,12 +16,12 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.option_rules import refusal_sentence, refuse_broken_rules
+from ampcompare.base.option_rules import refuse_broken_rules
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.run_directory import RunDirectory
-from ampcompare.experiment.run_options import LAUNCH_RULES, RunOptions
+from ampcompare.experiment.run_options import RUN_RULES, RunOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -63,9 +63,16 @@ class RunOutcome:
 
 def check_run(options: RunOptions) -> None:
     """Refuse what certainly cannot run."""
-    slurm_options, launchers = options.launch.slurm_options, {options.config.launcher}
-    refuse_broken_rules(LAUNCH_RULES, {"slurm_options": slurm_options, "launchers": launchers, "jobs": None})
-    check_cells([options.config])
+    config = options.config
+    given = {
+        "slurm_options": options.launch.slurm_options,
+        "launchers": {config.launcher},
+        "jobs": None,
+        "apex_layout": config.saving.apex_layout,
+        "calls_apex": config.parsed_arm.spec.calls_apex,
+    }
+    refuse_broken_rules(RUN_RULES, given)
+    check_cells([config])
     RunDirectory(options.folder).check_name()
 
 
@@ -123,9 +130,6 @@ def _launcher_and_observer(options: RunOptions, observer: Observer | None) -> tu
     """Return the launcher, and an observer that is silent in all but the main process."""
     config = options.config
     check_run(options)
-    if config.saving.apex_layout and not config.parsed_arm.spec.calls_apex:
-        why = f"is not for {config.arm}: it is what an Apex script saves"
-        raise ConfigError(refusal_sentence("--save-apex-format", why, "leave it out"))
     launcher = options.launch.launcher_of_cell(config)
     return launcher, observer if observer is not None and launcher.is_main else Observer()
 

@@ -132,7 +132,11 @@ PROFILE = CommandReads(
     WATCHED_SCRIPT,
     refused=frozenset({"processes", "recipe.cuda_graph"}),
 )
-FIND_BATCH = CommandReads("find-batch", EVERY - CHOSEN_BY_FIND_BATCH)
+FIND_BATCH = CommandReads(
+    "find-batch",
+    EVERY - CHOSEN_BY_FIND_BATCH - {"recipe.global_batch_size"},
+    refused=frozenset({"recipe.global_batch_size"}),
+)
 # Of a loop that the user wrote, in the user's own process.
 LOOP = frozenset({"device", "cpu_half", "autocast_lists", "recipe.seed"})
 DIAGNOSE_LOOP, PROFILE_LOOP = (

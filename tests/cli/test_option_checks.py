@@ -50,6 +50,22 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["compare", "--sweep", "device=cpu,nosuch"], 2, "is unknown; use auto, cpu, cuda"),
     (["compare", "-o", "x" * 300], 2, "cannot make the output folder"),
     (["explain", "O2", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
+    (["diagnose", "--ahead", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
+    (["run", "--save-apex-format"], 2, "--save-apex-format needs an arm of Apex"),
+    (["run", "--dist-url", "tcp://a:1"], 2, "--dist-url is for processes that something else starts"),
+    (["run", "--dist-url", "a:1"], 2, "--dist-url 'a:1' is none; give env://, tcp://HOST:PORT"),
+    (["run", "--allow-writes", "nowhere"], 2, "nowhere: there is no such folder; make it first"),
+    (["compare", "--allow-writes", "nowhere"], 2, "nowhere: there is no such folder; make it first"),
+    (
+        ["compare", "--config", "nowhere.yaml", "--fail-on", "accuracy"],
+        2,
+        "--fail-on 'accuracy' cannot be read",
+    ),
+    (
+        ["find-batch", "--set", "recipe.global_batch_size=8"],
+        2,
+        "recipe.global_batch_size is not for find-batch",
+    ),
 ]
 # What devices, files and the user's code decide.
 IN_THE_CELL: list[tuple[list[str], int, str]] = [
@@ -63,7 +79,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each call says, with and without --dry-run, in one process; and the folder that they were made in."""
     folder = tmp_path_factory.mktemp("here")
     calls = [
-        (words, dry) for words, *_ in REFUSED for dry in (False, True) if not (dry and words[0] == "explain")
+        (words, dry)
+        for words, *_ in REFUSED
+        for dry in (False, True)
+        if not (dry and words[0] in ("explain", "find-batch", "diagnose"))
     ]
     lines = [json.dumps([*words, *(["--dry-run"] if dry else [])]) for words, dry in calls]
     done = subprocess.run(

@@ -70,7 +70,7 @@ def test_declared_is_observed(name: str, forked_python: Any, tmp_path: Path) -> 
     # of an entry in a list, which is one setting
     declared = {path for path in reads.recipe if ".N." not in path}
     assert observed - declared - reads.refused - FACTS == set()
-    assert declared - observed - DERIVING == {"allow_writes"}  # for the user's own code alone
+    assert declared - observed - DERIVING == set()
 
 
 def test_a_flag_stands_for_what_is_read(call: Call) -> None:

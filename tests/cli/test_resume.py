@@ -96,7 +96,9 @@ def test_what_is_written_beside_a_checkpoint(call: Call, tmp_path: Path) -> None
     done = call("run", *words, "--save-apex-format")
     assert (done.code, done.lines) == (
         2,
-        ["ampcompare: --save-apex-format is not for fp32: it is what an Apex script saves; leave it out"],
+        [
+            "ampcompare: --save-apex-format needs an arm of Apex: it is what an Apex script saves; leave it out"
+        ],
     )
 
 

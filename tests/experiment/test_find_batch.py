@@ -237,7 +237,9 @@ def test_bad_values_are_refused() -> None:
     with pytest.raises(ConfigError, match="--memory-limit 0"):
         BatchSearchTerms([BASE], memory_gib=0.0)
     total = RunConfig.model_validate({"recipe": {"global_batch_size": 8}})
-    with pytest.raises(ConfigError, match="leave out --global-batch-size"):
+    with pytest.raises(
+        ConfigError, match=r"recipe.global_batch_size is not for find-batch, which searches the batch"
+    ):
         configs_of_arms(total, ["fp32"])
 
 

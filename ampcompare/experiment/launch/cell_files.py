@@ -108,6 +108,20 @@ def make_finder_of_other_cells_files_read(config: RunConfig) -> Callable[[], lis
 _left_by_cells: dict[str, tuple[int, int]] = {}  # of this process, in folders that they share
 
 
+def require_allowed_folders(config: RunConfig) -> None:
+    """Refuse `--allow-writes` of a folder that this machine has not.
+
+    Args:
+        config: of the run.
+
+    Raises:
+        ConfigError: names it.
+    """
+    for path in config.allow_writes:
+        if not os.path.exists(path):
+            raise ConfigError(f"--allow-writes {path}: there is no such folder; make it first")
+
+
 @contextlib.contextmanager
 def sandbox_of_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     """Yield the sandbox of a cell's processes; an open one if they run no code of the user.
@@ -118,9 +132,7 @@ def sandbox_of_cell(config: RunConfig, folder: Path) -> Iterator[Sandbox]:
     if shared is None:
         yield Sandbox({})
         return
-    for path in config.allow_writes:
-        if not os.path.exists(path):
-            raise ConfigError(f"--allow-writes {path}: there is no such folder; make it first")
+    require_allowed_folders(config)
     target = folder / CellFile.WRITTEN
     shutil.rmtree(target, ignore_errors=True)
     is_of_run = folder.parent.name == RunFile.CELLS

@@ -15,6 +15,7 @@ from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.worker import cell as worker
 from ampcompare.experiment.launch.worker.rank import initialized_process_group, local_device, open_rank_store
+from ampcompare.experiment.run_options import LaunchOptions
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.process.process_group import choose_group_backend
 
@@ -90,7 +91,9 @@ def test_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         assert started.launcher == kind
         assert launcher.launcher_of(config) is started
     with pytest.raises(ConfigError, match="--dist-url is for processes that something else starts"):
-        make_launcher(two, dist_url="tcp://127.0.0.1:1")
+        LaunchOptions(dist_url="tcp://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"--dist-url '127.0.0.1:1' is none; give env://"):
+        LaunchOptions(dist_url="127.0.0.1:1")
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     member = make_launcher(RunConfig(processes=4))

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.ranks import read_distributed_env
-from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.base.option_rules import refusal_sentence
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.experiment.launch.contract import Launcher, Progress, record_of_interrupted_cell
 from ampcompare.experiment.launch.dispatch.local import ExternalLauncher, LocalLauncher
 from ampcompare.experiment.launch.dispatch.ray import RayLauncher
@@ -124,7 +123,7 @@ def make_launcher(
         several_cells: whether more than one cell will be launched.
 
     Raises:
-        ConfigError: the environment describes one of several processes incompletely, or a rendezvous is of none.
+        ConfigError: the environment describes one of several processes incompletely.
         EnvironmentUnfit: the launcher is slurm and this machine has no Slurm.
         UnsupportedCombination: several cells, in one of several processes that were started together.
     """
@@ -141,9 +140,6 @@ def make_launcher(
         )
     if world is not None:
         return ExternalLauncher(world)
-    if dist_url is not None:
-        why = "is for processes that something else starts, such as srun"
-        raise ConfigError(refusal_sentence("--dist-url", why, "leave it out"))
     launcher = DispatchingLauncher(**options)
     launcher.launcher_of(config)  # refuse what cannot work before anything runs
     return launcher
