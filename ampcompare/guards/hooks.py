@@ -19,6 +19,7 @@ from ampcompare.base.location import Location, is_users_file, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detection.detector import EVENTS, Detector
+from ampcompare.guards.detection.library_remedies import remedies_of_calling_library
 from ampcompare.guards.detection.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.detection.script_state import EnteredAutocast, ScaleLossBlock, ScriptState
 
@@ -161,7 +162,9 @@ class GuardHooks:
         def scale(original: Any, scaler: Any, outputs: Any) -> Any:
             result = original(scaler, outputs)
             if scaler.is_enabled():
-                facts.scalers.add(scaler)
+                if scaler not in facts.scalers:
+                    facts.scalers.add(scaler)
+                    facts.remedies = remedies_of_calling_library()
                 if not facts.scale_calls:
                     facts.scale_read = False
                 losses = [result] if isinstance(result, Tensor) else list(result)

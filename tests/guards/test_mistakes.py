@@ -5,6 +5,8 @@ import pytest
 from ampcompare.base.errors import GuardError
 from ampcompare.guards import GUARDS
 from ampcompare.guards.checks.clipping import IN_APEX
+from ampcompare.guards.detection import library_remedies
+from ampcompare.guards.detection.library_remedies import ACCELERATE, FABRIC, TRAINER_OF_LIGHTNING
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 NATIVE_MISTAKES = {
@@ -403,6 +405,36 @@ def test_strict_guards_raise(case: str, remedy: str, script, guarded, marked) ->
     with pytest.raises(GuardError) as caught:
         guarded(path, strict=True)
     assert str(caught.value).startswith(f"guard {_guard(case)}: train.py:{marked(path)}: ")
+    assert str(caught.value).endswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [
+        ("accelerate.accelerator", ACCELERATE["clip-scaled"]),
+        ("lightning.fabric.fabric", FABRIC["clip-scaled"]),
+        ("lightning.pytorch.plugins.precision.amp", TRAINER_OF_LIGHTNING["clip-scaled"]),
+        ("train", GUARDS["clip-scaled"].remedy),
+    ],
+)
+def test_where_a_library_scales_the_remedy_is_in_its_words(
+    library: str, remedy: str, script, guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script holds no scaler that it could call."""
+    monkeypatch.setattr(library_remedies, "is_installed_file", lambda file: file == "library.py")
+    helper = f"""
+names = {{"__name__": {library!r}}}
+code = "def backward(scaler, loss): scaler.scale(loss).backward()"
+exec(compile(code, "library.py", "exec"), names)
+backward = names["backward"]
+"""
+    body = ALL["clip-scaled"].replace(
+        "scaler.scale(F.cross_entropy(model(x), y)).backward()",
+        "backward(scaler, F.cross_entropy(model(x), y))",
+    )
+    assert body != ALL["clip-scaled"]
+    with pytest.raises(GuardError) as caught:
+        guarded(script(body, helper=helper, keep="wrong"), strict=True)
     assert str(caught.value).endswith(remedy)
 
 

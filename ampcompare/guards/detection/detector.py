@@ -49,8 +49,10 @@ class Detector:
         self._sink = sink
 
     def report(self, what: str, location: Location | None = None, *, remedy: str | None = None) -> None:
-        """Report the mistake, by default at the line that is running and with the remedy of the guard."""
-        self._sink.report(self.guard.name, what, remedy or self.guard.remedy, location)
+        """Report the mistake, by default at the line that runs, with the remedy of the library that scales or of the
+        guard."""
+        name = self.guard.name
+        self._sink.report(name, what, remedy or self.facts.remedies.get(name, self.guard.remedy), location)
 
     def at_backward(self, losses: Any, grad_outputs: Any) -> None:
         """A backward pass starts, from `losses` and their gradients `grad_outputs` (None stands for ones)."""

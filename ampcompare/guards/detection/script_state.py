@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class ScriptState:
     scaler_stepping: list[list[Any]] = field(default_factory=list)
     blocks: list[ScaleLossBlock] = field(default_factory=list)
     scalers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # that have scaled a loss
+    # by the name of a guard, of the library that has scaled the loss
+    remedies: Mapping[str, str] = field(default_factory=dict)
     # Losses that a scaler or a block has scaled, by id.
     scaled: weakref.WeakValueDictionary[int, Tensor] = field(default_factory=weakref.WeakValueDictionary)
     scale_calls: int = 0  # since the last `update`; like the next three
