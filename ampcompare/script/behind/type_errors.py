@@ -61,6 +61,8 @@ TYPE_NAME = re.compile(
     r"b?float\d*|half|double|long|u?int\d*|complex\d*|bool|fp32)(?![A-Za-z0-9])"
 )
 ANY = re.compile("")
+WHOLE = (torch.int16, torch.int32, torch.int64)
+MAX_READ = 2**20  # numbers of a tensor that are looked at
 LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer of many that are alike
 OUT_OF_BOUNDS = re.compile(r"out of (?:bounds|range)")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
@@ -190,7 +192,7 @@ class _FailureKind:
 
     Attributes:
         pattern: of the message.
-        why: what is wrong under the arm; a function gets the failure.
+        why: what is wrong under the arm; a function gets the failure, as for arms and remedy.
         arms: others that may train the script.
         remedy: what else helps.
         applies: which failures with that message are of the kind.
@@ -200,7 +202,7 @@ class _FailureKind:
     pattern: re.Pattern[str]
     why: str | Callable[[_ScriptFailure], str]
     arms: tuple[str, ...] | Callable[[_ScriptFailure], tuple[str, ...]] = ()
-    remedy: str = ""
+    remedy: str | Callable[[_ScriptFailure], str] = ""
     applies: Callable[[_ScriptFailure], bool] = lambda failure: True
     shown: str = ""
 
@@ -210,10 +212,11 @@ class _FailureKind:
     def refusal_of_failure(self, failure: _ScriptFailure) -> UnsupportedCombination:
         why = self.why if isinstance(self.why, str) else self.why(failure)
         arms = self.arms if isinstance(self.arms, tuple) else self.arms(failure)
+        remedy = self.remedy if isinstance(self.remedy, str) else self.remedy(failure)
         kind = "" if isinstance(failure.error, RuntimeError) else f"{type(failure.error).__name__}: "
         seen = f"under {failure.arm} {why} ({self.shown or kind + failure.first_message_line})"
         place = location_of_error(failure.error) or "the script"
-        return UnsupportedCombination.with_advice(f"{place}: {seen}", *arms, remedy=self.remedy)
+        return UnsupportedCombination.with_advice(f"{place}: {seen}", *arms, remedy=remedy)
 
 
 def _find_refusal_of_failure(
@@ -316,6 +319,30 @@ def _mixed_types_in_torch_text(failure: _ScriptFailure) -> str:
     return f"code of torch itself in {call and call.name} computes with both types"
 
 
+def _own_fp32_tensors_text(failure: _ScriptFailure) -> str:
+    modules, _ = _raising_modules_and_their_locals(failure.error.__traceback__)
+    without_weights = bool(modules) and next(modules[-1].parameters(), None) is None
+    has_buffers = without_weights and any(one.dtype in HALF_DTYPES for one in modules[-1].buffers())
+    what = "buffers, which the arm has cast" if has_buffers else "weights"
+    return f"the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit {what}"
+
+
+def _remedy_by_one_type(failure: _ScriptFailure) -> str:
+    if _holds_numbers_to_round(failure):
+        return "compute in fp32 there: 16 bits round its whole numbers, such as positions"
+    return "give it tensors of one type there, for example with .to(other.dtype)"
+
+
+def _holds_numbers_to_round(failure: _ScriptFailure) -> bool:
+    """Return whether the script's line that has raised, in a module, got whole numbers that the arm's type rounds."""
+    half = half_dtype_of(failure.arm)
+    _, given = _raising_modules_and_their_locals(failure.error.__traceback__)
+    if half is None or not given:
+        return False
+    whole = [one for one in tensors_in_value(given[-1]) if one.dtype in WHOLE]
+    return any(bool((one.to(half).to(one.dtype) != one).any()) for one in whole if one.numel() <= MAX_READ)
+
+
 def _uncast_torch_call_text(failure: _ScriptFailure) -> str:
     return f"{_mixed_types_in_torch_text(failure)}, which Apex's lists do not cast"
 
@@ -359,7 +386,6 @@ def _is_of_torch_module_with_casts(failure: _ScriptFailure) -> bool:
 
 
 UNSCALED = Arm.parse("native:bf16")
-ONE_TYPE = "give it tensors of one type there, for example with .to(other.dtype)"
 OTHER_ERRORS = (
     _FailureKind(
         NUMPY_LACKS,
@@ -450,9 +476,9 @@ TYPE_ERRORS = (
     ),
     _FailureKind(
         ANY,
-        "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights",
+        _own_fp32_tensors_text,
         _arms_for_mixed_weights,
-        ONE_TYPE,
+        _remedy_by_one_type,
         applies=lambda failure: failure.stands is _StandInKind.WEIGHTS,
     ),
     _FailureKind(
@@ -472,13 +498,13 @@ TYPE_ERRORS = (
         ANY,
         "an operation gets tensors of both types, and Apex's lists of functions to cast lack it",
         _arms_for_attention_under_o1,
-        ONE_TYPE,
+        _remedy_by_one_type,
         applies=lambda failure: failure.stands is _StandInKind.O1,
     ),
     _FailureKind(
         ANY,
         "an operation gets tensors of both types, which autocast would cast, and this arm does not",
-        remedy=ONE_TYPE,
+        remedy=_remedy_by_one_type,
         applies=lambda failure: failure.stands is _StandInKind.NO_CASTS,
     ),
     _FailureKind(
@@ -502,7 +528,7 @@ TYPE_ERRORS = (
         ANY,
         "an operation gets tensors of both types, and torch.autocast does not cast it",
         lambda failure: _arms_with_fp32_kernel(failure),
-        ONE_TYPE,
+        _remedy_by_one_type,
     ),
 )
 
@@ -541,7 +567,8 @@ def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
     """Return patterns of modules each of which may let a script train: what makes fp32 of 16 bits, and what got fp32.
 
     The first give the type of their inputs if the arm keeps them. Of the second, which run whole in fp32 as they are,
-    as a head behind a `.float()` of the model, the outermost counts that was given nothing else.
+    as a head behind a `.float()` of the model, the outermost counts that was given nothing else. Without any, it is the
+    innermost that has raised, as a table of frequencies whose buffer was cast.
     """
     modules, given = _raising_modules_and_their_locals(failure.error.__traceback__)
     if not modules:
@@ -555,6 +582,9 @@ def _modules_to_keep_fp32(failure: _ScriptFailure) -> list[str]:
         if inputs != {torch.float32} or not _has_16_bit_weights_alone(module):
             break
         outermost = names.get(id(module), "") or outermost
+    innermost = names.get(id(modules[-1]), "")
+    if not patterns and not outermost and innermost:
+        return [_pattern_of_module(modules[0], innermost)]
     return [*patterns, *([outermost] if outermost else [])]
 
 

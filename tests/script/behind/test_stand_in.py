@@ -486,6 +486,28 @@ class SparseTable(nn.Module):
         return self.table(x.long()) + self.table(x.long() * 2)
 
 
+class Table(nn.Module):
+    """A part without weights, whose product of a buffer and of positions is written for fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.ones(1, 4))
+
+    def forward(self, positions: Any) -> Any:
+        return positions[:, None].float() @ self.frequencies
+
+
+class Positioned(nn.Module):
+    """A model with such a table."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.layer, self.table, self.most = nn.Linear(4, 4), Table(), most
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x) + self.table(torch.arange(self.most - 2, self.most + 1)).to(x.dtype)
+
+
 class Outside(nn.Module):
     """A model with such a part, which `keep_fp32` can name."""
 
@@ -653,6 +675,20 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
             r"Product gets tensors of both types in its backward pass, where autocast is off \(.*\); compare fp32, or "
             r"decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd, both with the "
             r"device_type that it computes on$",
+        ),
+        *(
+            (
+                arm,
+                partial(Positioned, most),
+                rf"do not fit the 16-bit buffers, which the arm has cast \(.*\); compare {arm}.keep_fp32=table"
+                rf"(, native:bf16, native:fp16 or apex:O1)?, or {remedy}",
+            )
+            for arm, most, remedy in (
+                ("half:bf16", 511, r"compute in fp32 there: 16 bits round its whole numbers"),
+                ("half:bf16", 255, ONE_TYPE),
+                ("apex:O2", 511, ONE_TYPE),
+                ("apex:O2", 4095, r"compute in fp32 there: 16 bits round its whole numbers"),
+            )
         ),
         (
             "native:fp16",
