@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TextIO, get_args
 
 from ampcompare.base.errors import ConfigError, require_one_of
-from ampcompare.experiment.reload_report import load_records
+from ampcompare.experiment.reload_report import read_records
 from ampcompare.results.analysis.against import AgainstResult, judge_new_results, table_of_records
 from ampcompare.results.analysis.inference.terms import Preference, Terms
 from ampcompare.results.analysis.results_table import Better, ResultsTable, judge_arms, read_table
@@ -84,7 +84,7 @@ def _read_results(source: str | Path | TextIO, metric: str | None, better: Bette
     path = Path(source) if isinstance(source, (str, Path)) else None
     if path is None or not (path.is_dir() or path.suffix == ".json"):
         return read_table(path or source, metric=metric, better=better)
-    table = table_of_records(load_records(path), str(path))
+    table = table_of_records(read_records(path), str(path))
     if metric not in (None, table.metric.name):
         raise ConfigError(f"{path} was trained by {table.metric.name}, not {metric}; leave --metric out")
     return table

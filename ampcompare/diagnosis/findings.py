@@ -409,7 +409,7 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
         return _make_fault(
             "overflow", facts, origin, text, _places_on_path(events, origin, at), reason=reason
         )
-    chosen = _find_index_of_deciding_origin(events, origin)
+    chosen = _find_index_of_nonfinite_decider(events, origin)
     if chosen is not None:
         text = (
             f"{operation_place_of(events[chosen].key).name} is not finite and decides an index or a "
@@ -651,7 +651,7 @@ def _indices_of_nonfinite_origins(events: Sequence[OperationResult], ends: Itera
     return [at for at in _places_reached_backwards(ends, operations_before) if not operations_before(at)]
 
 
-def _find_index_of_deciding_origin(events: Sequence[OperationResult], end: int) -> int | None:
+def _find_index_of_nonfinite_decider(events: Sequence[OperationResult], end: int) -> int | None:
     """Return the first result, not finite in the arm alone, that decided an index or a mask behind `end`.
 
     The wide run takes the indices and masks of the arm, so that what they spoil is spoiled there too.

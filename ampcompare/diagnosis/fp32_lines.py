@@ -69,7 +69,7 @@ class _FunctionsInFp32(TorchFunctionMode):
             with _enter_without_casts():
                 return func(*tree_map(_widened_value, args), **tree_map(_widened_value, kwargs))
         if name in ONE_TYPE:
-            found = {value.dtype for value in _tensors_nested_in((args, kwargs))}
+            found = {value.dtype for value in _floating_tensors_nested_in((args, kwargs))}
             half = found & set(HALF_DTYPES)
             if (
                 half
@@ -111,7 +111,7 @@ def _make_cast_from_fp32_to(dtype: torch.dtype) -> Callable[[Any], Any]:
     return cast
 
 
-def _tensors_nested_in(value: Any) -> list[Tensor]:
+def _floating_tensors_nested_in(value: Any) -> list[Tensor]:
     return [
         leaf
         for leaf in torch.utils._pytree.tree_leaves(value)
@@ -120,4 +120,4 @@ def _tensors_nested_in(value: Any) -> list[Tensor]:
 
 
 def _device_type_of(value: Any) -> str:
-    return _tensors_nested_in(value)[0].device.type
+    return _floating_tensors_nested_in(value)[0].device.type

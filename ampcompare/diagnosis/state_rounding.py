@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.diagnosis.step_watch import params_and_grads_to_step
-from ampcompare.results.records.outlook import StateError
+from ampcompare.results.records.outlook import RoundedStateDrift
 
 POINTS = 64  # of the steps ahead, over which the error is averaged
 FALL = 100.0  # times by which squared gradients may still fall: tenfold smaller ones are common at the end
@@ -199,9 +199,11 @@ class StateProbe:
                 return
         self.has_unknown |= key not in self._seen
 
-    def largest_step_errors(self, dtypes: Sequence[torch.dtype], steps: int) -> list[StateError | None]:
+    def largest_step_errors(
+        self, dtypes: Sequence[torch.dtype], steps: int
+    ) -> list[RoundedStateDrift | None]:
         """Return the largest error of a step's size that rounding to each type makes; None where no state is known."""
-        worst: list[StateError | None] = [None] * len(dtypes)
+        worst: list[RoundedStateDrift | None] = [None] * len(dtypes)
         for rule in dict.fromkeys(seen.rule for seen in self._seen.values()):
             alike = [seen for seen in self._seen.values() if seen.rule == rule]
             probes = min(len(seen.gradients) for seen in alike)
@@ -211,7 +213,7 @@ class StateProbe:
             for at, (stay, fall) in enumerate(
                 mean_step_errors(rule, state[chosen], gradients, dtypes, steps)
             ):
-                found = StateError(steps=steps, decay=rule.decay, steady=stay, falling=fall)
+                found = RoundedStateDrift(steps=steps, decay=rule.decay, steady=stay, falling=fall)
                 known = worst[at]
                 if known is None or found.largest_error > known.largest_error:
                     worst[at] = found

@@ -81,7 +81,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
-def load_records(path: Path) -> list[RunRecord]:
+def read_records(path: Path) -> list[RunRecord]:
     """Return the records of a run directory, a `record.json` or a `report.json`, without comparing them.
 
     Raises:

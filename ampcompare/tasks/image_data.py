@@ -389,7 +389,7 @@ class _SamplesOfPart(NamedTuple):
 
 
 @dataclass
-class _KeyedSamples(Dataset[tuple[Tensor, int]]):
+class _SamplesByEpochAndPosition(Dataset[tuple[Tensor, int]]):
     """A data set whose keys are (epoch, position): the epoch travels with each request, so workers can outlive it."""
 
     samples: Any
@@ -444,8 +444,8 @@ class _StreamData(LabeledData):
     Worker processes are kept between epochs, and beginning an epoch ends an unfinished one.
     """
 
-    train: _KeyedSamples = field(repr=False)
-    val: _KeyedSamples = field(repr=False)
+    train: _SamplesByEpochAndPosition = field(repr=False)
+    val: _SamplesByEpochAndPosition = field(repr=False)
     _loaders: dict[tuple[Part, int, bool], tuple[_BatchSampler, DataLoader[tuple[Tensor, int]]]] = field(
         default_factory=dict, repr=False
     )
@@ -465,7 +465,7 @@ class _StreamData(LabeledData):
             chosen = choose_indices_evenly(
                 len(samples), options.sizes_by_part[part], what=what, labels=labels
             )
-            keyed[part] = _KeyedSamples(
+            keyed[part] = _SamplesByEpochAndPosition(
                 samples, chosen, name, part, options.seed, num_classes, options.channels
             )
         return cls(

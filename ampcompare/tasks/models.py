@@ -12,7 +12,7 @@ from torch.func import functional_call
 from ampcompare.base.errors import BackendUnavailable, ConfigError, suggestion_text
 from ampcompare.tasks.catalog import check_model, explain_missing_package, translate_errors
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
-from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, TransformerClassifier, UNet
+from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
 
@@ -43,7 +43,7 @@ def build_timm_model(
 
 
 _NETWORKS: dict[str, dict[str, Callable[..., nn.Module]]] = {
-    "classification": {"convnet": ConvNet, "mlp": Mlp, "transformer": TransformerClassifier},
+    "classification": {"convnet": ConvNet, "mlp": Mlp, "transformer": Transformer},
     "segmentation": {"unet": UNet},
     "detection": {"centernet": CenterNet},
 }

@@ -67,7 +67,7 @@ class Mlp(nn.Module):
         return self.head(self.hidden(samples.flatten(1)))  # type: ignore[no-any-return]
 
 
-class TransformerClassifier(nn.Module):
+class Transformer(nn.Module):
     """Pre-norm self-attention over tokens: patches of an image, or the rows of a matrix.
 
     Attention is written with `matmul` and `softmax`, so that each arm's casts reach it; a fused kernel would hide them.

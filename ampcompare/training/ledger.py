@@ -193,12 +193,12 @@ class StepLook:
         if not any(map(callable, (*args[1:], *kwargs.values()))):
             self._operations.is_idle = True
             self._given.add(id(optimizer))
-            self._follow_sampled_update(optimizer, self._dense_gradients_after_noting_types(optimizer))
+            self._keep_sample_of_update(optimizer, self._dense_gradients_after_noting_types(optimizer))
 
     # A step that is looked at stays on the device, as the others do.
     _note_gradients_at_step.only_looks = True  # type: ignore[attr-defined]
 
-    def _follow_sampled_update(
+    def _keep_sample_of_update(
         self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False
     ) -> None:
         """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
@@ -229,7 +229,7 @@ class StepLook:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._operations.is_idle = False
         if id(optimizer) not in self._given:  # a closure has computed them in the step
-            self._follow_sampled_update(
+            self._keep_sample_of_update(
                 optimizer, self._dense_gradients_after_noting_types(optimizer), is_over=True
             )
         self._given.discard(id(optimizer))

@@ -18,7 +18,11 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import derive_seed
 from ampcompare.training.assemble import TrainingAssembly
 from ampcompare.training.build_loop import build_training_loop
-from ampcompare.training.checkpoint.capture import restore_state_of_rank, states_of_ranks, training_state
+from ampcompare.training.checkpoint.capture import (
+    restore_state_of_rank,
+    states_differing_between_ranks,
+    training_state,
+)
 from ampcompare.training.checkpoint.saver import CheckpointSaver, RunPosition
 from ampcompare.training.evaluate import EvaluationResult, Extra, evaluate_models
 from ampcompare.training.ledger import LedgerKeeper
@@ -165,7 +169,7 @@ class Session:
         """
         assembly, config = self.assembly, self.config
         training = training_state(assembly.replicas, assembly.optimizers, assembly.precision, assembly.names)
-        of_ranks = states_of_ranks(assembly.replicas, self.gpus(), assembly.ranks)
+        of_ranks = states_differing_between_ranks(assembly.replicas, self.gpus(), assembly.ranks)
         if of_ranks is None:
             return None
         engine = assembly.precision.engine

@@ -7,7 +7,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.laws import expected_outlook_of, loss_distance
-from ampcompare.results.records.outlook import Prefix, ShareLost, StateError
+from ampcompare.results.records.outlook import Prefix, RoundedStateDrift, ShareLost
 
 
 def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:
@@ -86,14 +86,14 @@ def test_twins_speak_of_the_prefix_alone() -> None:
 )
 def test_a_state_that_rounding_holds(arm: str, word: str) -> None:
     """It matters to the arms that hold the state in 16 bits, whatever their weights do."""
-    error = StateError(steps=2900, decay=0.999, steady=0.05, falling=0.35)
+    error = RoundedStateDrift(steps=2900, decay=0.999, steady=0.05, falling=0.35)
     found = expected_outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": error}), twin=0.0)
     assert found.word == word
     if word == "cannot know":
         assert found.part == "state"
         assert "decays by 0.1 % a step hardly falls in bf16: steps are 35 % away from fp32's" in found.why
         assert found.cure == f"{'state=fp32' if 'state' not in arm else 'no state=bf16'}, or a smaller beta2"
-    small = StateError(steps=2900, decay=0.99, steady=0.01, falling=0.1)
+    small = RoundedStateDrift(steps=2900, decay=0.99, steady=0.01, falling=0.1)
     assert (
         expected_outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": small}), twin=0.0).word
         == "no fault in sight"

@@ -18,7 +18,7 @@ class ShareLost(FrozenRecord):
     curve: list[Number] = Field([], description="at points that lie evenly from the last probe to the end")
 
 
-class StateError(FrozenRecord):
+class RoundedStateDrift(FrozenRecord):
     """How far the size of a step drifts from fp32's where the state that divides it is rounded after each step.
 
     Means over the steps ahead; 0.1 is a tenth of the step.
@@ -53,7 +53,7 @@ class Prefix(FrozenRecord):
     zero_denominators: dict[str, Number] = Field(
         {}, description="share of elements by which Adam divides by 0, by type"
     )
-    state_errors: dict[str, StateError] = Field({}, description="by type of the optimizer's state")
+    state_errors: dict[str, RoundedStateDrift] = Field({}, description="by type of the optimizer's state")
     state_is_known: bool = Field(True, description="whether it is known how the optimizer moves its state")
     shares: dict[str, ShareLost] = Field({}, description="by type of the weights")
     weights: str = Field(

@@ -199,7 +199,7 @@ def _run_traced_script(request: ResumeRequest, rank: int) -> int:
 
         convert_file(Path(request.checkpoint), Path(converted_checkpoint_name(request.checkpoint)), "native")
 
-    def trainers(note: Callable[..., None], events: Subscriptions) -> None:
+    def note_and_start_trainers(note: Callable[..., None], events: Subscriptions) -> None:
         note_saved_state_folders(note, events)
         if request.trainers:
             start_trainers_from_checkpoint(request.checkpoint, request.states, note, events)
@@ -212,7 +212,7 @@ def _run_traced_script(request: ResumeRequest, rank: int) -> int:
                 ends_with=request.ends_with,
                 first_only=request.first_only,
                 kill=request.kill,
-                trainers=trainers,
+                trainers=note_and_start_trainers,
             )
             trace.install(recorder)
 

@@ -31,7 +31,7 @@ class SampledCalls:
 
     def watch(self, owner: Any, name: str, around: Around) -> None:
         """Let calls of `owner.name` in watched steps go to `around(inner, *args, **kwargs)`."""
-        outside = self._outside_of_steps(around)
+        outside = self._make_around_outside_of_steps(around)
         self._sampled.append((owner, name, outside, around))
         if self._window is not None:
             self._window.wrap(owner, name, outside)
@@ -45,9 +45,9 @@ class SampledCalls:
         self._close()
         if was_open:
             self._open()
-        self._events.wrap(owner, name, self._outside_of_steps(around))
+        self._events.wrap(owner, name, self._make_around_outside_of_steps(around))
 
-    def _outside_of_steps(self, around: Around) -> Around:
+    def _make_around_outside_of_steps(self, around: Around) -> Around:
         def around_outside(inner: Any, *args: Any, **kwargs: Any) -> Any:
             return inner(*args, **kwargs) if self._steps.is_inside() else around(inner, *args, **kwargs)
 

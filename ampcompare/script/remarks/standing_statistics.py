@@ -39,7 +39,7 @@ class StandingVarianceWatch:
         if self._layers is None:
             if any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._layers = [
-                    (layer, _variances_of_layer(layer).clone(), _batches_seen_by_layer(layer))
+                    (layer, _running_variances(layer).clone(), _batches_seen_by_layer(layer))
                     for layer in _layers_that_lose_differences()
                 ]
             return
@@ -48,13 +48,13 @@ class StandingVarianceWatch:
             return
         self._layers = [one for one in self._layers if one not in seen]
         still = [
-            layer for layer, before, _ in seen if _is_mostly_unchanged(_variances_of_layer(layer), before)
+            layer for layer, before, _ in seen if _is_mostly_unchanged(_running_variances(layer), before)
         ]
         if still:
             kinds = format_few_names(
                 list(dict.fromkeys(f"{type(one).__name__}, momentum {one.momentum:g}" for one in still))
             )
-            dtype = dtype_name(_variances_of_layer(still[0]).dtype)
+            dtype = dtype_name(_running_variances(still[0]).dtype)
             self._rows.add_remark(
                 f"running statistics in {dtype} stand still in {len(still)} layers ({kinds}): rounding loses each step "
                 f"towards a batch that differs by less than {100 * _least_difference_kept(still[0]):.0f} %, and "
@@ -83,10 +83,10 @@ def _has_variance_in_16_bits(layer: Any) -> bool:
 
 def _least_difference_kept(layer: Any) -> float:
     """Return the relative difference to a batch below which a layer's step is less than half a unit."""
-    return float(least_relative_change(_variances_of_layer(layer).dtype) / layer.momentum)
+    return float(least_relative_change(_running_variances(layer).dtype) / layer.momentum)
 
 
-def _variances_of_layer(layer: Any) -> Tensor:
+def _running_variances(layer: Any) -> Tensor:
     variances: Tensor = layer._buffers["running_var"]
     return variances
 

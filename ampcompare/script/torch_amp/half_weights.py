@@ -1,8 +1,8 @@
 """An arm with 16-bit weights behind `torch.autocast` and `GradScaler`: Apex's O2, O3 and O5, and `half`.
 
-The models are those that `_ModelFinder` finds; they are prepared before their first call, and models and optimizers
-that the script makes later, as for another fold or phase, before theirs. From then on the weights have
-the arm's types everywhere, as after `amp.initialize`, and autocast blocks do nothing. Steps go through the scaler:
+The models are those that `_SearchForTrainedModels` finds; they are prepared before their first call, and models and
+optimizers that the script makes later, as for another fold or phase, before theirs. From then on the weights have the
+arm's types everywhere, as after `amp.initialize`, and autocast blocks do nothing. Steps go through the scaler:
 
 | the script calls | the arm does |
 |---|---|
@@ -176,7 +176,7 @@ class HalfWeights(TorchAmp):
         super().__init__(arm, *args)
         self._casts = False
         self.widening = WideningModules()
-        self._found = _ModelFinder(
+        self._found = _SearchForTrainedModels(
             str(arm),
             self._prepare_found_models,
             lambda: self.script.is_initialized or self.trains_through_apex(),
@@ -551,7 +551,7 @@ class HalfWeights(TorchAmp):
             self._gradients.show_scaled_gradients(self.masters(optimizer))
 
 
-class _ModelFinder:
+class _SearchForTrainedModels:
     """Finds models and optimizers when the script first calls a module whose weights a new optimizer holds.
 
     That module is a model, or the whole is that it is a part of, where one optimizer has weights of both. Weights of

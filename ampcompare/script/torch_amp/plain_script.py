@@ -60,7 +60,7 @@ HOOKS = [
 ]
 
 
-class _ScriptNeed(enum.Enum):
+class _WhatScriptLacks(enum.Enum):
     """What a script needs."""
 
     UNKNOWN = "it has not trained yet"
@@ -120,7 +120,7 @@ class PlainScript:
         self._rows = rows
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
-        self._mode = _ScriptNeed.UNKNOWN
+        self._mode = _WhatScriptLacks.UNKNOWN
         self._casts = bool(arm.half)
         self._arm_half = half_dtype_of(arm)
         self._is_fp32 = not self._casts and not arm.is_as_written
@@ -175,11 +175,11 @@ class PlainScript:
         self._lift_weights(optimizer)
         self._optimizers.add(optimizer)
         self._take_over_steps_of(optimizer)
-        if self._mode is not _ScriptNeed.OWN and not self._stand_in.trains_through_apex():
+        if self._mode is not _WhatScriptLacks.OWN and not self._stand_in.trains_through_apex():
             self._stand_in.note_optimizer_made()
             if (
                 self._stand_in.casts_loss
-                and self._mode is _ScriptNeed.UNKNOWN
+                and self._mode is _WhatScriptLacks.UNKNOWN
                 and not _is_mixed_precision_named()
             ):
                 self._open_casts(next(iter(owned_params(optimizer))).device.type)
@@ -228,40 +228,40 @@ class PlainScript:
         with self._deciding:
             return self._stand_in.find_input_type(module)
 
-    def _decide_script_need(self) -> _ScriptNeed:
+    def _decide_script_need(self) -> _WhatScriptLacks:
         """Return what the script needs, which a block or scaler of its own may still change."""
         with self._deciding:
             return self._decide_script_need_once()
 
-    def _decide_script_need_once(self) -> _ScriptNeed:
+    def _decide_script_need_once(self) -> _WhatScriptLacks:
         if not self._has_begun:
             self._begin_training([], self._optimizers.living_optimizers())
-        if self._mode is _ScriptNeed.OWN:
+        if self._mode is _WhatScriptLacks.OWN:
             return self._mode
         script = self._stand_in.script
-        is_off = self._mode is _ScriptNeed.UNKNOWN and bool(script.off_scalers)
+        is_off = self._mode is _WhatScriptLacks.UNKNOWN and bool(script.off_scalers)
         follows = is_off and (script.has_autocast or not self._casts)
         if (
             self._stand_in.trains_through_apex()
             or script.has_scaler
             or (follows and not script.is_initialized)
         ):
-            if self._mode is _ScriptNeed.PLAIN:
+            if self._mode is _WhatScriptLacks.PLAIN:
                 script.acts = script.has_scaler or script.has_autocast
-            self._mode = _ScriptNeed.OWN
+            self._mode = _WhatScriptLacks.OWN
             self._close_casts()
             self.stages.close()
             script.steps_on_behalf = False
         elif script.has_autocast:
-            self._mode = _ScriptNeed.AUTOCAST
+            self._mode = _WhatScriptLacks.AUTOCAST
             script.steps_on_behalf = True
-        elif self._mode is _ScriptNeed.UNKNOWN:
-            self._mode = _ScriptNeed.PLAIN
+        elif self._mode is _WhatScriptLacks.UNKNOWN:
+            self._mode = _WhatScriptLacks.PLAIN
             script.steps_on_behalf = True
             self._refuse_fp64_weights()
             if not self._casts:
                 self._stand_in.note_arm_acts()
-        if self._mode is not _ScriptNeed.OWN and script.off_scalers:
+        if self._mode is not _WhatScriptLacks.OWN and script.off_scalers:
             self._disable_script_scalers()
         return self._mode
 
@@ -423,7 +423,7 @@ class PlainScript:
     @contextlib.contextmanager
     def outer_calls_counted_as_inner(self, *modules: nn.Module) -> Iterator[None]:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
-        if self._has_trained_weight(modules[0]) and self._decide_script_need() is not _ScriptNeed.OWN:
+        if self._has_trained_weight(modules[0]) and self._decide_script_need() is not _WhatScriptLacks.OWN:
             self._type_of_inputs(modules[0])  # prepares a model before the library sets another `forward`
         before, self._pass.shells = self._pass.shells, modules
         try:
@@ -451,23 +451,23 @@ class PlainScript:
             not self._is_inside()
             and not self._backwards
             and self._has_trained_weight(module)
-            and self._decide_script_need() is not _ScriptNeed.OWN
+            and self._decide_script_need() is not _WhatScriptLacks.OWN
         ):
             with outside_of_transforms():  # vmap and torch.func.grad
                 self._type_of_inputs(module)
         return original(module, *args, **kwargs)
 
     def _forward_under_arm(
-        self, mode: _ScriptNeed, original: Any, module: nn.Module, args: Any, kwargs: Any
+        self, mode: _WhatScriptLacks, original: Any, module: nn.Module, args: Any, kwargs: Any
     ) -> Any:
         half = self._type_of_inputs(module)
-        if mode is not _ScriptNeed.OWN and self._stand_in.needs_scaler:
+        if mode is not _WhatScriptLacks.OWN and self._stand_in.needs_scaler:
             # an arm that has prepared it has replaced its step
             for optimizer in self._optimizers.living_optimizers():
                 self._take_over_steps_of(optimizer)
-        if mode is _ScriptNeed.PLAIN and self._casts:
+        if mode is _WhatScriptLacks.PLAIN and self._casts:
             self._stand_in.note_arm_acts()
-        self._pass.has_cast = self._casts and (mode is _ScriptNeed.PLAIN or self._stand_in.casts_now())
+        self._pass.has_cast = self._casts and (mode is _WhatScriptLacks.PLAIN or self._stand_in.casts_now())
         if self._pass.has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedCombination.with_advice(
                 message_with_script_line(
@@ -483,7 +483,7 @@ class PlainScript:
         if half is not None:
             args, kwargs = cast_floating_tensors((args, kwargs), half)
             return cast_floating_tensors(original(module, *args, **kwargs), torch.float32)
-        if mode is not _ScriptNeed.PLAIN or not self._casts:
+        if mode is not _WhatScriptLacks.PLAIN or not self._casts:
             return original(module, *args, **kwargs)
         if self._stand_in.casts_loss and not self._backwards:
             if torch.is_grad_enabled():
@@ -534,9 +534,9 @@ class PlainScript:
         finally:
             self._close_casts()
             is_open = was_open or (
-                self._mode is _ScriptNeed.PLAIN and self._casting > 0 and not self._stepping
+                self._mode is _WhatScriptLacks.PLAIN and self._casting > 0 and not self._stepping
             )
-            if is_open and self._mode is not _ScriptNeed.OWN and not self._stand_in.script.has_autocast:
+            if is_open and self._mode is not _WhatScriptLacks.OWN and not self._stand_in.script.has_autocast:
                 self._open_casts(self._device_type)
 
     def _note_autocast_entered(self, original: Any, block: Any) -> Any:
@@ -553,7 +553,7 @@ class PlainScript:
     # The backward pass.
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._backwards or self._decide_script_need() is _ScriptNeed.OWN:
+        if self._backwards or self._decide_script_need() is _WhatScriptLacks.OWN:
             with self.casting.block_without_casts():
                 return original(tensors, *args, **kwargs)
         if self._stepping and self._stand_in.needs_scaler:
@@ -561,7 +561,7 @@ class PlainScript:
         self._backwards += 1
         try:
             is_scaled = self._stand_in.needs_scaler and (
-                self._has_arm_cast() or self._mode is _ScriptNeed.AUTOCAST
+                self._has_arm_cast() or self._mode is _WhatScriptLacks.AUTOCAST
             )
             kwargs.update(zip(BACKWARD, args, strict=False))
             given = kwargs.get("grad_tensors")
@@ -664,7 +664,7 @@ class PlainScript:
             run_inside := self.stages.function_that_step_has_to_call
         ) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
-        if self._stepping or self._decide_script_need() is _ScriptNeed.OWN:
+        if self._stepping or self._decide_script_need() is _WhatScriptLacks.OWN:
             return self._step_inside_of_other(optimizer, step, args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
         may_evaluate = not _runs_closure_first(optimizer) and (
@@ -814,7 +814,7 @@ class PlainScript:
 
     def _refuse_step_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
-        if self._mode is _ScriptNeed.PLAIN and self._casts and not self._has_arm_cast():
+        if self._mode is _WhatScriptLacks.PLAIN and self._casts and not self._has_arm_cast():
             raise UnsupportedCombination.with_advice(
                 message_with_script_line(
                     f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "

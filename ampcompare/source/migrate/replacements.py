@@ -555,7 +555,7 @@ def classes_asked_for(modules: Iterable[tuple[str, Module]]) -> dict[str, str]:
     asked: dict[str, str] = {}
     for file, module in modules:
         for node in module.nodes if any(each in module.text for each in OTHER_CLASSES) else ():
-            if not isinstance(node, (ast.Name, ast.Attribute)) or not is_asked_for_as_type(module, node):
+            if not isinstance(node, (ast.Name, ast.Attribute)) or not is_in_type_test(module, node):
                 continue
             full = module.resolve(node) or ""
             name = full.rpartition(".")[2]
@@ -576,7 +576,7 @@ def ddp_may_lack_gradients(ddp: ast.Call | None) -> bool:
 
 def is_used_as_type(module: Module, node: ast.AST) -> bool:
     """Return whether a class only stands for a type: in an annotation, or in a question for one."""
-    return is_in_annotation(module, node) or is_asked_for_as_type(module, node)
+    return is_in_annotation(module, node) or is_in_type_test(module, node)
 
 
 def is_in_annotation(module: Module, node: ast.AST) -> bool:
@@ -588,7 +588,7 @@ def is_in_annotation(module: Module, node: ast.AST) -> bool:
     )
 
 
-def is_asked_for_as_type(module: Module, node: ast.AST) -> bool:
+def is_in_type_test(module: Module, node: ast.AST) -> bool:
     """Return whether a name stands in a question for a type, or in a tuple for such questions."""
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if isinstance(outer, ast.Call):

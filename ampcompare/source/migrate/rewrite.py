@@ -153,7 +153,7 @@ def migrate_text(
     rewrite.rewrite_core(refused)
     rewrite.replace_uses()
     rewrite.rewrite_imports()
-    probes = _notes_on_answers(module, names, rewrite.edits)
+    probes = _notes_on_checks_for_apex(module, names, rewrite.edits)
     if probes and not alone and (asking := _file_left_by_hand(around, module)):
         return _migration_of_asking_module(
             module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))
@@ -359,7 +359,7 @@ def _finish_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refu
             return rewrite.migrate_without_core(
                 text, versions, BANNED.format(text.splitlines()[left - 1].strip())
             )
-        findings = sorted({*findings, *notes, *_notes_inside_model(rewrite.core)})
+        findings = sorted({*findings, *notes, *_notes_on_cross_entropy_in_forward(rewrite.core)})
     if new != text:
         new = _with_older_torch_names(new, rewrite.torch, versions)
     uses, left = len(rewrite.names.uses), len(rewrite.kept)
@@ -401,7 +401,7 @@ def _notes_on_unseen_cross_entropy(text: str, new: str, versions: Versions) -> l
     return [Finding(origins_of_lines(text, new)[found[0]], 0, NOTE, UNSEEN)]
 
 
-def _notes_inside_model(core: ApexCore) -> list[Finding]:
+def _notes_on_cross_entropy_in_forward(core: ApexCore) -> list[Finding]:
     """Return notes on cross entropies of probabilities in forward passes, which a model of O2 or O3 may hold."""
     module = core.module
     found = []
@@ -442,7 +442,7 @@ def _migration_with_lines_as_they_are(
     return replace(left, text=edits.edited_text(), findings=sorted(set(findings)))
 
 
-def _notes_on_answers(module: Module, names: ModuleImports, edits: Edits) -> list[Finding]:
+def _notes_on_checks_for_apex(module: Module, names: ModuleImports, edits: Edits) -> list[Finding]:
     """Return notes on a module that only says whether Apex is there, and says so always from now on."""
     if names.uses:
         return []

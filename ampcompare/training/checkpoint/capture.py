@@ -56,7 +56,7 @@ def training_state(
     }
 
 
-def states_of_ranks(
+def states_differing_between_ranks(
     models: Sequence[nn.Module], devices: Sequence[torch.device], ranks: Communicator
 ) -> dict[str, Any] | None:
     """Return what differs between ranks: random generators, those of the GPUs too, and buffers.
@@ -87,7 +87,7 @@ def restore_state_of_rank(
     ranks: Communicator,
     seed: int,
 ) -> None:
-    """Load this rank's part of `states_of_ranks`; nothing may draw random numbers between this call and training.
+    """Load this rank's part of `states_differing_between_ranks`; from here to training nothing may draw random numbers.
 
     `seed`, another on each rank, seeds the generators if the state is of another number of processes.
     """

@@ -20,7 +20,12 @@ from ampcompare.base.tensors.products import hide_operations, modes_that_see_ope
 from ampcompare.base.tensors.tree import tensors_in_value
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, make_precision
 from ampcompare.training.precision.keep_fp32 import ids_of_kept_modules
-from ampcompare.training.precision.linear_products import BF16, LayerFormats, LinearProducts, ProductRounding
+from ampcompare.training.precision.linear_products import (
+    BF16,
+    LayerFormats,
+    LinearProductsFunction,
+    ProductRounding,
+)
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 from ampcompare.training.precision.stochastic_rounding import seed_of_step
 from ampcompare.training.precision.torchao_products import TorchaoProducts, has_mxfp8_kernel
@@ -279,7 +284,7 @@ class FormatForward(ReplacedForward):
         )
         # as autocast, which keeps this for the backward pass
         flat = value.reshape(-1, layer.in_features).bfloat16()
-        rows = LinearProducts.apply(flat, layer.weight.bfloat16(), formats)  # type: ignore[no-untyped-call]
+        rows = LinearProductsFunction.apply(flat, layer.weight.bfloat16(), formats)  # type: ignore[no-untyped-call]
         result = rows.view(*value.shape[:-1], layer.out_features)
         return result if layer.bias is None else result + layer.bias.bfloat16()
 

@@ -124,7 +124,7 @@ class LayerFormats:
     squares: tuple[Tensor, Tensor | float] | None = None
 
 
-class LinearProducts(torch.autograd.Function):
+class LinearProductsFunction(torch.autograd.Function):
     """A linear layer without its bias: `apply(input (rows, in), weight (out, in), LayerFormats)`, all in bf16."""
 
     @staticmethod

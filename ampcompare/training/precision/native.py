@@ -201,10 +201,10 @@ def make_native(
     """Build the backend of a `native` arm: over fp32 weights, or over bfloat16 ones."""
     if weights == "float32":
         return Native(device=device, dtype=dtype, **options)
-    return _NativeWeights(device=device, master_weights=masters == "float32", **options)
+    return _AutocastOverBf16Weights(device=device, master_weights=masters == "float32", **options)
 
 
-class _NativeWeights(Half):
+class _AutocastOverBf16Weights(Half):
     """`torch.autocast` in bfloat16 over weights that are stored in it, except those of batch norm."""
 
     key = "scaler"
@@ -237,12 +237,12 @@ class _NativeWeights(Half):
         )
 
 
-def _autocast_block(precision: Native | _NativeWeights) -> AbstractContextManager[None]:
+def _autocast_block(precision: Native | _AutocastOverBf16Weights) -> AbstractContextManager[None]:
     return _casts_as_on_cuda(precision, torch.autocast(precision.device_type, dtype=precision.half_dtype))
 
 
 def _casts_as_on_cuda(
-    precision: Native | _NativeWeights, block: AbstractContextManager[Any]
+    precision: Native | _AutocastOverBf16Weights, block: AbstractContextManager[Any]
 ) -> AbstractContextManager[Any]:
     """Return a context in which casts are those of CUDA; in a backward pass, of what it computes again."""
     casts = cast_as_on_cuda(precision.device_type, precision.autocast_lists)

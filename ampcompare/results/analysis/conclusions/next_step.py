@@ -63,7 +63,7 @@ def _all_next_steps(
         if not by_arm[row.arm][0].config.parsed_arm.is_as_written:  # such as a script in another stack
             yield _step_to_explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
     if typed is not None:
-        yield from _steps_for_more_seeds(comparison, rows, typed, next_error_rate)
+        yield from _next_steps_with_more_seeds(comparison, rows, typed, next_error_rate)
     yield from _next_steps_after_divergence(comparison, by_arm, typed)
     if typed is not None:
         yield from _steps_for_timing(rows, typed)
@@ -143,7 +143,7 @@ def _step_for_reference(
     return NextStep(command=str(longer), why=why)
 
 
-def _steps_for_more_seeds(
+def _next_steps_with_more_seeds(
     comparison: Comparison, rows: Sequence[ArmSummary], typed: TypedCommand, next_error_rate: float
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""

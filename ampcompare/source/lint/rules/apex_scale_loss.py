@@ -456,7 +456,7 @@ def scale_loss_without_step(module: LintModule) -> Iterator[Finding]:
             continue
         if any(_leads_to_step(trace, event) for trace, event in met):
             continue
-        if any(_steps_in_other_branch(trace, event) for trace, event in met):
+        if any(_does_other_branch_step_optimizer(trace, event) for trace, event in met):
             shown = f"nothing steps `{met[0][1].target.rpartition(':')[2]}` here, as another branch does"
             yield module.finding("AMP126", call, shown)
 
@@ -479,7 +479,7 @@ def _leads_to_step(trace: Trace, block: TrainingEvent) -> bool:
     )
 
 
-def _steps_in_other_branch(trace: Trace, block: TrainingEvent) -> bool:
+def _does_other_branch_step_optimizer(trace: Trace, block: TrainingEvent) -> bool:
     """Return whether another branch, by a flag that stays, scales a loss and steps the optimizer of a block."""
     for step in trace:
         if step.kind is not EventKind.STEP or step.subject != block.target or step.may_follow(block):

@@ -90,7 +90,7 @@ def scale_state_unsaved(module: LintModule) -> Iterator[Finding]:
                 continue
             if _is_scaler_new_each_round(module, maker, call):
                 continue
-            if code == "AMP226" and _steps_without_scaler(module, call, saved):
+            if code == "AMP226" and _does_saved_optimizer_step_without_scaler(module, call, saved):
                 continue
             shown = "the state of the optimizer is saved, but that of the loss scale is not"
             reported |= {saved} if saved is not None else set()
@@ -210,7 +210,9 @@ def _is_scaler_new_each_round(module: LintModule, maker: ast.Call, save: ast.Cal
     return False
 
 
-def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call | None) -> bool:
+def _does_saved_optimizer_step_without_scaler(
+    module: LintModule, call: ast.Call, saved: ast.Dict | ast.Call | None
+) -> bool:
     """Return whether the optimizers that a call saves step by themselves, and others by the scaler."""
     states = [node for root in (call, saved) if root is not None for node in ast.walk(root)]
     owners = [node.value for node in states if isinstance(node, ast.Attribute) and node.attr == "state_dict"]

@@ -18,8 +18,8 @@ from ampcompare.source.migrate.replacements import (
     UNUSED,
     UseRewriter,
     ddp_may_lack_gradients,
-    is_asked_for_as_type,
     is_in_annotation,
+    is_in_type_test,
     is_used_as_type,
 )
 from ampcompare.source.migrate.rewrite import (
@@ -226,7 +226,7 @@ def _apex_option_findings(module: Module, names: ModuleImports) -> list[Finding]
     found = []
     for node, full in names.uses:
         call, name = module.parent(node), adapter_name_of(full) or ""
-        is_type = isinstance(call, ast.ClassDef) or is_asked_for_as_type(module, node)
+        is_type = isinstance(call, ast.ClassDef) or is_in_type_test(module, node)
         if name == "FusedAdam" and is_type and not is_in_annotation(module, node):
             found.append(Finding.of_node(node, BY_HAND, NO_CLASS))
         if not (isinstance(call, ast.Call) and call.func is node):
@@ -276,7 +276,7 @@ def _change_imports_and_find_tries(
     roots = {root_name(node) for node, full in missing if isinstance(node, ast.Attribute)}
     in_try: dict[ast.Try, dict[ast.stmt, list[str]]] = {}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines = _adapt_import(statement, adapter, used, roots, offered)
+        lines = _change_of_import(statement, adapter, used, roots, offered)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_import_of_kept_names(statement, lines.kept)]
@@ -408,7 +408,7 @@ def _root_node(node: ast.AST) -> ast.AST:
     return node
 
 
-def _adapt_import(
+def _change_of_import(
     statement: ast.Import | ast.ImportFrom,
     adapter: str,
     used: set[str] | None,

@@ -84,7 +84,7 @@ def cast_or_refuse_other_calls(core: ApexCore) -> None:
     if core.is_all_fp32:
         return
     if not model_casts_itself(core):
-        core.wrapped |= _cast_evaluation(core) | _cast_own_forward(core)
+        core.wrapped |= _add_autocast_to_evaluations(core) | _cast_own_forward(core)
         add_autocast_behind_outputs(core)
     refuse_half_weights(core)
     _refuse_half_inputs_outside(core)
@@ -95,7 +95,7 @@ def cast_or_refuse_other_calls(core: ApexCore) -> None:
         _note_other_computations(core)
 
 
-def _cast_evaluation(core: ApexCore) -> set[ast.AST]:
+def _add_autocast_to_evaluations(core: ApexCore) -> set[ast.AST]:
     """Add autocast to `with torch.no_grad():` around calls of a model.
 
     Returns:

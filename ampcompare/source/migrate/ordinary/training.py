@@ -160,10 +160,10 @@ def _is_plain_import(module: Module, statement: ast.stmt) -> bool:
     return is_plain and not outer.finalbody and module.parent(outer) is module.tree
 
 
-def _is_plain_test(module: Module, test: ast.expr) -> bool:
+def _is_test_of_variable_or_apex(module: Module, test: ast.expr) -> bool:
     """Return whether a test asks for a variable, for whether Apex is there, or for both."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return all(_is_plain_test(module, each) for each in test.values)
+        return all(_is_test_of_variable_or_apex(module, each) for each in test.values)
     return dotted_name(test) is not None or asks_for_apex(module, test)
 
 
@@ -196,7 +196,7 @@ def _refuse_unusual_initialize(core: ApexCore) -> None:
         if not isinstance(outer, (ast.If, ast.FunctionDef, ast.Module)):
             raise UnsureRewrite(initialize.call, FLOW.format("inside of another statement than an `if`"))
     tests = [each.test for each in ifs_around_call(module, initialize) if not _is_test_for_main(each.test)]
-    if len(tests) > 1 or not all(_is_plain_test(module, each) for each in tests):
+    if len(tests) > 1 or not all(_is_test_of_variable_or_apex(module, each) for each in tests):
         raise UnsureRewrite(initialize.call, FLOW.format(f"if {' and '.join(map(ast.unparse, tests))}"))
 
 
@@ -297,9 +297,9 @@ def _statement_of_backward(core: ApexCore, block: BackwardPass) -> ast.stmt:
     plain = [each for each in core.sites.backwards if not each.block]
     if isinstance(outer, ast.If) and plain:
         if all(module.parent_statement(each.statement) is outer for each in plain) and len(plain) == 1:
-            if exclude_each_other(module, plain[0].statement, block.statement) and _is_plain_test(
-                module, outer.test
-            ):
+            if exclude_each_other(
+                module, plain[0].statement, block.statement
+            ) and _is_test_of_variable_or_apex(module, outer.test):
                 return outer
     if plain:
         raise UnsureRewrite(plain[0].statement, SEVERAL.format("several", "backward"))
