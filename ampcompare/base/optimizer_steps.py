@@ -1,8 +1,10 @@
 """Steps of optimizers as they begin and end: one pair of torch's hooks for all who follow them."""
 
+import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from types import CodeType, FrameType
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -22,6 +24,7 @@ class OptimizerSteps:
     def __init__(self, events: Subscriptions) -> None:
         self.num_ended = 0
         self._running: dict[int, list[Any]] = {}  # by thread: the optimizers that step, the outer one first
+        self._closures: dict[int, set[CodeType]] = {}  # by thread: what these steps may call back
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have begun a step
         self._before_first: list[Follower] = []
         self._before: list[Follower] = []
@@ -45,7 +48,20 @@ class OptimizerSteps:
         """Return whether an optimizer steps in this thread."""
         return bool(self._running) and get_ident() in self._running
 
-    def _begin(self, optimizer: Any, *_: Any) -> None:
+    def is_inside_closure(self) -> bool:
+        """Return whether a step in this thread has called the closure that it got, in which the script computes."""
+        codes = self._closures.get(get_ident())
+        frame: FrameType | None = sys._getframe(1) if codes else None
+        while frame is not None:
+            if codes and frame.f_code in codes:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _begin(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
+        codes = {code for one in (*args[1:], *(kwargs or {}).values()) if (code := _code_of_callable(one))}
+        if codes:
+            self._closures.setdefault(get_ident(), set()).update(codes)
         running = self._running.get(get_ident())
         if running is None:
             self._running[get_ident()] = [optimizer]
@@ -67,9 +83,20 @@ class OptimizerSteps:
             _drop_optimizer_and_those_inside(running, optimizer)
         if not running:
             self._running.pop(get_ident(), None)
+            self._closures.pop(get_ident(), None)
             self.num_ended += 1
         for follower in self._after:
             follower(optimizer)
+
+
+def _code_of_callable(value: Any) -> CodeType | None:
+    """Return the code of a function, a method, what `partial` has made of one, or an object that is called so."""
+    value = getattr(value, "func", value)
+    if not callable(value) or isinstance(value, type):
+        return None
+    function = getattr(value, "__func__", value)
+    function = function if hasattr(function, "__code__") else type(value).__call__
+    return getattr(function, "__code__", None)
 
 
 def _drop_optimizer_and_those_inside(running: list[Any], optimizer: Any) -> None:

@@ -17,7 +17,7 @@ Around = Callable[..., Any]
 
 
 class SampledCalls:
-    """Watches calls from the first step of an optimizer on, outside of steps."""
+    """Watches calls from the first step of an optimizer on, outside of steps, but in the closures that these call."""
 
     def __init__(self, steps: OptimizerSteps, events: Subscriptions) -> None:
         self._steps = steps
@@ -49,7 +49,9 @@ class SampledCalls:
 
     def _make_around_outside_of_steps(self, around: Around) -> Around:
         def around_outside(inner: Any, *args: Any, **kwargs: Any) -> Any:
-            return inner(*args, **kwargs) if self._steps.is_inside() else around(inner, *args, **kwargs)
+            if self._steps.is_inside() and not self._steps.is_inside_closure():
+                return inner(*args, **kwargs)
+            return around(inner, *args, **kwargs)
 
         return around_outside
 

@@ -1,6 +1,7 @@
 """What rounding takes from a script by its own lines: sums, decays, running statistics and weights that were cast."""
 
 import copy
+import functools
 import io
 from collections.abc import Callable
 from contextlib import redirect_stderr
@@ -117,6 +118,37 @@ def test_a_sum_that_begins_late_is_seen(behind: Any) -> None:
 
     (text,) = _remarks(behind, add, model=_linear(), steps=400)
     assert text.startswith("a sum in bf16 loses by rounding ")
+
+
+@pytest.mark.parametrize("kind", ["function", "partial", "object"])
+def test_a_sum_in_a_closure_is_seen(behind: Any, kind: str) -> None:
+    """As all that a step of Lightning computes; what the optimizer itself adds is none of the script's."""
+    recorder = Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.call_after_each_row(recorded.append)
+    behind("script", RecordedSteps(recorder))
+    model, count = _linear(), torch.zeros((), dtype=torch.bfloat16)
+    optimizer = SGD(model.parameters(), 0.01)
+
+    def closure() -> Tensor:
+        nonlocal count
+        count += 1
+        optimizer.zero_grad()
+        loss: Tensor = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    class Closure:
+        def __call__(self) -> Tensor:
+            return closure()
+
+    for _ in range(320):
+        optimizer.step(
+            {"function": closure, "partial": functools.partial(closure), "object": Closure()}[kind]
+        )
+    recorder.close(0, None)
+    (text,) = [row["text"] for row in recorded if row["kind"] == "remark"]
+    assert text.startswith("a sum in bf16 loses by rounding 20 % of what 320 additions gave to it")
 
 
 def test_an_average_of_few_elements_is_no_sum(behind: Any) -> None:
