@@ -64,6 +64,11 @@ FUNCTIONS = frozenset({
     "ones_like", "full", "full_like", "empty", "arange", "linspace", "rand", "randn", "randint", "randperm",
     "eq", "ne", "gt", "ge", "lt", "le", "logical_and", "logical_or", "logical_not",
 })  # fmt: skip
+# Of `torch` itself these are other functions, which O1 does not list.
+OF_FUNCTIONAL = frozenset({
+    "torch.layer_norm", "torch.group_norm", "torch.softmax", "torch.log_softmax",
+    "torch.binary_cross_entropy_with_logits",
+})  # fmt: skip
 TYPES = frozenset({
     "Tensor", "FloatTensor", "LongTensor", "BoolTensor", "float", "float32", "long", "int64", "int", "int32", "bool",
     "uint8", "Size", "device", "nn", "init", "functional", "dtype",
@@ -74,10 +79,12 @@ RUN_CODE = frozenset({"exec", "eval", "compile", "globals", "locals"})
 COPIES = re.compile(
     r"model|net|module|encoder|decoder|generator|discriminator|teacher|student", re.IGNORECASE
 )
-# In a network: what leaves the GPU, or computes without gradients; and by which names torch computes in fp32 what O1
-# knows by another name alone.
+# In a network: what leaves the GPU, or computes without gradients; and what autocast computes in another type than O1,
+# which lists other names: found by calls of all methods of tensors.
 IN_NETWORKS = frozenset({
-    "arccos", "arcsin", "arccos_", "arcsin_", "atan2_", "corrcoef", "cov",
+    "arccos", "arcsin", "arccos_", "arcsin_", "arctan2", "atan2_", "addcdiv_", "addcmul_", "corrcoef", "cov", "eq_",
+    "ge_", "gt_", "inner", "ldexp", "ldexp_", "le_", "lt_", "matrix_exp", "matrix_power", "mvlgamma", "mvlgamma_",
+    "ne_", "pinverse", "square", "sum_to_size",
     "cpu", "numpy", "tolist", "no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "checkpoint",
     "from_numpy",
 })  # fmt: skip
@@ -253,7 +260,8 @@ def unlisted_torch_name(module: Module, node: ast.AST) -> str:
     if not isinstance(node, (ast.Name, ast.Attribute)) or isinstance(module.parent(node), ast.Attribute):
         return ""
     full = module.resolve(node, follow=False) or ""
-    is_listed = last_part(full) in LAYERS | FUNCTIONS | TYPES or full.startswith("torch.nn.init.")
+    is_listed = last_part(full) in LAYERS | FUNCTIONS | TYPES and full not in OF_FUNCTIONAL
+    is_listed = is_listed or full.startswith("torch.nn.init.")
     return full if full.startswith("torch.") and not is_listed else ""
 
 

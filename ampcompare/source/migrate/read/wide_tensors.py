@@ -1,7 +1,7 @@
-"""Find what works in place on a tensor with another one that may be fp32.
+"""Find what works in place on a tensor with another one that may be fp32, and powers in place.
 
 O1 makes both fp32 for `x += y`, and casts `y` to the type of `x` for `x.add_(y)`. torch computes in fp32 and keeps the
-type of `x`. Of types a text shows those of parameters, of new tensors, and of what O1 and autocast compute in fp32;
+type of `x`. `x **= y` is fp32 under O1, whatever the types are. Of types a text shows those of parameters, of new tensors, and of what O1 and autocast compute in fp32;
 what a function gets, or another network returns, counts as being of the type of `x`.
 """
 
@@ -41,9 +41,12 @@ class WideTensorFinder:
         self._known: dict[tuple[Scope, str], bool] = {}
 
     def nodes_in_place(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
-        """Return the arithmetic in place among nodes whose other operand may be fp32."""
+        """Return the arithmetic in place among nodes whose other operand may be fp32, or that is a power."""
         found: list[ast.expr | ast.AugAssign] = []
         for node in nodes:
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Pow):
+                found.append(node)
+                continue
             if isinstance(node, ast.AugAssign) and isinstance(node.op, OPERATORS):
                 values = [node.value]
             elif isinstance(node, ast.Call) and last_name(node.func) in IN_PLACE:

@@ -76,6 +76,43 @@ def _compare(python: Any, folder: Path, text: str, *arguments: str, adapter: str
     assert _run(python, folder, *arguments) == expected
 
 
+REGISTERED = """\
+import torch
+from torch.nn import functional as F
+from apex import amp
+
+amp.register_half_function(torch, "einsum")
+amp.register_half_function(F, "softmax")
+amp.register_half_function(torch, "log1p")
+amp.register_half_function(F, "gelu")
+amp.register_float_function(torch, "softmax")
+amp.register_float_function(torch.Tensor, "square")
+amp.register_float_function(torch, "matmul")
+amp.register_float_function(torch, "sigmoid")
+amp.register_promote_function(torch, "tensordot")
+amp.register_promote_function(torch, "bmm")
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+wide = torch.rand(8, 8, device="cuda")
+half = model(wide)
+for x, y in ((half, half), (wide, wide), (half, wide)):
+    for result in (
+        torch.einsum("bi,ij->bj", x, y), F.softmax(x, 1), torch.log1p(x.abs()), F.gelu(x), torch.softmax(x, 1),
+        x.square(), torch.matmul(x, y), torch.sigmoid(x), torch.tensordot(x, y.to(x.dtype), 1),
+        torch.bmm(x[None], y[None]), x.softmax(1), F.linear(x, y),
+    ):
+        print(result.dtype, result.flatten().tolist())
+"""
+
+
+@pytest.mark.integration
+def test_functions_that_a_script_registers_are_cast_as_it_says(forked_python: Any, tmp_path: Path) -> None:
+    """Also those that the adapter keeps free of casts, and those that autocast casts otherwise."""
+    _compare(forked_python, tmp_path, REGISTERED)
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize(("level", "kind"), FAST)
 def test_trains_as_the_engine(forked_python: Any, tmp_path: Path, level: str, kind: str) -> None:
@@ -352,6 +389,21 @@ def test_products_that_apex_leaves_alone_keep_their_types(forked_python: Any, tm
         "    found = (torch.einsum('ij,jk', each, each), torch.tensordot(each, each, 1), torch.inner(each, each),\n"
         "             torch.chain_matmul(each, each, each), torch.matrix_power(each, 3), torch.mm(each, each))\n"
         "    print([(one.dtype, one.float().sum().item()) for one in found])\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_functions_that_apex_does_not_list_keep_their_types(forked_python: Any, tmp_path: Path) -> None:
+    """Autocast casts them, as other names of what Apex lists, or by what they call."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "half = net(x).sigmoid()\n"
+        "for a, b in ((half, half), (x[:, :2], half), (half, x[:, :2])):\n"
+        "    found = (a.arccos(), torch.arcsin(a), a.arctan2(a), a.cov(), a.sum_to_size(1), a.square(),\n"
+        "             torch.layer_norm(a, (2,)), torch.group_norm(a, 1), nn.functional.layer_norm(a, (2,)),\n"
+        "             nn.functional.group_norm(a, 1), a.clone().atan2_(b), a.clone().eq_(b), a.clone().lt_(b))\n"
+        "    print([(one.dtype, one.flatten().tolist()) for one in found])\n"
     )
     _compare(forked_python, tmp_path, text)
 
