@@ -1,8 +1,9 @@
 """Find what works in place on a tensor with another one that may be fp32, and powers in place.
 
 O1 makes both fp32 for `x += y`, and casts `y` to the type of `x` for `x.add_(y)`. torch computes in fp32 and keeps the
-type of `x`. `x **= y` is fp32 under O1, whatever the types are. Of types a text shows those of parameters, of new tensors, and of what O1 and autocast compute in fp32;
-what a function gets, or another network returns, counts as being of the type of `x`.
+type of `x`. `x **= y` is fp32 under O1, whatever the types are. Of types a text shows those of parameters, of new
+tensors, and of what O1 and autocast compute in fp32; what a function gets, or another network returns, counts as being
+of the type of `x`.
 """
 
 from __future__ import annotations
