@@ -10,6 +10,7 @@ import sysconfig
 from dataclasses import dataclass
 from traceback import walk_tb
 from types import CodeType, FrameType
+from typing import Any
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
@@ -75,6 +76,16 @@ def codes_and_lines_of_user_frames(frame: FrameType | None = None) -> list[tuple
             frames.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return frames
+
+
+def find_code_of_callable(value: Any) -> CodeType | None:
+    """Return the code of a function, a method, of a `partial` or of an object that is called; None without."""
+    value = getattr(value, "func", value)
+    if not callable(value) or isinstance(value, type):
+        return None
+    function = getattr(value, "__func__", value)
+    function = function if hasattr(function, "__code__") else type(value).__call__
+    return getattr(function, "__code__", None)
 
 
 def call_site_key() -> tuple[int, ...]:

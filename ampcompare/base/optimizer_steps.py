@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ampcompare.base.location import find_code_of_callable
 from ampcompare.base.patches import Subscriptions
 
 Follower = Callable[[Any], None]  # given the optimizer
@@ -59,7 +60,9 @@ class OptimizerSteps:
         return False
 
     def _begin(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        codes = {code for one in (*args[1:], *(kwargs or {}).values()) if (code := _code_of_callable(one))}
+        codes = {
+            code for one in (*args[1:], *(kwargs or {}).values()) if (code := find_code_of_callable(one))
+        }
         if codes:
             self._closures.setdefault(get_ident(), set()).update(codes)
         running = self._running.get(get_ident())
@@ -87,16 +90,6 @@ class OptimizerSteps:
             self.num_ended += 1
         for follower in self._after:
             follower(optimizer)
-
-
-def _code_of_callable(value: Any) -> CodeType | None:
-    """Return the code of a function, a method, what `partial` has made of one, or an object that is called so."""
-    value = getattr(value, "func", value)
-    if not callable(value) or isinstance(value, type):
-        return None
-    function = getattr(value, "__func__", value)
-    function = function if hasattr(function, "__code__") else type(value).__call__
-    return getattr(function, "__code__", None)
 
 
 def _drop_optimizer_and_those_inside(running: list[Any], optimizer: Any) -> None:

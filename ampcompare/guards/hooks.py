@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import GuardError
-from ampcompare.base.location import Location, is_users_file, user_location
+from ampcompare.base.location import Location, find_code_of_callable, is_users_file, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detection.detector import EVENTS, Detector
@@ -104,11 +104,21 @@ class GuardHooks:
             facts.window_backwards += 1
             for block in facts.blocks:
                 block.backwards += 1
-            result = original(tensors, grad_tensors, *args, **kwargs)
+            facts.is_in_backward = True
+            try:
+                result = original(tensors, grad_tensors, *args, **kwargs)
+            finally:
+                facts.is_in_backward = False
             facts.autocasts.clear()
             return result
 
+        def register_hook(original: Any, tensor: Any, hook: Any) -> Any:
+            if (code := find_code_of_callable(hook)) is not None and is_users_file(code.co_filename):
+                facts.hooks.add(code)
+            return original(tensor, hook)
+
         self._events.wrap(*Points.BACKWARD, backward)
+        self._events.wrap(Tensor, "register_hook", register_hook)
 
     def _watch_optimizers(self) -> None:
         watched: set[type] = set()

@@ -145,6 +145,18 @@ NATIVE_MISTAKES = {
             scaler.update()
             optimizer.zero_grad()
         """,
+    "clip-scaled (a hook)": """
+        for parameter in model.parameters():
+            parameter.register_hook(lambda g: torch.clamp(g, -0.5, 0.5))  # wrong  # here
+            parameter.register_hook(lambda g: g + 0 * g.abs().clamp(max=1.0))  # right
+        for x, y in batches:
+            torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
     "backward-in-autocast": """
         for x, y in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Collection, Sequence
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, is_called_by_lightning, user_location
@@ -49,7 +51,23 @@ IN_APEX = (
     "`model.parameters()` inside it"
 )
 OWN_CLIP = "gradients are limited by clamp before scaler.unscale_(optimizer)"
+BEHIND_HOOKS = (
+    "limit them behind `scaler.unscale_(optimizer)`, as by `clip_grad_value_`, instead of in a hook; with Apex those "
+    "of `amp.master_params(optimizer)` after the `scale_loss` block"
+)
 ACCUMULATING = "clip after the last `scale_loss` block of an update, the one without `delay_unscale`"
+
+
+def _is_gradient_of_hook(tensor: Tensor, hooks: Collection[CodeType]) -> bool:
+    """Return whether a hook that runs has been given a tensor, as the gradient."""
+    frame: FrameType | None = sys._getframe(1) if hooks else None
+    while frame is not None:
+        code = frame.f_code
+        if code in hooks:
+            given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
+            return any(one is tensor for one in given)
+        frame = frame.f_back
+    return False
 
 
 class ClipScaled(Detector):
@@ -57,8 +75,8 @@ class ClipScaled(Detector):
 
     Silent if a backward pass since the last update did not use the scaler, because it is then unknown whose gradients
     these are, and if `get_scale()` was called in between: the limit may have been scaled too. A function of the
-    script's own clips where it limits gradients by `clamp`: in place, or with a result that is the gradient when the
-    scaler steps.
+    script's own clips where it limits gradients by `clamp`: in place, with a result that is the gradient when the
+    scaler steps, or in a hook.
     """
 
     guard = guard_of_name("clip-scaled")
@@ -104,6 +122,11 @@ class ClipScaled(Detector):
                 )
 
     def after_clamp(self, tensor: Tensor, result: Tensor) -> None:
+        if self.facts.is_in_backward and _is_gradient_of_hook(tensor, self.facts.hooks):
+            self.report(
+                "gradients are limited by clamp in a hook, which gets them scaled", remedy=BEHIND_HOOKS
+            )
+            return
         optimizer = self._optimizer_of_gradient(tensor)
         if optimizer is None or optimizer in self.facts.unscaled:
             return

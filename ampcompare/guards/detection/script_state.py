@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location
@@ -48,6 +49,8 @@ class ScriptState:
     remedies: Mapping[str, str] = field(default_factory=dict)
     # Losses that a scaler or a block has scaled, by id.
     scaled: weakref.WeakValueDictionary[int, Tensor] = field(default_factory=weakref.WeakValueDictionary)
+    hooks: set[CodeType] = field(default_factory=set)  # of gradients, that the script has registered
+    is_in_backward: bool = False  # of the script, not in a pass of `torch.autograd.grad`
     scale_calls: int = 0  # since the last `update`; like the next three
     window_backwards: int = 0
     scale_read: bool = False  # `get_scale` was called after the first of them
