@@ -179,8 +179,9 @@ def test_reads_the_states_of_apex_and_of_a_grad_scaler(forked_python: Any, tmp_p
 
 @pytest.mark.integration
 def test_loads_what_fits_of_states_of_other_runs(forked_python: Any, tmp_path: Path) -> None:
-    """By position, with fewer entries and with more, as Apex does."""
+    """By position, with fewer entries and with more, as Apex does. Before `initialize` there are no scalers."""
     text = HEAD + (
+        "print(hasattr(amp._amp_state, 'loss_scalers'))\n"
         "net, optimizer = amp.initialize(net, optimizer, num_losses=2, verbosity=0)\n"
         "for numbers in ((5,), (7, 0), (0, 1, 2, 3)):\n"
         "    amp.load_state_dict({f'loss_scaler{i}': {'loss_scale': 2.0**i, 'unskipped': i} for i in numbers})\n"
