@@ -236,8 +236,9 @@ class UseRewriter:
             if ddp_may_lack_gradients(call):
                 self._add_note(call or node, UNUSED.format(UNUSED_OPTION))
         self._refuse_dropped_options(call, twin)
-        if twin == LAYER_NORM and call is not None:
-            self._add_note(call, FP32_RESULT)
+        base = self._module.parent(node) if call is None else None
+        if twin == LAYER_NORM and (call is not None or isinstance(base, ast.ClassDef)):
+            self._add_note(call or node, FP32_RESULT)
         own = [
             (statement, alias.name)
             for statement, alias in self._names.imports

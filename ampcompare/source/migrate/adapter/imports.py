@@ -64,6 +64,13 @@ LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
 ALWAYS_THERE = (
     "this asks whether Apex is there; the adapter always is, so what ran where Apex is missing does no longer"
 )
+STILL_ASKS = (
+    "this still asks whether Apex is there, by an import of what the adapter has not ({0}): where Apex is missing, what "
+    "runs without it does here, while other files have the adapter"
+)
+REPLACED = (
+    "this puts another module in the place of Apex, which no file that takes the adapter asks for any more"
+)
 ASKS = "this asks for the installed package apex, which the adapter is not; change or remove it"
 
 
@@ -300,9 +307,22 @@ def _change_imports_and_find_tries(
 def _question_findings(module: Module, always: Iterable[ast.Try]) -> list[Finding]:
     """Return what is said of questions for the installed package, and for whether Apex is there."""
     by_hand = [Finding.of_node(call, BY_HAND, ASKS) for call in _calls_asking_version(module)]
-    return by_hand + [
-        Finding.of_node(each, NOTE, ALWAYS_THERE) for each in _questions_for_apex(module, always)
+    kept = {each: _find_import_that_needs_apex(each) for each in always}
+    still = [
+        Finding.of_node(each, NOTE, STILL_ASKS.format(ast.unparse(one)))
+        for each, one in kept.items()
+        if one is not None and any(_answers_in_handler(module, each))
     ]
+    asking = _questions_for_apex(module, [each for each in always if kept[each] is None])
+    put = [
+        Finding.of_node(each, NOTE, REPLACED)
+        for each in module.nodes
+        if isinstance(each, ast.Subscript)
+        and isinstance(each.ctx, ast.Store)
+        and _is_table_of_loaded_modules(module, each.value)
+        and _apex_text_of(each.slice)
+    ]
+    return by_hand + still + put + [Finding.of_node(each, NOTE, ALWAYS_THERE) for each in asking]
 
 
 def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[ast.AST]:
@@ -318,12 +338,28 @@ def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[a
             if not isinstance(module.statement_around(node), ast.Assert):
                 yield node
     for one in always:
-        for handler in one.handlers:
-            sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
-            yield from (each for each in sets if _decides_elsewhere(module, each))
-            yield from (each for each in handler.body if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
-            if _goes_on_without_rest(one, handler):
-                yield handler
+        yield from _answers_in_handler(module, one)
+
+
+def _answers_in_handler(module: Module, one: ast.Try) -> Iterator[ast.AST]:
+    """Yield what a `try` of imports does without Apex that may choose a way: what it sets, defines or leaves out."""
+    for handler in one.handlers:
+        sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
+        yield from (each for each in sets if _decides_elsewhere(module, each))
+        yield from (each for each in handler.body if isinstance(each, (ast.ClassDef, ast.FunctionDef)))
+        if _goes_on_without_rest(one, handler):
+            yield handler
+
+
+def _find_import_that_needs_apex(one: ast.Try) -> ast.Import | ast.ImportFrom | None:
+    """Return the first import in a `try` of something of Apex that the adapter does not have; None without one."""
+    for each in one.body:
+        package = f"{each.module}." if isinstance(each, ast.ImportFrom) and not each.level else ""
+        if isinstance(each, ast.Import) or package:
+            names = [f"{package}{alias.name}" for alias in each.names]
+            if any(name.split(".")[0] in APEX and adapter_name_of(name) is None for name in names):
+                return each
+    return None
 
 
 def _goes_on_without_rest(one: ast.Try, handler: ast.ExceptHandler) -> bool:
@@ -504,6 +540,7 @@ def _apex_lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
             yield node.args[0], _apex_text_of(node.args[0])
         elif (
             isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
             and _is_table_of_loaded_modules(module, node.value)
             and _apex_text_of(node.slice)
         ):

@@ -240,6 +240,34 @@ def test_state_that_the_adapter_lacks_is_named() -> None:
     assert finding.message.startswith("_amp_state of the adapter has no handle")
 
 
+def test_a_question_for_apex_that_an_import_of_it_still_answers_is_said_to_be_one() -> None:
+    text = (
+        "try:\n    from apex import amp\n    import amp_C\n    has_apex = True\n"
+        "except ImportError:\n    has_apex = False\nif has_apex:\n    print(amp.state_dict(), amp_C.scale)\n"
+    )
+    migration = adapt_text(text)
+    assert "import amp_C" in migration.text
+    (note,) = [each.message for each in migration.findings if each.kind == NOTE]
+    assert note.startswith(
+        "this still asks whether Apex is there, by an import of what the adapter has not (import amp_C)"
+    )
+    (note,) = [
+        each.message
+        for each in adapt_text(text.replace("    import amp_C\n", "").replace(", amp_C.scale", "")).findings
+    ]
+    assert note.startswith("this asks whether Apex is there; the adapter always is")
+
+
+def test_what_stands_in_the_place_of_apex_stays_and_is_named() -> None:
+    """As a test does that puts a bogus module there, by another line too."""
+    text = "import sys\nfrom apex import amp\nname = 'apex'\nsys.modules[name] = bogus\nsys.modules['apex'] = old\n"
+    migration = adapt_text(text + "amp.state_dict()\nprint('apex' in sys.modules)\n")
+    assert "sys.modules['apex'] = old" in migration.text
+    assert '"torch_amp_adapter" in sys.modules' in migration.text
+    (note,) = [each for each in migration.findings if "in the place of Apex" in each.message]
+    assert note.line == 5
+
+
 def test_a_module_of_a_package_has_its_full_name() -> None:
     text = "from apex import amp\nfrom apex.amp import scale_loss\n"
     assert adapt_text(text, f"pkg.{ADAPTER}").text == (
