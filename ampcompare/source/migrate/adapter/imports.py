@@ -65,8 +65,8 @@ ALWAYS_THERE = (
     "this asks whether Apex is there; the adapter always is, so what ran where Apex is missing does no longer"
 )
 STILL_ASKS = (
-    "this still asks whether Apex is there, by an import of what the adapter has not ({0}): where Apex is missing, what "
-    "runs without it does here, while other files have the adapter"
+    "this still asks whether Apex is there, by an import of what the adapter has not ({0}): where Apex is missing, "
+    "what runs without it does here, while other files have the adapter"
 )
 REPLACED = (
     "this puts another module in the place of Apex, which no file that takes the adapter asks for any more"
