@@ -354,8 +354,8 @@ def _answers_in_handler(module: Module, one: ast.Try) -> Iterator[ast.AST]:
 def _find_import_that_needs_apex(one: ast.Try) -> ast.Import | ast.ImportFrom | None:
     """Return the first import in a `try` of something of Apex that the adapter does not have; None without one."""
     for each in one.body:
-        package = f"{each.module}." if isinstance(each, ast.ImportFrom) and not each.level else ""
-        if isinstance(each, ast.Import) or package:
+        if isinstance(each, (ast.Import, ast.ImportFrom)):
+            package = f"{'.' * each.level}{each.module or ''}." if isinstance(each, ast.ImportFrom) else ""
             names = [f"{package}{alias.name}" for alias in each.names]
             if any(name.split(".")[0] in APEX and adapter_name_of(name) is None for name in names):
                 return each
