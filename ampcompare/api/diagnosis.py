@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.diagnosis.options import DiagnoseOptions, Reference
 from ampcompare.diagnosis.profiling.options import ProfileOptions
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.results.records.diagnosis import Diagnosis
@@ -29,7 +29,7 @@ def diagnose(
     *,
     arm: Arm | str = "apex:O2",
     steps: int = DiagnoseOptions.steps,
-    reference: Literal["float32", "float64", "none"] = DiagnoseOptions.reference,
+    reference: Reference = DiagnoseOptions.reference,
     cures: bool = DiagnoseOptions.cures,
     script: Sequence[str] | None = None,
     preflight: bool = True,

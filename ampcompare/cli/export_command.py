@@ -8,6 +8,7 @@ from ampcompare.base.errors import RecordError
 from ampcompare.base.formatting import format_count, printable_line
 from ampcompare.cli.help import OUTPUT, Command, option
 from ampcompare.cli.values import FILE, FOLDER, WordChoice
+from ampcompare.results.report.export import TRACKERS
 
 
 @click.command(
@@ -22,7 +23,7 @@ from ampcompare.cli.values import FILE, FOLDER, WordChoice
 @option(
     "--to",
     "tracker",
-    type=WordChoice(["tensorboard", "wandb", "mlflow"]),
+    type=WordChoice(list(TRACKERS)),
     required=True,
     group=OUTPUT,
     help="the tracker",

@@ -5,6 +5,7 @@ import click
 from ampcompare.api.migration import lint_paths
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.values import FILE, WordChoice
+from ampcompare.source.lint.report import FORMATS
 
 
 @click.command(
@@ -23,7 +24,7 @@ from ampcompare.cli.values import FILE, WordChoice
 @option(
     "--format",
     "form",
-    type=WordChoice(["text", "json", "github", "sarif"]),
+    type=WordChoice(list(FORMATS)),
     default="text",
     show_default=True,
     help="of the report on stdout",
@@ -49,7 +50,6 @@ def command(
     [tool.ampcompare.lint] of pyproject.toml: select, ignore, exclude.
     """
     from ampcompare.base.errors import ConfigError
-    from ampcompare.source.lint.report import FORMATS
 
     codes, left = _split_codes(select), _split_codes(ignore)
     report = lint_paths(

@@ -19,7 +19,7 @@ from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.running_cells import RunningCells
 from ampcompare.results.records.run import RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import REMOTE_LAUNCHERS, RunConfig
 
 if TYPE_CHECKING:
     from ampcompare.cli.progress_region import ProgressRegion
@@ -175,7 +175,7 @@ class ProgressDisplay(Observer):
         outline = self._cells.outline
         if self._cells.total > 1 and self._cells.done == self._cells.total:
             return "writing the report"
-        if outline is not None and any(cell.launcher in ("slurm", "ray") for cell in outline.cells):
+        if outline is not None and any(cell.launcher in REMOTE_LAUNCHERS for cell in outline.cells):
             return "waiting in the queue"
         if not self._cells.done:
             return "a few steps of each arm"

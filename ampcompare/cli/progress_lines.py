@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ampcompare.base.formatting import format_count, format_ranges, format_rough_duration, printable_line
 from ampcompare.experiment.observer import PlanOutline
 from ampcompare.experiment.running_cells import CellView, MatrixProgress
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import REMOTE_LAUNCHERS, RunConfig
 
 MAX_NAMED = 3  # arms in the first line
 MAX_NOTICES = 16  # plain lines at a time
@@ -34,7 +34,7 @@ def outline_text(outline: PlanOutline, device: str) -> str:
 
 def _places_text(cells: Sequence[RunConfig], device: str) -> str:
     """Return where cells run: devices, threads and processes, each as often as it differs."""
-    where = {f"on {cell.launcher.capitalize()}" for cell in cells if cell.launcher in ("ray", "slurm")}
+    where = {f"on {cell.launcher.capitalize()}" for cell in cells if cell.launcher in REMOTE_LAUNCHERS}
     if not where:
         devices = {device if cell.device == "auto" else cell.device for cell in cells}
         where = {f"on {' and '.join(sorted(devices))}"}

@@ -1,10 +1,10 @@
 """The diagnosis of a recipe, as plain data. Runs in a child process: O1 patches torch, and threads are set once."""
 
-from typing import Any, Literal
+from typing import Any
 
 from ampcompare.diagnosis.diagnose import diagnose_loop_by_options
 from ampcompare.diagnosis.loops import make_recipe_loop
-from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.diagnosis.options import DiagnoseOptions, Reference
 from ampcompare.settings.examination import return_user_errors
 from ampcompare.training.process.switches import enter_examining_process
 
@@ -13,7 +13,7 @@ from ampcompare.training.process.switches import enter_examining_process
 def diagnose_recipe(
     config: dict[str, Any],
     steps: int,
-    reference: Literal["float32", "float64", "none"],
+    reference: Reference,
     cures: bool,
 ) -> dict[str, Any]:
     settings, device = enter_examining_process(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampcompare.base.errors import RecordError
 from ampcompare.experiment.plan import Plan
-from ampcompare.experiment.run_directory import RESULTS, RunDirectory
+from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord
@@ -69,7 +69,7 @@ def estimate_remaining_cost(
 
 def _records_with_result(run: RunDirectory) -> list[RunRecord]:
     try:
-        return [record for record in run.read_records_and_faults()[0] if record.status in RESULTS]
+        return [record for record in run.read_records_and_faults()[0] if record.has_result]
     except RecordError:
         return []
 

@@ -17,11 +17,9 @@ from ampcompare.base.environment.ranks import is_one_of_several_ranks
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.experiment.launch.cell_files import require_allowed_folders
 from ampcompare.experiment.launch.dispatch.slurm import require_slurm
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import REMOTE_LAUNCHERS, RunConfig
 from ampcompare.settings.optimizers import require_optimizer
 from ampcompare.tasks.catalog import check_task_of_recipe
-
-REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits them
 
 
 def check_cells(cells: Iterable[RunConfig]) -> None:
@@ -33,7 +31,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         EnvironmentUnfit: this system cannot fork, or lacks torch, Slurm or the package of an arm or an optimizer.
     """
     cells = list(cells)
-    forks = not is_one_of_several_ranks() and any(cell.launcher not in REMOTE for cell in cells)
+    forks = not is_one_of_several_ranks() and any(cell.launcher not in REMOTE_LAUNCHERS for cell in cells)
     if forks and not hasattr(os, "fork"):
         raise EnvironmentUnfit(
             f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
@@ -43,7 +41,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
     if any(cell.launcher == "slurm" for cell in cells):
         require_slurm()
     for cell in cells:
-        if cell.launcher not in REMOTE:
+        if cell.launcher not in REMOTE_LAUNCHERS:
             require_allowed_folders(cell)
         if cell.script is not None:
             require_in_script(cell.parsed_arm)

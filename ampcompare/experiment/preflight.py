@@ -34,7 +34,7 @@ from ampcompare.results.analysis.pairing.seeding import key_of_run_start, why_se
 from ampcompare.results.records.preflight import ArmTrial, Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord, iter_steps
-from ampcompare.settings.config import RunConfig, SavingConfig
+from ampcompare.settings.config import REMOTE_LAUNCHERS, RunConfig, SavingConfig
 from ampcompare.settings.examination import ERRORS
 from ampcompare.settings.script import ScriptConfig, seed_option_in_source
 
@@ -47,7 +47,6 @@ MAX_SECONDS_TO_BEGIN = 600.0
 MIN_BUDGET = 20.0  # seconds for the arms behind the first one, or
 SHARE = 0.02  # of all cells
 SKIPPED = "(nothing else was started; --no-preflight skips this check)"
-REMOTE = ("slurm", "ray")  # their cells run on other machines
 REFUSED = ConfigError.exit_code
 
 
@@ -59,7 +58,7 @@ def preflight(
     rows = {
         label: cell
         for label, cell in zip(plan.labels, plan.cells, strict=True)
-        if cell.launcher not in REMOTE
+        if cell.launcher not in REMOTE_LAUNCHERS
     }
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
     order = sorted(plan.arms, key=lambda label: label != plan.reference)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.settings.resume_trace import (
+    STATISTICS,
     TraceRowKind,
     last_state_folder,
     read_trace_rows,
@@ -29,7 +30,6 @@ MADE_AGAIN = "masters are rounded to {0}: they are made again from the {0} weigh
 NO_MASTERS = "the file has the weights rounded to {}, and not their masters"
 MIDDLE = "it saves in the middle of a step: the gradients that were accumulated by then are not in the file"
 FIRST = "{} are those that the script starts with: {}"
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 COUNTS = ("num_batches_tracked", "step")  # the least telling names of what differs
 WORDS = {"scaler": "the GradScaler", "optimizer": "the optimizer", "scheduler": "the schedule"}
 

@@ -33,7 +33,7 @@ from ampcompare.results.analysis.pairing.record_checks import check_record, read
 from ampcompare.results.records.comparison import Look, Published
 from ampcompare.results.records.document import ArmLabel, dump_json, read_model_and_plain_content
 from ampcompare.results.records.preflight import Preflight
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import RESULTS, RunRecord
 from ampcompare.settings.config import LAUNCHERS, RunConfig
 from ampcompare.settings.validation import build_validated_model
 
@@ -45,7 +45,6 @@ MAX_NAMED = 3  # records in the message of an error, or files
 DEFAULT_FOLDER = Path("runs")
 REPORT = f"{RunFile.REPORT}.json"
 CHANGED = (REPORT, RunFile.PLAN, RunFile.CELLS)  # which every command writes that adds to a run directory
-RESULTS = ("completed", "diverged")
 STACK_FACTS = ("torch", "python", "apex", "ampcompare")
 
 
@@ -391,7 +390,7 @@ class RunDirectory:
 
 def _why_record_not_reused(record: RunRecord, config: RunConfig) -> str:
     """Return why a cell must run again that has a record; "" if it need not."""
-    if record.status not in RESULTS:
+    if not record.has_result:
         was = "was " if record.status == "interrupted" else ""
         return f"it {was}{record.status} before"
     if config.stack is not None:

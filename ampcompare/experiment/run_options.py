@@ -24,7 +24,7 @@ from ampcompare.experiment.plan import parse_seeds
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.results.analysis.gates import parse_gate
 from ampcompare.results.analysis.inference.terms import Preference, Terms, parse_margin
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import REMOTE_LAUNCHERS, RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.reads import RECIPE_OBJECT, TRAIN
 from ampcompare.settings.recipe import Recipe
@@ -36,7 +36,7 @@ RENDEZVOUS = ("env://", "tcp://", "file://")
 
 
 def _asks_to_time_cells_at_once(values: Values) -> bool:
-    is_on_queue = bool(values["launchers"] & {"slurm", "ray"})
+    is_on_queue = bool(values["launchers"] & {*REMOTE_LAUNCHERS})
     return values["timing_rounds"] > 0 and (values["jobs"] not in (None, 1) or is_on_queue)
 
 

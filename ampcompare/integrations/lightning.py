@@ -24,16 +24,16 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import BackendUnavailable, CheckpointError, ConfigError, UnsupportedCombination
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.recording.recorder import RecordedSteps, Recorder, record_header
+from ampcompare.script.trainers.lightning import TRAINER
 from ampcompare.training.precision.base import Precision, make_precision
 
 GUARDS = ("warn", "strict", "off")
-PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _import_lightning() -> Any:
     """Import Lightning by the name that the program uses."""
-    names = [name for name in PACKAGES if name in sys.modules] or [
-        name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None
+    names = [name for name in TRAINER if name in sys.modules] or [
+        name for name in TRAINER if importlib.util.find_spec(name.partition(".")[0]) is not None
     ]
     if not names:
         raise BackendUnavailable("Lightning is not installed: pip install lightning")

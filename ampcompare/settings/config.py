@@ -34,6 +34,10 @@ from ampcompare.settings.validation import paths_and_values
 
 Launcher = Literal["auto", "torchrun", "spawn", "slurm", "ray"]
 LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
+REMOTE_LAUNCHERS: tuple[Launcher, ...] = (
+    "slurm",
+    "ray",
+)  # their cells wait in a queue, and run on other machines
 AUTOCAST = "autocast:"
 ON_NAN = ("stop", "continue", "skip", "rollback")
 FALLBACK = "fallback:"

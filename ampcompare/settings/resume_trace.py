@@ -11,6 +11,11 @@ from ampcompare.settings.examination import ScriptRequest
 
 # In arguments of the second run: the file that the first one saved last, and its folder.
 CHECKPOINT, FOLDER = "{checkpoint}", "{folder}"
+STATISTICS = (
+    "running_mean",
+    "running_var",
+    "num_batches_tracked",
+)  # names of buffers, which no parameter has
 ATTEMPTS = "attempts.json"  # in the folder of what killed copies have left: how the script started from it
 
 

@@ -7,7 +7,7 @@ from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.results.records.run import RESULTS, RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
 
@@ -58,7 +58,7 @@ def make_record(
         "epochs": [epoch],
         "diverged_step": 7 if status == "diverged" else None,
     }
-    has_run = status in ("completed", "diverged")
+    has_run = status in RESULTS
     return RunRecord(
         cell=config.digest(),
         arm=arm,

@@ -12,7 +12,7 @@ from ampcompare.base.environment.variables import PLACE
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.formatting import format_ranges
 from ampcompare.results.records.run import Placement, RunRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import REMOTE_LAUNCHERS, RunConfig
 
 CORES = Path("/sys/devices/system/cpu")
 
@@ -142,7 +142,7 @@ def places_for_cells(cells: Sequence[RunConfig], jobs: int | str | None, gpus: s
     """
     processes = max(cell.processes for cell in cells)
     devices = {cell.device for cell in cells}
-    local = all(cell.launcher not in ("slurm", "ray") for cell in cells)
+    local = all(cell.launcher not in REMOTE_LAUNCHERS for cell in cells)
     may_share_gpus = local and (gpus is not None or jobs != 1) and devices <= {"auto", "cuda"}
     found = visible_gpus() if may_share_gpus else []
     if gpus is not None and not found:

@@ -14,12 +14,11 @@ from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import common_metric, spacing_of_final_values
 from ampcompare.results.analysis.results_table import PrintedNumber, ResultsTable, RunOrMeanOfRuns, judge_arms
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import KEPT, Verdict
+from ampcompare.results.records.verdict import KEPT, LOST, Verdict
 
 Answer = Literal["no worse", "worse", "cannot tell"]
 EXIT_CODES: dict[Answer, int] = {"no worse": 0, "worse": 1, "cannot tell": 2}
 NEW, OLD = "new", "old"
-SHOWN_WORSE = ("worse", "diverged", "learned nothing")
 FINEST = 1e-12  # step of a value that is not rounded
 
 
@@ -74,7 +73,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
         RecordError: none ended, or two are of one arm and seed.
         ConfigError: they are measured by different metrics.
     """
-    ended = [record for record in records if record.status in ("completed", "diverged")]
+    ended = [record for record in records if record.has_result]
     if not ended:
         raise RecordError(f"{name} holds no run that was completed or diverged")
     metric = common_metric(ended).model_copy(update={"difference": "points"})
@@ -147,7 +146,7 @@ def _answer_of_verdict(verdict: Verdict, new_share: float, old_share: float) -> 
         return "no worse"
     if verdict.kind == "diverged" and old_share >= new_share:  # the old runs are no better in that
         return "cannot tell"
-    return "worse" if verdict.kind in SHOWN_WORSE else "cannot tell"
+    return "worse" if verdict.kind in LOST else "cannot tell"
 
 
 def _diverged_share_of_runs(runs: Sequence[RunOrMeanOfRuns]) -> float:

@@ -28,7 +28,7 @@ from ampcompare.results.analysis.summary import quantity_tests
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import KEPT, UNJUDGED, Kind, Verdict
+from ampcompare.results.records.verdict import KEPT, LOST, UNJUDGED, Kind, Verdict
 
 NAME = r"[A-Za-z][^<>:]*?"
 GRAMMAR = re.compile(rf"({NAME})\s*([<>])\s*([-+]?\d+(?:\.\d+)?)\s*(x|%)?")
@@ -51,7 +51,6 @@ SHOWN_BY: dict[str, tuple[Kind, ...]] = {
     "equivalent": ("identical", "equivalent"),
     "better": ("better",),
 }
-REFUSED: tuple[Kind, ...] = ("worse", "diverged", "learned nothing")
 UNKNOWN: tuple[Kind, ...] = ("", "no verdict", *UNJUDGED)
 SAME_RUNS = "the baseline holds these same runs, so nothing has run since; choose another --output-dir"
 Measured = tuple[float | None, str]  # a value, or why it is missing
@@ -100,7 +99,7 @@ class VerdictGate:
 
     def is_failed_by(self, verdict: Verdict) -> bool:
         """Return whether an arm with this verdict fails."""
-        return verdict.kind in REFUSED if self.word == "worse" else verdict.kind not in SHOWN_BY[self.word]
+        return verdict.kind in LOST if self.word == "worse" else verdict.kind not in SHOWN_BY[self.word]
 
 
 def parse_gate(text: str, metrics: Sequence[Metric] | None = CLASSIFICATION) -> Gate | VerdictGate:

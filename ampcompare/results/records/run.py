@@ -34,6 +34,7 @@ OLDER_FIELDS = {
 OLDER_NAMES = frozenset({*OLDER_FIELDS, "top5_final"})
 RECORDER_RUN = "recorder_run"  # in the environment of a record: which run of the recorder it was made of
 PARTS = 5  # the tail is the last of so many
+RESULTS = ("completed", "diverged")  # the statuses of runs that ended by themselves
 
 
 class RunSummary(FrozenRecord):
@@ -376,6 +377,11 @@ class RunRecord(ShownInNotebook, FrozenRecord):
             "packages": packages,
             "notes": [*data.get("notes", []), *filter(None, [ran.get("reason")])],
         }
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the run ended by itself, in a good state or not."""
+        return self.status in RESULTS
 
     @property
     def metric(self) -> Metric:

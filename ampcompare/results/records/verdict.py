@@ -17,6 +17,7 @@ Kind = Literal[
     "invalid",
 ]  # fmt: skip
 KEPT: tuple[Kind, ...] = ("identical", "equivalent", "non-inferior", "better")
+LOST: tuple[Kind, ...] = ("worse", "diverged", "learned nothing")
 OPEN: tuple[Kind, ...] = ("inconclusive", "few seeds", "not tested")
 # a time has no ratio then
 UNJUDGED: tuple[Kind, ...] = ("not comparable", "emulated", "not as declared", "invalid")

@@ -20,13 +20,13 @@ from ampcompare.results.records.comparison import ArmSummary, Comparison, Quanti
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import TOP5, Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import Kind, Verdict
+from ampcompare.results.records.verdict import KEPT, Kind, Verdict
 from ampcompare.results.report.document import Cell, Column, Table, Tone
 
 _MORE_DIGITS = 10
 NOTABLE_WAIT = 0.05  # of a step
 _TONES: tuple[tuple[Tone, tuple[Kind, ...]], ...] = (
-    ("good", ("identical", "equivalent", "non-inferior", "better")),
+    ("good", KEPT),
     ("bad", ("worse", "diverged")),
     (
         "open",

@@ -75,8 +75,9 @@ class MlflowRuns(Exporter):
                 self._client.delete_run(run_id)
             raise
         ended = begin + round(1000 * (record.summary.wall_seconds or (points[-1][0] if points else 0.0)))
-        ok = record.status in ("completed", "diverged")
-        self._client.set_terminated(run_id, status="FINISHED" if ok else "FAILED", end_time=ended)
+        self._client.set_terminated(
+            run_id, status="FINISHED" if record.has_result else "FAILED", end_time=ended
+        )
 
     def _log_points(self, run_id: str, record: RunRecord, points: list[Point], begin: int) -> None:
         from mlflow.entities import Metric, Param

@@ -21,11 +21,9 @@ from torch import Tensor
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.location import Location, user_location
 from ampcompare.base.patches import Subscriptions
-from ampcompare.settings.resume_trace import TraceRowKind
+from ampcompare.settings.resume_trace import STATISTICS, TraceRowKind
 
 DEPTH = 6  # of containers in what is saved
-# names of buffers, which no parameter has
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 FOLDERS = "torch.distributed.checkpoint"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

@@ -42,7 +42,7 @@ def find_ampcompare_version() -> str:
 def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
     """Train the cell of a folder, unless it has a result, and return its record."""
     path = folder / CellFile.RECORD
-    if path.exists() and (record := read_record(path)).status in ("completed", "diverged"):
+    if path.exists() and (record := read_record(path)).has_result:
         return record
     config = read_config(folder)
     if (folder / CellFile.PROGRESS).exists():  # it has begun before

@@ -105,7 +105,7 @@ def divergence_verdict(records: Sequence[RunRecord]) -> Verdict:
 
 def finished_runs(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs that ended by themselves, in a good state or not."""
-    return [record for record in records if record.status in ("completed", "diverged")]
+    return [record for record in records if record.has_result]
 
 
 def are_pairs_identical(pairs: Sequence[Pair]) -> bool:

@@ -80,8 +80,7 @@ def unique_runs_and_unused_copies(records: Sequence[RunRecord]) -> tuple[list[Ru
         marks: dict[tuple[object, ...], str] = {}
         if record.status == "completed" and (digest := record.summary.losses_sha256) is not None:
             marks["losses", record.arm, digest] = "its losses are those of seed {} to the last bit"
-        has_run = record.status in ("completed", "diverged")
-        if has_run and script is not None and script.weights and script.batches:
+        if record.has_result and script is not None and script.weights and script.batches:
             marks["start", record.arm, *key_of_run_start(script)] = (
                 "its first weights and batches are those of seed {}"
             )

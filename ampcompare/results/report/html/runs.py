@@ -30,7 +30,7 @@ class ArmRuns:
 
     @property
     def records_that_ran(self) -> list[RunRecord]:
-        return [record for record in self.records if record.status in ("completed", "diverged")]
+        return [record for record in self.records if record.has_result]
 
     @property
     def completed_runs(self) -> list[RunRecord]:
