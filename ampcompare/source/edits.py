@@ -296,11 +296,11 @@ def text_with_statements_on_own_lines(module: Module, statements: Iterable[ast.s
         if not module.begins_line(first):  # it stands behind the head of its block
             indent = module.indent(module.parent(first)) + module.indentation_unit
         for each in near:
-            start = module.start(each)
+            start = module.start_of(each)
             if not module.begins_line(each):
                 begin = len(module.text[:start].rstrip(" \t;"))
                 edits[Edit(begin, start, module.newline + indent)] = None
-        stop = module.end(near[-1])
+        stop = module.end_of(near[-1])
         tail = module.text[stop : module.line_start((near[-1].end_lineno or 0) + 1)]
         rest = tail.lstrip(" \t;")
         gap = tail.removesuffix(rest)

@@ -67,7 +67,7 @@ class SourceText:
             return start + column
         return start + len(self.line_text(line).encode("utf-8")[:column].decode("utf-8", "ignore"))
 
-    def column(self, line: int, column: int) -> int:
+    def column_in_characters(self, line: int, column: int) -> int:
         """Return a column in characters."""
         return self.offset(line, column) - self.line_start(line)
 
@@ -76,24 +76,24 @@ class SourceText:
         decorators = getattr(node, "decorator_list", [])
         return decorators[0].lineno if decorators else node.lineno  # type: ignore[attr-defined,no-any-return]
 
-    def start(self, node: ast.AST) -> int:
+    def start_of(self, node: ast.AST) -> int:
         """Return where a node begins; decorators are a part of what they decorate."""
         decorators = getattr(node, "decorator_list", [])
         if decorators:
             return self.offset(decorators[0].lineno, decorators[0].col_offset - 1)
         return self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
 
-    def end(self, node: ast.AST) -> int:
+    def end_of(self, node: ast.AST) -> int:
         """Return where a node ends."""
         return self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return where a node begins and ends."""
-        return self.start(node), self.end(node)
+        return self.start_of(node), self.end_of(node)
 
     def source(self, node: ast.AST) -> str:
         """Return the text of a node as it is written."""
-        return self.text[self.start(node) : self.end(node)]
+        return self.text[self.start_of(node) : self.end_of(node)]
 
     def indent(self, node: ast.AST) -> str:
         """Return the white space at the begin of the line of a node."""
@@ -106,16 +106,16 @@ class SourceText:
 
     def begins_line(self, node: ast.AST) -> bool:
         """Return whether nothing else stands before a node on its line."""
-        return not self.text[self.line_start(self.first_line(node)) : self.start(node)].strip()
+        return not self.text[self.line_start(self.first_line(node)) : self.start_of(node)].strip()
 
     def ends_line(self, node: ast.AST) -> bool:
         """Return whether nothing but a comment stands behind a node on its last line."""
-        tail = self.text[self.end(node) : self.line_start(node.end_lineno + 1)].strip()  # type: ignore[attr-defined]
+        tail = self.text[self.end_of(node) : self.line_start(node.end_lineno + 1)].strip()  # type: ignore[attr-defined]
         return not tail or tail.startswith("#")
 
     def is_elif(self, node: ast.AST) -> bool:
         """Return whether a statement is the `elif` of another one."""
-        return self.text.startswith("elif", self.start(node))
+        return self.text.startswith("elif", self.start_of(node))
 
     def is_alone(self, statement: ast.stmt) -> bool:
         """Return whether a statement shares its lines with no other; a comment may follow it."""

@@ -455,8 +455,8 @@ class UseRewriter:
 
     def _add_argument(self, call: ast.Call, text: str) -> None:
         """Put an argument at the end of those of a call."""
-        start = self._module.end(call.func)
-        inner = self._module.text[start : self._module.end(call) - 1].rstrip()
+        start = self._module.end_of(call.func)
+        inner = self._module.text[start : self._module.end_of(call) - 1].rstrip()
         separator = "" if inner.endswith("(") else (" " if inner.endswith(",") else ", ")
         self._edits.replace_span(start + len(inner), start + len(inner), f"{separator}{text}")
 
@@ -486,7 +486,7 @@ class UseRewriter:
         if not _is_option_off(known.get("delay_allreduce")):
             texts.append(f"find_unused_parameters={module.source(known['delay_allreduce'])}")
         texts.append(APART)
-        self._edits.replace_span(module.end(call.func), module.end(call), f"({', '.join(texts)})")
+        self._edits.replace_span(module.end_of(call.func), module.end_of(call), f"({', '.join(texts)})")
         if dropped := ", ".join(sorted(known.keys() - {"module", "delay_allreduce"})):
             self._add_note(
                 call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out"

@@ -207,8 +207,8 @@ class LintModule(Module):
         parts, end = [], 0
         for node in self.nodes:
             if isinstance(node, ast.Expr) and text_of_literal(node.value) is not None:
-                parts.append(self.text[end : self.start(node)])
-                end = self.end(node)
+                parts.append(self.text[end : self.start_of(node)])
+                end = self.end_of(node)
         return COMMENT_OR_TEXT.sub(lambda match: match[1] or "", "".join([*parts, self.text[end:]]))
 
     def mentions(self, pattern: str) -> bool:
@@ -228,7 +228,7 @@ class LintModule(Module):
             last = statement.end_lineno or line
         elif isinstance(node, ast.expr):
             last = node.end_lineno or line
-        return Finding(code, line, self.column(line, column), message, edits, last)
+        return Finding(code, line, self.column_in_characters(line, column), message, edits, last)
 
     # What fixes are made of.
 

@@ -455,7 +455,9 @@ def misbound_result_of_conversion(module: LintModule) -> Iterator[Finding]:
         statement, model = module.parents[call], dotted_text_of(argument(call, "module", 0) or call.func)
         if isinstance(statement, ast.Expr):
             edits = (
-                module.insertion_edits(module.start(statement), f"{model} = ") if call.args and model else ()
+                module.insertion_edits(module.start_of(statement), f"{model} = ")
+                if call.args and model
+                else ()
             )
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):

@@ -309,7 +309,7 @@ def _edits_naming_device(
     """Return the edits that name the device where a name is used; None where it is not clear how."""
     parent = module.parents[node]
     call = parent if isinstance(parent, ast.Call) and parent.func is node else None
-    end = module.end(node)
+    end = module.end_of(node)
     if name in DECORATORS:
         if call is None:
             return module.insertion_edits(end, f'(device_type="{device}")')
@@ -324,14 +324,14 @@ def _edits_naming_device(
     given = ", " if call.args or call.keywords else ""
     changed = [*module.insertion_edits(_place_behind_parenthesis(module, call), f'"{device}"{given}')]
     if name == "autocast":  # whose arguments are in another order
-        starts = [module.start(argument) for argument in call.args]
+        starts = [module.start_of(argument) for argument in call.args]
         changed += [Edit(start, start, f"{key}=") for start, key in zip(starts, AUTOCAST, strict=False)]
     return tuple(changed)
 
 
 def _place_behind_parenthesis(module: LintModule, call: ast.Call) -> int:
     """Return the place behind the opening parenthesis of a call."""
-    return module.text.index("(", module.end(call.func)) + 1
+    return module.text.index("(", module.end_of(call.func)) + 1
 
 
 def _edits_by_imported_name(
@@ -432,7 +432,7 @@ def removed_calls(module: LintModule) -> Iterator[Finding]:
             written = dotted_text_of(call.func).endswith("clip_grad_norm") and isinstance(
                 call.func, ast.Attribute
             )
-            edits = module.insertion_edits(module.end(call.func), "_") if written else ()
+            edits = module.insertion_edits(module.end_of(call.func), "_") if written else ()
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")
@@ -442,7 +442,7 @@ def removed_calls(module: LintModule) -> Iterator[Finding]:
             if isinstance(call.func, ast.Attribute) and not call.keywords:
                 opening = _place_behind_parenthesis(module, call)
                 new = f"{module.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
-                edits = (Edit(module.start(call), opening, new),)
+                edits = (Edit(module.start_of(call), opening, new),)
             yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)
 
 

@@ -209,7 +209,7 @@ def _keep_taken_branch(module: Module, edits: Edits, node: ast.If, value: bool) 
     if not kept:
         edits.remove(node)
     elif module.is_elif(kept[0]):
-        edits.replace_span(module.start(node), module.start(kept[0]) + len("el"), "")
+        edits.replace_span(module.start_of(node), module.start_of(kept[0]) + len("el"), "")
     elif module.begins_line(kept[0]) and module.begins_line(node):
         edits.unwrap_statement(node, kept)
     else:
@@ -219,8 +219,8 @@ def _keep_taken_branch(module: Module, edits: Edits, node: ast.If, value: bool) 
 
 def _turn_elif_into_else(module: Module, edits: Edits, node: ast.If) -> bool:
     """Turn an `elif` that is always true into the `else`; what follows it goes."""
-    colon = module.text.index(":", module.end(node.test))
-    edits.replace_span(module.start(node), colon, "else")
+    colon = module.text.index(":", module.end_of(node.test))
+    edits.replace_span(module.start_of(node), colon, "else")
     if node.orelse:
-        edits.replace_span(module.end(node.body[-1]), module.end(node), "")
+        edits.replace_span(module.end_of(node.body[-1]), module.end_of(node), "")
     return True
