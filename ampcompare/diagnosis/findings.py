@@ -44,11 +44,15 @@ INDEXING = frozenset(
     ("embedding", "embedding_bag", "gather", "index", "index_select", "take", "index_put", "scatter")
 )
 BINNING = ("_to_copy", "bucketize", "searchsorted")  # of numbers that need not be whole
+BEST = ("argmax", "argmin", "max", "min", "topk")  # which sort alone would leave to chance
 ROUNDING = frozenset(("round", "floor", "ceil", "trunc"))
-# share of wrong indices: of numbers that are whole in fp32, as positions are, and of others, as of bins
+# They take elements of their floating input; of the numbers that were ordered these differ by the rounding alone.
+TAKING = frozenset(("gather", "index", "index_select", "take"))
+# share of wrong indices: of numbers that are whole in fp32, as positions are, and of others, as of bins or of experts
 MIN_WRONG_POSITIONS, MIN_WRONG_BINS = 0.01, 0.25
 # They pass values on: an infinity that fp32 has not there was not asked for.
 MOVING = frozenset(("where", "masked_fill", "tril", "triu"))
+MIN_CHOSEN = 8  # by an order of numbers that are not whole: of fewer a share says nothing
 LIMIT_REACH = 2  # operations between a limit and what is not finite at 1, such as a change of sign
 
 
@@ -293,7 +297,8 @@ def _find_place_and_user_of_wrong_choice(step: WatchedStep) -> tuple[int, int] |
         for place in chosen:
             choice = events[place].choice
             assert choice is not None
-            if place in event.decided and (event.key[1] in INDEXING or choice.is_whole):
+            takes_ordered = event.key[1] in TAKING and event.sources == (place,) and not choice.is_whole
+            if place in event.decided and not takes_ordered and (event.key[1] in INDEXING or choice.is_whole):
                 return place, at
     return None
 
@@ -301,14 +306,17 @@ def _find_place_and_user_of_wrong_choice(step: WatchedStep) -> tuple[int, int] |
 def _is_wrong_choice(event: OperationResult) -> bool:
     """Return whether more of what a result decides is wrong than where numbers lie near the border of two of them.
 
-    Numbers that are not whole, or were rounded on purpose, lie near one where they are many; their order may be chance.
+    Numbers that are not whole, or were rounded on purpose, lie near one where they are many. Their order is wrong where
+    another one is often the best of a few, as of the experts of a router.
     """
     choice = event.choice
     if choice is None:
         return False
     if choice.is_whole and event.key[1] not in ROUNDING:
         return choice.share >= MIN_WRONG_POSITIONS
-    return choice.operation in BINNING and choice.share >= MIN_WRONG_BINS
+    if choice.operation in BEST and choice.count < MIN_CHOSEN:
+        return False
+    return choice.operation in (*BINNING, *BEST) and choice.share >= MIN_WRONG_BINS
 
 
 def _wrong_choice_fault(facts: StepFacts, place: int, at: int) -> Fault:

@@ -98,11 +98,13 @@ class Choice:
     Attributes:
         share: of them that are others in the wide run; of truth values in several dimensions that of rows with one.
         is_whole: whether all numbers are whole in the wide run, as positions and counts are.
+        count: of these integers or truth values.
     """
 
     operation: str
     share: float
     is_whole: bool
+    count: int
 
 
 @dataclass(slots=True)
@@ -412,10 +414,11 @@ class OperationWatch(TorchDispatchMode):
         if not rounded:
             return
         place, wide = rounded[0]
-        share = share_of_wrong_choices(results[0], wides[0], wide if operation in ORDERING else None, dim)
+        ordered = wide if operation in ORDERING else None
+        share = share_of_wrong_choices(results[0], wides[0], ordered, dim, is_set=operation == "topk")
         is_whole = all(bool((wide == wide.round()).all()) for _, _, wide in known)
         event = self._step.events[place]
-        found = Choice(operation, float(share), is_whole)
+        found = Choice(operation, float(share), is_whole, results[0].numel())
         if event.choice is None or (found.is_whole, found.share) > (
             event.choice.is_whole,
             event.choice.share,
@@ -430,7 +433,12 @@ class OperationWatch(TorchDispatchMode):
 
 
 def share_of_wrong_choices(
-    result: Tensor, exact: Tensor, ordered: Tensor | None = None, dim: int | None = None
+    result: Tensor,
+    exact: Tensor,
+    ordered: Tensor | None = None,
+    dim: int | None = None,
+    *,
+    is_set: bool = False,
 ) -> float:
     """Return which share of integers or truth values is another one in the wide run; 0 where there are not as many.
 
@@ -439,6 +447,7 @@ def share_of_wrong_choices(
     Args:
         ordered: the numbers of the wide run whose order was asked for, of which equal ones may be exchanged.
         dim: along which they were ordered; None for all as one row.
+        is_set: their order among each other does not count, as of the experts of a token.
     """
     if result.shape != exact.shape:
         return 0.0
@@ -447,6 +456,8 @@ def share_of_wrong_choices(
         wrong = wrong.any(-1)
     elif ordered is not None:
         chosen, best = (_numbers_at(ordered, places, dim) for places in (result, exact))
+        if is_set and dim is not None and chosen.dim():
+            chosen, best = chosen.sort(dim).values, best.sort(dim).values
         wrong = chosen != best
     return float(wrong.double().mean())
 

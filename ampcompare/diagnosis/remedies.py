@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,23 @@ PER_ROUND = 8
 MAX_TOGETHER = 4
 FROM_GRADIENTS = ("gradient overflow", "underflow")
 NARROWING = re.compile(r"\.(half|bfloat16|type_as)\(|torch\.(b?float16|half)\b|dtype\b")
+DEVICE_OF_SCRIPT = ""  # which the script names, and ampcompare may not see
 UNCURED = "none of the tested modules, functions and options removes it"
+
+
+@dataclass(frozen=True)
+class CodeSite:
+    """Where the code of a cure is to be pasted.
+
+    Attributes:
+        device_type: such as "cuda"; `DEVICE_OF_SCRIPT` where the script knows it.
+        inputs_cast: lines at which the arm casts the inputs of a model.
+        folder: of the script, from where its files are named; "" for the working directory and `sys.path`.
+    """
+
+    device_type: str
+    inputs_cast: Collection[str] = ()
+    folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,18 +281,12 @@ def _has_masters_as_option(arm: Arm) -> bool:
     return plain.roles is not None and plain.roles.weights != "fp32" and not plain.roles.masters
 
 
-def cure_from_candidate(
-    arm: Arm, change: CureCandidate, functions: Sequence[str], device: str, inputs_cast: Collection[str] = ()
-) -> Cure:
-    """Return the cure that a change is, whose lines call `functions` such as torch.exp.
-
-    Args:
-        inputs_cast: lines at which the arm casts the inputs of a model.
-    """
+def cure_from_candidate(arm: Arm, change: CureCandidate, functions: Sequence[str], site: CodeSite) -> Cure:
+    """Return the cure that a change is, whose lines call `functions` such as torch.exp."""
     changed = change.arm_with_candidate(arm)
     lines = [
         *_arm_code_lines(arm, changed, change),
-        *(code for line in change.lines for code in _fp32_line_code(arm, line, device, inputs_cast)),
+        *(code for line in change.lines for code in _fp32_line_code(arm, line, site)),
     ]
     if change.lines and arm.options.get("opt_level") == "O1":
         lines += ["# or, before amp.initialize, everywhere:", *_registration_code_lines(functions)]
@@ -320,22 +331,31 @@ def _code_of_dotted_name(name: str) -> str:
     return "".join([model.lower() or "model", *parts])
 
 
-def _source_line_at(place: str) -> str:
+def _source_line_at(place: str, folder: str) -> str:
     name, _, number = place.rpartition(":")
-    return linecache.getline(name, int(number)).strip()  # like `where`, from here or a folder of sys.path
+    files = (
+        name,
+        *([os.path.join(folder, name)] if folder else []),
+    )  # here, in a folder of sys.path, or there
+    return next(filter(None, (linecache.getline(file, int(number)).strip() for file in files)), "")
 
 
-def _fp32_line_code(arm: Arm, place: str, device: str, inputs_cast: Collection[str]) -> list[str]:
-    source = _source_line_at(place)
-    if place in inputs_cast:
+def _fp32_line_code(arm: Arm, place: str, site: CodeSite) -> list[str]:
+    source = _source_line_at(place, site.folder)
+    if place in site.inputs_cast:
         return [
             f"# {place}: the arm casts the inputs of the model, none of your lines; compute what needs them in fp32",
             "# in front of the model, or pass them in fp32 and cast behind what needs them:",
             source or "...",
         ]
     without = " and fp32 in place of its 16-bit type" if NARROWING.search(source) else ""
-    block = _block_without_casts(arm, f'"{device}"')
-    back = "; cast its result back for the next layer" if _does_arm_cast_weights(arm) else ""
+    is_known = site.device_type != DEVICE_OF_SCRIPT
+    block = _block_without_casts(arm, f'"{site.device_type}"' if is_known else "device_type")
+    back = (
+        "; keep its result in fp32 up to the next product, convolution or norm of 16-bit weights, and cast it there"
+        if _does_arm_cast_weights(arm)
+        else ""
+    )
     return [
         f"# {place}, with .float() on its 16-bit inputs{without}{back}:",
         *([] if block is None else [block]),
@@ -343,14 +363,20 @@ def _fp32_line_code(arm: Arm, place: str, device: str, inputs_cast: Collection[s
     ]
 
 
-def is_cast_of_inputs(arm: Arm, place: OperationPlace) -> bool:
-    """Return whether a place is the cast that an arm makes of what a model gets, at the script's line that calls it."""
+def is_cast_of_inputs(arm: Arm, place: OperationPlace, folder: str = "") -> bool:
+    """Return whether a place is the cast that an arm makes of what a model gets, at the script's line that calls it.
+
+    Args:
+        arm: under which that was seen.
+        place: of an operation.
+        folder: as in `CodeSite`.
+    """
     is_cast = place.operation == "_to_copy" and place.phase == "forward" and not place.module
     return (
         is_cast
         and bool(place.where)
         and _does_arm_cast_weights(arm)
-        and not NARROWING.search(_source_line_at(place.where))
+        and not NARROWING.search(_source_line_at(place.where, folder))
     )
 
 
@@ -380,6 +406,7 @@ def diagnosis_with_cure(
     run: Callable[[Arm, Sequence[str]], TestedCandidate],
     *,
     device_type: str = "cpu",
+    folder: str = "",
     most: int = _MAX_TRIALS,
 ) -> Diagnosis:
     """Return a diagnosis with the smallest change that removes its faults; as it is, if it has none.
@@ -388,13 +415,14 @@ def diagnosis_with_cure(
         found: the diagnosis.
         arm: under which the faults are.
         run: trains for some steps under an arm, with the named lines in fp32, and says what it showed.
-        device_type: such as "cuda", for the lines of code of the cure.
+        device_type: as in `CodeSite`, for the lines of code of the cure.
+        folder: likewise.
         most: how many trainings may be tried.
     """
     if not found.faults:
         return found
     # Such a line is the script's call of the model, whose words change nothing there.
-    inputs_cast = {one.place.where for one in found.places if is_cast_of_inputs(arm, one.place)}
+    inputs_cast = {one.place.where for one in found.places if is_cast_of_inputs(arm, one.place, folder)}
     result = search_for_cure(
         arm,
         found.faults,
@@ -406,7 +434,8 @@ def diagnosis_with_cure(
     )
     cure = None
     if result.change is not None:
-        cure = cure_from_candidate(arm, result.change, result.functions, device_type, inputs_cast)
+        site = CodeSite(device_type, inputs_cast, folder)
+        cure = cure_from_candidate(arm, result.change, result.functions, site)
     found = found.model_copy(update={"trials": result.trials, "cure": cure})
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 

@@ -25,7 +25,12 @@ from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.script_environment import EXAMINING, script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.diagnosis.options import DiagnoseOptions, StepWatchRequest, diagnose_in_child
-from ampcompare.diagnosis.remedies import TestedCandidate, diagnosis_sentence, diagnosis_with_cure
+from ampcompare.diagnosis.remedies import (
+    DEVICE_OF_SCRIPT,
+    TestedCandidate,
+    diagnosis_sentence,
+    diagnosis_with_cure,
+)
 from ampcompare.experiment.launch.cell_files import log_tail, sandbox_of_cell
 from ampcompare.experiment.launch.places import places_for_cells
 from ampcompare.experiment.launch.script.rows import read_rows
@@ -117,7 +122,16 @@ def diagnose_script(
             )
             return TestedCandidate(seen.faults, functions)
 
-        found = diagnosis_with_cure(found, arm, test_arm, device_type=device_type, most=MAX_RUNS)
+        script = options.config.script
+        found = diagnosis_with_cure(
+            found,
+            arm,
+            test_arm,
+            # whose calls of CUDA run on the CPU
+            device_type=DEVICE_OF_SCRIPT if options.config.device == "cpu" else device_type,
+            folder="" if script is None or script.is_module else os.path.dirname(script.name),
+            most=MAX_RUNS,
+        )
     if not found.trials:
         return found
     seconds = time.perf_counter() - begun

@@ -70,6 +70,52 @@ def test_what_is_decided_by_rounded_whole_numbers_is_a_fault(way: str) -> None:
         assert found.cure is not None, found.verdict
 
 
+class Router(nn.Module):
+    """Chooses two of sixteen experts for each token, or looks the largest probability up, with gates of some size."""
+
+    def __init__(self, size: float, way: str) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(16, 16, bias=False), nn.Linear(16, 64)
+        nn.init.normal_(self.gate.weight, std=size)
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = torch.float32 if self.way == "in fp32" else x.dtype
+        if self.way == "in fp32":
+            probs = nn.functional.linear(x.float(), self.gate.weight.float()).softmax(-1)
+        else:
+            probs = self.gate(x).float().softmax(-1).to(dtype)
+        weight, chosen = probs.topk(2, -1)
+        if self.way == "value":
+            return self.experts(x) * probs.gather(-1, chosen)[:, :1]
+        mask = torch.zeros_like(probs).scatter(-1, chosen, weight / weight.sum(-1, keepdim=True))
+        return torch.einsum("tef,te->tf", self.experts(x).reshape(-1, 16, 4), mask.to(x.dtype))
+
+
+@pytest.mark.parametrize(
+    ("size", "way", "is_wrong"),
+    [(0.002, "experts", True), (0.5, "experts", False), (0.002, "in fp32", False), (0.002, "value", False)],
+)
+def test_experts_that_rounding_exchanges_are_a_fault(size: float, way: str, is_wrong: bool) -> None:
+    """Not where a few tokens lie near the border of two, nor where the largest number itself is all that is taken."""
+    loop = loop_of(lambda: Router(size, way), lambda model, step: model(torch.randn(64, 16)).square().mean())
+    found = ampcompare.diagnose(loop, arm=ARM, steps=1, device="cpu", cures=is_wrong)
+    texts = [fault.text for fault in found.faults if fault.kind == "rounding"]
+    assert bool(texts) == is_wrong, texts
+    if is_wrong:
+        assert "rounds what topk compares" in texts[0]
+        assert found.cure is not None, found.verdict
+
+
+def test_the_order_of_a_set_does_not_count() -> None:
+    """As that of the two experts of a token."""
+    numbers = torch.tensor([[3.0, 2.0, 1.0]])
+    pairs = torch.tensor([[0, 1]]), torch.tensor([[1, 0]])
+    assert share_of_wrong_choices(*pairs, numbers, 1, is_set=True) == 0
+    assert share_of_wrong_choices(*pairs, numbers, 1) == 1
+    assert share_of_wrong_choices(pairs[0], torch.tensor([[1, 2]]), numbers, 1, is_set=True) == 1
+
+
 def test_equal_numbers_may_be_exchanged() -> None:
     """An order has no place for each of them."""
     numbers = torch.tensor([[3.0, 3.0, 1.0], [2.0, 5.0, 5.0]])

@@ -14,7 +14,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import remedies
 from ampcompare.diagnosis.loops import LoopConditions
-from ampcompare.diagnosis.remedies import CureCandidate, cure_from_candidate, search_for_cure
+from ampcompare.diagnosis.remedies import CodeSite, CureCandidate, cure_from_candidate, search_for_cure
 from ampcompare.diagnosis.watched_loop import observe_loop
 from ampcompare.results.records.diagnosis import Diagnosis, Fault, OperationPlace
 from tests.diagnosis.faults import NETWORKS, is_found
@@ -278,13 +278,13 @@ def test_the_code_of_a_cure_opens_no_block_where_the_model_is_cast() -> None:
     arm = Arm.parse("half:bf16")
     found = ampcompare.diagnose(loop, arm=str(arm), steps=1, device="cpu", cures=False)
     line = found.faults[0].place.where
-    code = cure_from_candidate(arm, CureCandidate(lines=(line,)), (), "cpu").code.splitlines()
+    code = cure_from_candidate(arm, CureCandidate(lines=(line,)), (), CodeSite("cpu")).code.splitlines()
     assert code[0].startswith(
         f"# {line}, with .float() on its 16-bit inputs and fp32 in place of its 16-bit type; "
     )
     assert code[1].startswith("time = (self.scale")
     assert len(code) == 2
-    kept = cure_from_candidate(arm, CureCandidate(modules=("net",)), (), "cpu").code
+    kept = cure_from_candidate(arm, CureCandidate(modules=("net",)), (), CodeSite("cpu")).code
     assert (
         kept == "# as an arm: half:bf16,keep_fp32=net\nmodel.net.float()  # and cast its inputs with .float()"
     )

@@ -106,6 +106,23 @@ def test_a_script_for_torch_amp(diagnose: Callable[..., Any]) -> None:
     assert {one.place.operation for one in found.places if one.place.where == "train.py:20"} == {"full"}
 
 
+def test_the_code_of_a_cure_has_the_line_of_a_script_in_another_folder(
+    diagnose: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU that stands for a GPU the device is the script's to name."""
+    source = TORCH.replace("FACTOR", "1e-3").replace("30000.0).cosh().log()", "3.0).square() / 1e-8")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("../train.py").write_text(source)
+    config = RunConfig(arm="native:fp16", device="cpu", script=script_config(["../train.py"]))
+    found = diagnose_script(DiagnoseOptions(config, steps=2))
+    assert found.cure is not None, found.verdict
+    assert found.cure.code.splitlines()[1:] == [
+        "with torch.autocast(device_type, enabled=False):",
+        "    logits = model(torch.randn(8, 16))[0] @ weight",
+    ]
+
+
 PLAIN = """
 import torch
 from torch import nn
