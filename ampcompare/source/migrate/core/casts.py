@@ -16,7 +16,7 @@ from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.migrate.read.wide_numbers import NumberFinder
 from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
-from ampcompare.source.module import Module
+from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
     argument_values,
     dotted_name,
@@ -27,6 +27,7 @@ from ampcompare.source.syntax import (
     strip_star,
     walk,
 )
+from ampcompare.source.torch_methods import MOVING_IN_FP32, receiver_of
 
 # What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
 # of torch, or method; a test measures them.
@@ -159,7 +160,7 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-            for text, nodes in [] if is_half else _arithmetic_of_mixed_types(module):
+            for text, nodes in [] if is_half else _arithmetic_of_mixed_types(core, module):
                 first = f"`{ast.unparse(nodes[0]).splitlines()[0]}` (line {nodes[0].lineno})"
                 core.add_note(initialize.call, where + text.format(first))
         places = list(_places_made_fp32(core)) if is_half else []
@@ -169,12 +170,44 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             )
 
 
-def _arithmetic_of_mixed_types(module: Module) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
+def forwards_of_models(core: ApexCore) -> set[Scope]:
+    """Return the functions `forward` of the classes of the models that a file initializes, as far as these are seen."""
+    found, seen = set[Scope](), set[ast.expr]()
+    waiting = [
+        (each.arguments["models"], core.module.scope_of[each.call])
+        for each in core.sites.initializes
+        if "models" in each.arguments
+    ]
+    while waiting:
+        value, scope = waiting.pop()
+        while (moved := receiver_of(value, MOVING_IN_FP32)) is not None:
+            value = moved
+        if value in seen:
+            continue
+        seen.add(value)
+        if isinstance(value, (ast.Name, ast.Attribute)):
+            made = scope.module.values_of(dotted_name(value) or "", scope) or []
+            waiting += [(each, scope) for each in made]
+        elif isinstance(value, ast.Call):
+            classes = core.index.classes_of_expression(value.func, scope)
+            found |= {each.functions["forward"] for each in classes if "forward" in each.functions}
+            for function in core.index.project_functions_of(value, scope):
+                waiting += [
+                    (each.value, function.scope)
+                    for each in walk(function.scope.node)
+                    if isinstance(each, ast.Return) and each.value is not None
+                ]
+    return found
+
+
+def _arithmetic_of_mixed_types(
+    core: ApexCore, module: Module
+) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
     """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
     nodes = [node for network in network_classes(module) for node in walk(network)]
     for text, found in (
         (NUMBERS, NumberFinder(module).mixed_nodes(nodes)),
-        (WIDE_IN_PLACE, WideTensorFinder(module).nodes_in_place(nodes)),
+        (WIDE_IN_PLACE, WideTensorFinder(module, forwards_of_models(core)).nodes_in_place(nodes)),
     ):
         if found:
             yield text, found

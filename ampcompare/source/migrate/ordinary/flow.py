@@ -17,6 +17,7 @@ from ampcompare.source.index import UnknownFunction, functions_of_callee, nodes_
 from ampcompare.source.migrate.ordinary.words import name_unfit_for_network
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.wide_numbers import NumberFinder
+from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING, PARAMETER_LISTS, WITH_INDICES
 
@@ -74,6 +75,7 @@ UNDER_CASTS = "`{0}` runs under autocast here, and is not on the list of what O1
 MEETS_NUMBER = (
     "`{0}` may have a tensor of one number in fp32: O1 computes this in fp32, torch in the other's type"
 )
+CHANGES_IN_PLACE = "`{0}` works in place with a tensor that may be fp32: O1 makes both of one type before, torch keeps that of the first"
 DEEP = "functions call each other too deeply here to be read"
 ELSEWHERE = "line {0} of {1}: "
 
@@ -151,6 +153,10 @@ class _ValueFlow:
                 value = mixed.value if isinstance(mixed, ast.AugAssign) else mixed
                 use = _FollowedUse(each.module, value, VALUE, is_cast=True)
                 self._refuse_use(use, mixed, MEETS_NUMBER.format(ast.unparse(mixed)))
+            for changed in WideTensorFinder(each.module).nodes_in_place(nodes):
+                value = changed.value if isinstance(changed, ast.AugAssign) else changed
+                use = _FollowedUse(each.module, value, VALUE, is_cast=True)
+                self._refuse_use(use, changed, CHANGES_IN_PLACE.format(ast.unparse(changed)))
             for node in nodes:
                 if isinstance(node, (ast.Name, ast.Attribute)):
                     name = name_unfit_for_network(each.module, node)

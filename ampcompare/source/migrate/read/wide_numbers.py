@@ -203,7 +203,7 @@ class NumberFinder:
 
     def _shapes_of_call(self, call: ast.Call, scope: Scope) -> Shapes:
         name, receivers = last_name(call.func), self._receivers_of(call)
-        if _computes_loss(call):
+        if computes_loss(call):
             is_of_each = any(
                 one.arg == "reduction"
                 and isinstance(one.value, ast.Constant)
@@ -283,7 +283,7 @@ class NumberFinder:
         return home.functions.get(text.removeprefix("self.")) if home is not None else None
 
 
-def _computes_loss(call: ast.Call) -> bool:
+def computes_loss(call: ast.Call) -> bool:
     """Return whether a loss is called, by its name: a function, a layer, or a layer where it is made."""
     maker = call.func.func if isinstance(call.func, ast.Call) else call.func
     return bool(LOSS.search(last_name(maker)))

@@ -2,19 +2,26 @@
 
 O1 makes both fp32 for `x += y`, and casts `y` to the type of `x` for `x.add_(y)`. torch computes in fp32 and keeps the
 type of `x`. `x **= y` is fp32 under O1, whatever the types are. Of types a text shows those of parameters, of new
-tensors, and of what O1 and autocast compute in fp32; what a function gets, or another network returns, counts as being
-of the type of `x`.
+tensors, of what a model gets, and of what O1 and autocast compute in fp32; what any other function gets, or another
+network returns, counts as being of the type of `x`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.networks import buffers_of_class
-from ampcompare.source.migrate.read.wide_numbers import LOSS, MAKING, OPERATORS, WEIGHTS
-from ampcompare.source.syntax import argument_values, dotted_name, last_name
+from ampcompare.source.migrate.read.wide_numbers import (
+    LOSS,
+    MAKING,
+    OF_PYTHON,
+    OPERATORS,
+    WEIGHTS,
+    computes_loss,
+)
+from ampcompare.source.syntax import argument_values, dotted_name, last_name, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.module import Module, Scope
@@ -35,10 +42,16 @@ IN_PLACE = frozenset({"add_", "sub_", "mul_", "div_"})
 
 
 class WideTensorFinder:
-    """Tells which expressions of a module may be fp32 tensors."""
+    """Tells which expressions of a module may be fp32 tensors.
 
-    def __init__(self, module: Module) -> None:
+    Args:
+        module: whose expressions are asked for.
+        forwards: functions that get tensors as they are loaded, so in fp32: those of models.
+    """
+
+    def __init__(self, module: Module, forwards: Collection[Scope] = ()) -> None:
         self._module = module
+        self._forwards = forwards
         self._known: dict[tuple[Scope, str], bool] = {}
 
     def nodes_in_place(self, nodes: Iterable[ast.AST]) -> list[ast.expr | ast.AugAssign]:
@@ -54,9 +67,19 @@ class WideTensorFinder:
                 values = argument_values(node)
             else:
                 continue
-            if any(map(self._may_be_wide, values)):
+            if any(map(self._may_be_wide, values)) and not self._is_fp32_itself(node):
                 found.append(node)
         return found
+
+    def _is_fp32_itself(self, node: ast.AugAssign | ast.Call) -> bool:
+        """Return whether what a node works on is a loss, or a number at first, which becomes what is added to it."""
+        target = node.target if isinstance(node, ast.AugAssign) else getattr(node.func, "value", node)
+        text, scope = dotted_name(target) or "", self._module.scope_of.get(node, self._module.top)
+        values = self._module.values_of(text, scope) or []
+        return bool(values) and all(
+            isinstance(each, ast.Constant) or (isinstance(each, ast.Call) and computes_loss(each))
+            for each in values
+        )
 
     def _may_be_wide(self, node: ast.expr) -> bool:
         if isinstance(node, (ast.Name, ast.Attribute)):
@@ -82,15 +105,31 @@ class WideTensorFinder:
         name, text = last_name(node), dotted_name(node) or ""
         if isinstance(node, ast.Attribute) and (name in WEIGHTS or name in buffers_of_class(scope)):
             return True
+        if isinstance(node, ast.Name) and self._is_given_to_model(node, scope):
+            return True
         key = (scope, text)
         if key not in self._known:
             self._known[key] = False  # while it is asked for: what it is made of itself tells nothing
             self._known[key] = any(map(self._may_be_wide, self._module.values_of(text, scope) or []))
         return self._known[key]
 
+    def _is_given_to_model(self, node: ast.Name, scope: Scope) -> bool:
+        """Return whether a name is what a model gets: no line above, outside of branches, binds it again."""
+        if scope not in self._forwards or node.id not in scope.parameters or node.id == "self":
+            return False
+        above = (each for each in getattr(scope.node, "body", []) if each.lineno < node.lineno)
+        return not any(
+            isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store) and each.id == node.id
+            for statement in above
+            if isinstance(statement, ast.Assign)
+            for each in walk(statement)
+        )
+
     def _may_call_be_wide(self, call: ast.Call) -> bool:
         name, values = last_name(call.func), argument_values(call)
         scope = self._module.scope_of.get(call, self._module.top)
+        if name in OF_PYTHON - WIDE_FUNCTIONS:
+            return False
         if name in WIDE_FUNCTIONS | MAKING | WIDE_LAYERS or LOSS.search(name):
             return not (isinstance(call.func, ast.Name) and name in ("sum", "float"))
         if isinstance(call.func, ast.Call):  # a layer where it is made

@@ -154,6 +154,7 @@ ORDINARY = {
         ("import network", "import torchvision"),
     ),
     "a loss of the project": (("nn.CrossEntropyLoss()", "network.Loss()"),),
+    "a second loss that is added": ((LOSS, LOSS + "        loss += 0.1 * criterion(2 * output, target)\n"),),
     "clips of parameters": (("amp.master_params(optimizer)", "model.parameters()"),),
     "a guarded import": (
         (APEX, f"try:\n    {APEX}except ImportError:\n    amp = None\n"),
@@ -371,6 +372,11 @@ OTHERS = {
         "loss = (criterion(output, target) + output * target.mean()).mean()\n        top",
         "` may have a tensor of one number in fp32",
     ),
+    "a sum in place in the block": (
+        "loss = criterion(output, target)\n        top",
+        "output += output**2\n        loss = criterion(output, target)\n        top",
+        r"`output \+= output \*\* 2` works in place with a tensor that may be fp32",
+    ),
     "an evaluation before": (
         MADE,
         f"    validate([], model, criterion)\n{MADE}",
@@ -480,6 +486,7 @@ NETWORKS = {
     "layer_norm of torch": "        x = torch.layer_norm(self.one(x), (16,))\n",
     "a power in place": "        x = self.one(x)\n        x **= 2\n",
     "positions in place": "        x = self.one(x)\n        x += self.one.bias\n",
+    "the input in place": "        y = self.one(x)\n        y += x.repeat(1, 2)\n        x = y\n",
     "an item of a weight": "        x = self.one(x) * self.one.weight[0, 0]\n",
     "a norm": "        x = self.one(x) / x.norm()\n",
     "grid_sample": "        x = F.grid_sample(self.one(x), x)\n",

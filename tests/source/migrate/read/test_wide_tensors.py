@@ -39,6 +39,8 @@ MIXED = {
     "a new tensor": "noise = torch.randn(16, 16)\nh += 0.1 * noise",
     "a power": "h += h**2",
     "a method in place": "h.add_(self.places)",
+    "a power in place": "h **= 2",
+    "what is made fp32": "h += self.two(h).float()",
 }
 ALIKE = {
     "a number": "h *= 0.5\nh += len(x)\nh.mul_(2)",
@@ -47,6 +49,10 @@ ALIKE = {
     "a layer": "h += self.two(h)",
     "a product": "h += F.linear(self.norm(h), self.two.weight)",
     "out of place": "h = h + self.places",
+    "a sum of losses": "loss = F.mse_loss(h, x)\nloss += F.l1_loss(h, x)",
+    "a sum from nothing": "total = 0.0\ntotal += F.mse_loss(h, x)",
+    "a number of Python": "h += self.places.sum().item()",
+    "what another function gets": "h += x",
 }
 
 
@@ -64,3 +70,19 @@ def test_arithmetic_in_place_with_a_wide_tensor_is_found(lines: str) -> None:
 @pytest.mark.parametrize("lines", ALIKE.values(), ids=ALIKE)
 def test_arithmetic_in_place_of_one_type_is_not_found(lines: str) -> None:
     assert _found(lines) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("h += x", 1),
+        ("residual = x\nx = self.two(h)\nx += residual", 1),
+        ("x = self.two(h)\nx += h", 0),
+        ("x = self.two(h)\nh += x", 0),
+    ],
+)
+def test_what_a_model_gets_is_fp32_until_it_is_bound_again(lines: str, expected: int) -> None:
+    module = Module(NETWORK.format(lines="".join(f"        {line}\n" for line in lines.splitlines())))
+    (forward,) = [scope for scope in module.scopes if getattr(scope.node, "name", "") == "forward"]
+    nodes = [node for network in network_classes(module) for node in walk(network)]
+    assert len(WideTensorFinder(module, [forward]).nodes_in_place(nodes)) == expected
