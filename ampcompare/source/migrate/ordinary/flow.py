@@ -75,7 +75,10 @@ UNDER_CASTS = "`{0}` runs under autocast here, and is not on the list of what O1
 MEETS_NUMBER = (
     "`{0}` may have a tensor of one number in fp32: O1 computes this in fp32, torch in the other's type"
 )
-CHANGES_IN_PLACE = "`{0}` works in place with a tensor that may be fp32: O1 makes both of one type before, torch keeps that of the first"
+CHANGES_IN_PLACE = (
+    "`{0}` works in place with a tensor that may be fp32: O1 makes both of one type before, torch keeps that of the "
+    "first"
+)
 DEEP = "functions call each other too deeply here to be read"
 ELSEWHERE = "line {0} of {1}: "
 
