@@ -11,11 +11,11 @@ from ampcompare.base.formatting import format_ranges, printable_line
 from ampcompare.cli.forms import Form, plain_form
 from ampcompare.cli.help import Command
 from ampcompare.cli.values import FOLDER, WordChoice
+from ampcompare.experiment.choices import CHOICES, list_choices
 
 if TYPE_CHECKING:
     from ampcompare.experiment.run_directory import RunBrief
 
-KINDS = ("arms", "tasks", "models", "data", "optimizers", "launchers", "recipes", "guards")
 RUN_HEADERS = ("folder", "changed", "tag", "arms", "seeds", "done", "headline")
 MAX_SHOWN = 4  # arms
 
@@ -38,7 +38,7 @@ FORMS = (LIST_RUNS, plain_form(("what",)))
         ("What has been run, the newest first:", "ampcompare list runs"),
     ],
 )
-@click.argument("what", type=WordChoice([*KINDS, "runs", "all"]), default="all")
+@click.argument("what", type=WordChoice([*CHOICES, "runs", "all"]), default="all")
 @click.argument("folder", metavar="[FOLDER]", required=False, type=FOLDER)
 def command(asked: Form, what: str, folder: str | None) -> int:
     """List arms, tasks, models, data, optimizers, runs and more.
@@ -48,7 +48,6 @@ def command(asked: Form, what: str, folder: str | None) -> int:
     """
     if asked is LIST_RUNS:
         return _print_runs(folder)
-    from ampcompare.experiment.choices import list_choices
     from ampcompare.results.report.tables import listing_text, terminal_width
 
     for name, rows in list_choices().items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from ampcompare.base.environment.packages import installed_version
+from ampcompare.base.environment.packages import SITE_FOLDERS, installed_version
 from ampcompare.base.processes.call import search_path_of_child
 from ampcompare.base.shim.importer import PROBING
 from ampcompare.doctor.apex import INSTALL, UNINSTALL
@@ -175,7 +175,7 @@ def _packages_on_path(path: Iterable[str]) -> Iterator[tuple[str, Path]]:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError:
             continue
-        installs = os.path.basename(folder) in ("site-packages", "dist-packages")
+        installs = os.path.basename(folder) in SITE_FOLDERS
         for entry in entries:
             name = entry.name.removesuffix(".py")
             known = name in PROBING or (installs and name not in UNREAD and name.isidentifier())

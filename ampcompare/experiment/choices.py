@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from ampcompare.settings.file import list_recipes
 from ampcompare.settings.optimizers import list_optimizers
 from ampcompare.tasks.catalog import list_data, list_models, list_tasks
 
+Availability = tuple[str, bool, str]  # name, whether it can be had here, what it is or why it cannot
+
 
 class ChoiceAvailability(NamedTuple):
     """One thing to choose: whether it can be had here, and what it is, or why it cannot."""
@@ -26,10 +29,13 @@ class ChoiceAvailability(NamedTuple):
 
 def list_choices() -> dict[str, list[ChoiceAvailability]]:
     """Return all choices by kind; no library is imported to find out."""
+    return {kind: [ChoiceAvailability(*row) for row in rows()] for kind, rows in CHOICES.items()}
+
+
+def _availability_of_arms() -> list[Availability]:
+    """Return the backends, the two engines of Apex, and the arms of other packages."""
     described = described_backends()
-    arms: list[tuple[str, bool, str]] = [
-        _availability_of_backend(name, spec) for name, spec in described.items()
-    ]
+    arms: list[Availability] = [_availability_of_backend(name, spec) for name, spec in described.items()]
     apex = find_installed_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
@@ -40,20 +46,10 @@ def list_choices() -> dict[str, list[ChoiceAvailability]]:
             arms.append(
                 (name, name not in BUILT_IN, taken if name in BUILT_IN else f"from another package: {value}")
             )
-    kinds = {
-        "arms": arms,
-        "tasks": list_tasks(),
-        "models": list_models(),
-        "data": list_data(),
-        "optimizers": list_optimizers(),
-        "launchers": _availability_of_launchers(),
-        "recipes": list_recipes(),
-        "guards": [(name, True, guard.mistake) for name, guard in checks.GUARDS.items()],
-    }
-    return {kind: [ChoiceAvailability(*row) for row in rows] for kind, rows in kinds.items()}
+    return arms
 
 
-def _availability_of_backend(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
+def _availability_of_backend(backend: str, spec: BackendSpec) -> Availability:
     """Return the row of a backend; the library that it may need is searched, but not imported."""
     if spec.library is None:
         roles = Arm.make(backend).roles if spec.parsers else None
@@ -64,7 +60,7 @@ def _availability_of_backend(backend: str, spec: BackendSpec) -> tuple[str, bool
     return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"
 
 
-def _availability_of_launchers() -> list[tuple[str, bool, str]]:
+def _availability_of_launchers() -> list[Availability]:
     """Return the ways in which processes are started; torch itself is not imported to find out."""
     with_torch = find_spec("torch") is not None
     lacks = "torch is not installed: pip install torch"
@@ -87,3 +83,20 @@ def _availability_of_launchers() -> list[tuple[str, bool, str]]:
         *choices,
         ("slurm", True, "a job of Slurm per cell, by submitit; or in front: srun ampcompare run ..."),
     ]
+
+
+def _availability_of_guards() -> list[Availability]:
+    return [(name, True, guard.mistake) for name, guard in checks.GUARDS.items()]
+
+
+CHOICES: dict[str, Callable[[], Sequence[Availability]]] = {
+    "arms": _availability_of_arms,
+    "tasks": list_tasks,
+    "models": list_models,
+    "data": list_data,
+    "optimizers": list_optimizers,
+    "launchers": _availability_of_launchers,
+    "recipes": list_recipes,
+    "guards": _availability_of_guards,
+}
+"""By the word that `list` takes."""

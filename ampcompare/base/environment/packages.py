@@ -17,6 +17,16 @@ from typing import Any
 
 LATE_PACKAGES = ("numpy", "torchvision")  # torch or ampcompare may have loaded them before a script does
 ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
+SITE_FOLDERS = ("site-packages", "dist-packages")  # into which packages are installed, the latter by Debian
+
+
+def is_in_site_folder(path: str) -> bool:
+    """Return whether a file lies in a folder into which packages are installed, of any environment.
+
+    Args:
+        path: of the file.
+    """
+    return any(f"{os.sep}{folder}{os.sep}" in path for folder in SITE_FOLDERS)
 
 
 def installed_version(distribution: str) -> str | None:
@@ -64,8 +74,7 @@ def distributions_imported_since(modules: Collection[str]) -> list[tuple[str, st
     tops = {
         name.partition(".")[0]
         for name, module in list(sys.modules.items())
-        if isinstance(file := getattr(module, "__file__", None), str)
-        and any(f"{os.sep}{folder}{os.sep}" in file for folder in ("site-packages", "dist-packages"))
+        if isinstance(file := getattr(module, "__file__", None), str) and is_in_site_folder(file)
     } - before
     late = tops.intersection(LATE_PACKAGES)  # whose distributions have their names
     others = distributions_of_modules(tops - late) if tops - late else set()

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.base.environment.packages import distributions_imported_since
+from ampcompare.base.environment.packages import distributions_imported_since, is_in_site_folder
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.snapshot import files_below, is_name_of_tool_file, mtime_and_size
 from ampcompare.base.files.temporary import temporary_root
@@ -67,7 +67,6 @@ PYTHON = tuple(
     {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")}
     | {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
 )
-INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 # What code says to ask for a variable: os.environ["LR"], environ.get("LR"), os.getenv("LR"), "LR" in os.environ.
 ASKED = re.compile(
     r"""(?:\benviron\s*(?:\.\s*(?:get|setdefault|pop)\s*\(|\[)|\bgetenv\s*\()\s*["'](\w+)["']"""
@@ -234,7 +233,7 @@ def is_users_code(path: str) -> bool:
     """Return whether a file is neither of Python, an installed package or ampcompare, nor compiled by torch."""
     if path.startswith((PACKAGE, *PYTHON, "/dev/", "/proc/")):
         return False
-    return not any(part in path for part in (*INSTALLED, *GENERATED))
+    return not (is_in_site_folder(path) or any(part in path for part in GENERATED))
 
 
 class PortableFileNames:

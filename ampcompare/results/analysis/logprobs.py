@@ -10,10 +10,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ampcompare.base.errors import UnusableInput
 from ampcompare.base.files.read import FileFault, parse_json, read_text
+from ampcompare.results.analysis.floor import EXIT_CODES, Answer
 
 LOW, HIGH = 0.9, 1.1  # between which a ratio of probabilities counts as equal
 MARGIN = 0.1  # share of the floor by which a distance may exceed it
@@ -21,13 +22,6 @@ ERRORS = 2.0  # standard errors by which it must exceed that
 MIN_TOKENS = 100
 MAX_BYTES = 2**31
 NAMES = ("logprobs", "logprob", "token_logprobs")
-Answer = Literal["identical", "within the floor", "outside of the floor", "cannot tell"]
-EXIT_CODES: dict[Answer, int] = {
-    "identical": 0,
-    "within the floor": 0,
-    "outside of the floor": 1,
-    "cannot tell": 2,
-}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
+from ampcompare.base.environment.packages import is_in_site_folder
 from ampcompare.base.processes.start import add_working_directory_first
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.invocation.target import Target, digests_of_other_files_with_apex, files_with_apex
@@ -240,7 +241,7 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             return None
         origin = Path(spec.origin).resolve()
-        is_own = origin.is_relative_to(self._root) and "site-packages" not in origin.parts
+        is_own = origin.is_relative_to(self._root) and not is_in_site_folder(str(origin))
         if not is_own and not self._files.has_text_of(origin):
             return None
         if b"apex" not in origin.read_bytes() or has_adapter_mark(str(origin)):

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from ampcompare.base.environment.packages import is_in_site_folder
 from ampcompare.base.errors import ConfigError
 
 NEEDED_LATER = (
@@ -73,7 +74,7 @@ def _loaded_files_with_apex(script: str) -> list[Path]:
     return [
         each
         for each in loaded
-        if each.is_file() and "site-packages" not in each.parts and CALLS_APEX.search(each.read_bytes())
+        if each.is_file() and not is_in_site_folder(str(each)) and CALLS_APEX.search(each.read_bytes())
     ]
 
 

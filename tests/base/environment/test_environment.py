@@ -17,7 +17,12 @@ from ampcompare.base.environment import gpus
 from ampcompare.base.environment.apex import find_installed_apex
 from ampcompare.base.environment.gpus import why_no_accelerator
 from ampcompare.base.environment.oldest import require_python
-from ampcompare.base.environment.packages import distributions_of_modules, entry_points, installed_version
+from ampcompare.base.environment.packages import (
+    distributions_of_modules,
+    entry_points,
+    installed_version,
+    is_in_site_folder,
+)
 
 OLDEST = "base/environment/oldest.py"
 # Those that pyenv keeps here.
@@ -216,3 +221,11 @@ def test_an_old_python_says_so(python: str, tmp_path: Path) -> None:
         [python, "-c", "import ampcompare"], env=environment, stderr=subprocess.PIPE, check=False
     )
     assert done.stderr.decode().splitlines()[-1].startswith("ImportError: ampcompare ")
+
+
+def test_folders_into_which_packages_are_installed() -> None:
+    """Those of pip and of Debian, in any environment; a user's folder that only begins so is none."""
+    assert is_in_site_folder("/usr/lib/python3/dist-packages/apex/amp.py")
+    assert is_in_site_folder("/envs/a/lib/python3.11/site-packages/timm/layers.py")
+    assert not is_in_site_folder("/home/me/site-packages-old/train.py")
+    assert not is_in_site_folder("/home/me/train.py")
