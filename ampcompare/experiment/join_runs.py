@@ -86,10 +86,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
     excluded = [f"{part.run.path}: {line}" for part in parts for line in part.excluded]
 
     def sum_up(design: SequentialDesign) -> Comparison:
-        return summarize(
-            records, arms=plan.arms, reference=plan.reference, command=plan.command, order=plan.order,
-            terms=plan.terms, design=design, published=plan.published, excluded=excluded,
-        )  # fmt: skip
+        return summarize(records, design=design, excluded=excluded, **plan.arguments_of_summary)
 
     try:
         with contextlib.ExitStack() as stack:

@@ -123,10 +123,7 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
     chosen = plan.model_copy(update={"reference": choose_reference(reference or plan.reference, plan.arms)})
 
     def sum_up(design: SequentialDesign | None) -> Comparison:
-        return summarize(
-            mine, arms=plan.arms, reference=chosen.reference, command=plan.command, order=plan.order,
-            terms=plan.terms, design=design, published=plan.published, excluded=excluded,
-        )  # fmt: skip
+        return summarize(mine, design=design, excluded=excluded, **chosen.arguments_of_summary)
 
     journal, is_other = Journal(run, chosen, looks), chosen.reference != plan.reference
     if is_other and plan.journal is None:

@@ -82,6 +82,12 @@ class StoredPlan(BaseModel):
         facts: dict[str, Any] = {name: getattr(plan, name) for name in names}
         return cls(**facts, command=command, terms=terms, cells=cells, pilot=sorted(pilot), journal="")
 
+    @property
+    def arguments_of_summary(self) -> dict[str, Any]:
+        """What `summarize` is told of a plan: its rows and terms, the order of its cells, and its command."""
+        names = ("arms", "reference", "command", "order", "terms", "published")
+        return {name: getattr(self, name) for name in names}
+
 
 def row_label_of_cell_name(label: str) -> str:
     """Return the row of a cell that is written LABEL@SEED."""

@@ -321,16 +321,13 @@ class RunningPlan:
     def _summarize_and_save(self, *, test: bool) -> Comparison:
         if self._saved is not None and not test:
             return self._saved
-        done, plan = self.done_records(), self.plan
+        done, journal = self.done_records(), self._journal
         self._write_cell_order()
-        comparison = summarize(
-            done, arms=plan.arms, reference=plan.reference, command=self._stored.command, order=self._stored.order,
-            terms=self._stored.terms, published=plan.published,
-            design=self._journal.sequential_design(done) if test else self._journal.sequential_design_without_test(),
-        )  # fmt: skip
+        design = journal.sequential_design(done) if test else journal.sequential_design_without_test()
+        comparison = summarize(done, design=design, **self._stored.arguments_of_summary)
         if test:
             # Before the report: no verdict is seen and not counted.
-            comparison = self._journal.append_last_look(comparison)
+            comparison = journal.append_last_look(comparison)
         if self._write is not None and comparison.records:
             self._write(comparison, self.run.path)
         self._saved = comparison
