@@ -26,12 +26,19 @@ def _follow_accelerated_optimizer(name: str, context: TrainerContext, events: Su
     module: Any = sys.modules[name]
 
     def step(original: Any, wrapper: Any, closure: Any = None) -> Any:
-        """Know the step of an arm that has prepared the optimizer since Accelerate wrapped it."""
+        """Know the step of an arm that has prepared the optimizer since Accelerate wrapped it.
+
+        A fused step is called at an overflow too, so that Accelerate takes it for done, and steps the scheduler. It does
+        so under all arms, as learning rates would differ else.
+        """
         inner = wrapper.optimizer
         if wrapper.scaler is not None and inner.step is not wrapper._optimizer_original_step_method:
             wrapper._optimizer_original_step_method = inner.step
             wrapper._optimizer_patched_step_method = module.patch_optimizer_step(wrapper, inner.step)
-        return original(wrapper) if closure is None else original(wrapper, closure)
+        result = original(wrapper) if closure is None else original(wrapper, closure)
+        if getattr(inner, "_step_supports_amp_scaling", False):
+            wrapper._is_overflow = False
+        return result
 
     events.wrap(module.AcceleratedOptimizer, "step", step)
 

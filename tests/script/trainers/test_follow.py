@@ -148,6 +148,29 @@ def test_optimizer_of_accelerate_steps_masters(behind: Any) -> None:
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("arm", ["native:fp16", "apex:O2"])
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
+def test_accelerate_takes_a_skipped_fused_step_for_done_under_every_arm(
+    behind: Any, arm: str, fused: bool
+) -> None:
+    """The scheduler of a Trainer, whose default optimizer is fused, would go another way under O2 else."""
+    accelerate = pytest.importorskip("accelerate", reason="not installed: pip install accelerate")
+    optimizers = pytest.importorskip("accelerate.optimizer")
+    behind(arm)
+    accelerate.Accelerator(cpu=True)
+    model = network()
+    scaler = torch.amp.GradScaler("cpu")
+    made = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    optimizer = optimizers.AcceleratedOptimizer(made, scaler=scaler)
+    x, y = batch(0)
+    with torch.autocast("cpu"):
+        loss = nn.functional.cross_entropy(model(x), y) * 1e30
+    scaler.scale(loss).backward()
+    optimizer.step()
+    assert optimizer.step_was_skipped is not fused
+
+
 LAUNCHED = """
 import os, sys
 print("ran", __name__, sys.argv[1:], os.environ["ACCELERATE_MIXED_PRECISION"])
