@@ -28,8 +28,8 @@ def _follow_accelerated_optimizer(name: str, context: TrainerContext, events: Su
     def step(original: Any, wrapper: Any, closure: Any = None) -> Any:
         """Know the step of an arm that has prepared the optimizer since Accelerate wrapped it.
 
-        A fused step is called at an overflow too, so that Accelerate takes it for done, and steps the scheduler. It does
-        so under all arms, as learning rates would differ else.
+        A fused step is called at an overflow too, so that Accelerate takes it for done, and steps the scheduler: under
+        all arms, as learning rates would differ else.
         """
         inner = wrapper.optimizer
         if wrapper.scaler is not None and inner.step is not wrapper._optimizer_original_step_method:
