@@ -107,6 +107,38 @@ def test_experts_that_rounding_exchanges_are_a_fault(size: float, way: str, is_w
         assert found.cure is not None, found.verdict
 
 
+class Quantizer(nn.Module):
+    """Takes the nearest of 64 codes, which lie around a mean, by distances written out as a sum of squares."""
+
+    def __init__(self, mean: float, spread: float) -> None:
+        super().__init__()
+        self.inner, self.codes = nn.Linear(16, 8), nn.Embedding(64, 8)
+        nn.init.constant_(self.inner.bias, mean)
+        nn.init.normal_(self.codes.weight, mean, spread)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z, codes = self.inner(x), self.codes.weight
+        distances = z.pow(2).sum(1, keepdim=True) - 2 * z @ codes.t() + codes.pow(2).sum(1)
+        return self.codes(distances.argmin(1)) - z.detach()
+
+
+@pytest.mark.parametrize("arm", [ARM, "native:bf16"])
+@pytest.mark.parametrize(("mean", "spread", "is_wrong"), [(4.0, 0.02, True), (0.0, 1.0, False)])
+def test_nearest_codes_that_rounding_exchanges_are_a_fault(
+    arm: str, mean: float, spread: float, is_wrong: bool
+) -> None:
+    """Codes that lie near each other and far from zero have distances that cancel; others are found in 16 bits."""
+    loop = loop_of(
+        lambda: Quantizer(mean, spread), lambda model, step: model(0.1 * torch.randn(128, 16)).square().mean()
+    )
+    found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu", cures=is_wrong)
+    texts = [fault.text for fault in found.faults if fault.kind == "rounding"]
+    assert bool(texts) == is_wrong, texts
+    if is_wrong:
+        assert "rounds what argmin compares" in texts[0]
+        assert found.cure is not None, found.verdict
+
+
 def test_the_order_of_a_set_does_not_count() -> None:
     """As that of the two experts of a token."""
     numbers = torch.tensor([[3.0, 2.0, 1.0]])
