@@ -207,7 +207,7 @@ def _write_or_print_migrations(
     _say_on_stderr(_counts_line(len(files), output, adapted, left, len(waiting)))
     on_adapter = [each for plan in choice.plans for each in plan.files]
     runs = {each.path for each in on_adapter if each.migration is not None and not each.migration.left}
-    staying = [each.path for each in waiting if each.path not in runs]
+    staying = [each.path for each in waiting if each.path not in runs and each.imports_apex]
     if staying:
         _say_command_for_unmigrated(staying, paths, adapter=adapter, some_written=bool(moved) and write)
     elif moved and not output.faults:

@@ -239,6 +239,15 @@ def test_comments_are_no_rewrite_and_no_adapter_takes_what_imports_nothing(
         assert "runs on with `import ampcompare.apex" in errors
 
 
+def test_a_file_without_an_import_of_apex_is_not_said_to_run_on_with_the_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = ORDINARY.replace("from apex import amp\n", "import torch.cuda.amp as amp\n")
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    main(["migrate", "--rewrite", str(tmp_path / "train.py")])
+    assert "ampcompare.apex" not in capsys.readouterr().err
+
+
 def test_a_reason_for_the_adapter_asks_for_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,9 +12,12 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.source.document import SourceDocument, parse_document, read_source_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
+from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages
 from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
+from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.neighbors import neighbors_of_file
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import Versions, known_versions
 
@@ -73,6 +76,12 @@ class FileMigration(ShownInNotebook):
     def loads_state(self) -> bool:
         """Whether the rewritten text loads the state of a scaler from files of Apex too."""
         return self.migration is not None and FROM_APEX in self.migration.text
+
+    @property
+    def imports_apex(self) -> bool:
+        """Whether the text that it becomes still imports something of Apex, or may, by a star import."""
+        module = Module("" if self.migration is None else self.migration.text)
+        return bool(ModuleImports(module).imports) or any(alias.name == "*" for _, alias, _ in module.imports)
 
     @property
     def by_hand(self) -> int:
@@ -158,6 +167,9 @@ def migrate_file(
                 document.text, neighbors_of_file(path, within), versions or known_versions()
             )
             migration = _migration_with_mistakes(document.text, migration, examine)
+            if migration.text != document.text:
+                asking = questions_to_other_packages(path, Module(document.text))
+                migration = replace(migration, findings=sorted({*migration.findings, *asking}))
         elif must_parse:
             parse_tree(document.text)
         migration = _renew_deprecated_names(document.text, migration, versions or known_versions())

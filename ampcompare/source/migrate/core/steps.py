@@ -406,7 +406,7 @@ def _steps_without_apex(core: ApexCore, function: Function | None) -> list[tuple
 
 def note_joint_skips(core: ApexCore) -> None:
     """Note optimizers that skip together in Apex after an overflow, because they share a loss."""
-    for each in core.sites.backwards:
+    for each in [] if core.is_all_fp32 else core.sites.backwards:
         if each.block and len(each.optimizers) > 1:
             core.add_note(each.statement, TOGETHER.format(" and ".join(each.optimizers)))
             return

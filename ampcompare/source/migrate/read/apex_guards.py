@@ -1,19 +1,31 @@
 """Questions whether Apex is installed, or imported, which nothing answers with yes once no file imports it."""
 
 import ast
+import re
+from pathlib import Path
 
+from ampcompare.source.amp_names import APEX
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import expression_as_bool
 from ampcompare.source.migrate.read.replacement_table import IMPORTED
 from ampcompare.source.module import Module
+from ampcompare.source.project import Project
 from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name
 
 ANSWERED = (
     "this asked for Apex, which the result does not import; the answer is yes now, also where Apex is missing"
 )
 ASKS = "this asks for Apex, which the result does not import: the part that it guards would never run"
+# Names by which packages say whether Apex is installed, such as `transformers.utils.is_apex_available`.
+AVAILABILITY = re.compile(
+    r"_?(?:(?:is|has|have)_apex\w*|apex_(?:is_)?(?:available|installed|found))", re.IGNORECASE
+)
+ASKS_ANOTHER = (
+    "{0} asks for the installed package apex, which the result does not import: where it is missing, what this guards "
+    "does not run; take the question out"
+)
 FINDERS = ("find_spec", "find_loader", "find_module")
 IMPORTERS = ("import_module", "__import__", "get_distribution", "version", "is_package_available", "require")
 # The answers stand in a rewritten text under these names until `simplify_constant_conditions` takes them out.
@@ -43,6 +55,26 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
             question, value = answer
             edits.replace(question, YES if value else NO)
             findings.append(Finding.of_node(question, NOTE, ANSWERED))
+    return findings
+
+
+def questions_to_other_packages(path: Path, module: Module) -> list[Finding]:
+    """Return a finding for each use of what a package outside of the project says of Apex.
+
+    Args:
+        path: of the module.
+        module: as it is before it is changed.
+    """
+    project = Project(path)
+    assert project.path is not None
+    findings = []
+    for node in module.nodes:
+        if not isinstance(node, (ast.Name, ast.Attribute)) or not AVAILABILITY.fullmatch(last_name(node)):
+            continue
+        full = module.resolve(node, follow=False) or ""
+        is_imported = "." in full and isinstance(node.ctx, ast.Load) and full.partition(".")[0] not in APEX
+        if is_imported and project.find_file_and_name_of_definition(project.path, full) is None:
+            findings.append(Finding.of_node(node, BY_HAND, ASKS_ANOTHER.format(full)))
     return findings
 
 

@@ -167,3 +167,26 @@ def test_functions_stay_decorated_for_apex_where_a_program_that_runs_them_stays(
     paths[3].write_text("import layers\nlayers.nms(1)\n")
     results = {each.path.stem: each for each in choose_rewrite_or_adapter(paths, only_ordinary=False).files}
     assert all(results[each].is_changed for each in ("layers", "train"))
+
+
+@pytest.mark.parametrize("only_ordinary", [True, False])
+def test_a_question_for_apex_to_another_package_is_left_by_hand(tmp_path: Path, only_ordinary: bool) -> None:
+    """As of a copy of the Trainer of transformers: fp16 could never be switched on without Apex."""
+    text = OWN.replace(
+        "from apex import amp\n", "from extras.utils import is_apex_available\nfrom apex import amp\n"
+    )
+    text += "\nif not is_apex_available():\n    raise ImportError\n"
+    paths = put(tmp_path, train=text)
+    (result,) = choose_rewrite_or_adapter(paths, only_ordinary=only_ordinary).files
+    assert result.is_changed
+    messages = [each.message for each in result.migration.left_by_hand]  # type: ignore[union-attr]
+    assert [
+        each for each in messages if each.startswith("extras.utils.is_apex_available asks for the installed")
+    ]
+    (tmp_path / "extras").mkdir()
+    (tmp_path / "extras" / "utils.py").write_text(
+        "def is_apex_available():\n    return True\n", encoding="utf-8"
+    )
+    (result,) = choose_rewrite_or_adapter(paths, only_ordinary=only_ordinary).files
+    messages = [each.message for each in result.migration.left_by_hand]  # type: ignore[union-attr]
+    assert not [each for each in messages if "is_apex_available" in each]
