@@ -18,10 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.base.location import is_called_by_lightning, message_with_script_line
+from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
+from ampcompare.script.torch_amp.scaled_losses import ScaledLosses
 from ampcompare.training.precision import keep_fp32
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
 from ampcompare.training.precision.optimizer_state import hold_state_in_type
@@ -107,7 +108,8 @@ class TorchAmp(TorchAmpStandIn):
         self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()
         self._scales = False
         self._casts = self._dtype is None
-        self._scalers: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # of the script
+        self._losses = ScaledLosses(arm)
         # Scalers that the script has on and the arm has off, with what the script may ask of one that is on.
         self._silenced: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
@@ -127,6 +129,7 @@ class TorchAmp(TorchAmpStandIn):
                 functools.partial(self._shown_setting_of_silenced_scaler, name),
             )
         events.wrap(*Points.BACKWARD, self._backward)
+        self._losses.install(events)
         self._follow_optimizer_steps(events)
 
     def _follow_optimizer_steps(self, events: Subscriptions) -> None:
@@ -180,7 +183,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _make_scaler_of_arm(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         if not is_called_by_torch_or_arm():
-            self._scalers[scaler] = False
+            self._scalers.add(scaler)
             kwargs = scaler_settings(args, kwargs)
             self._note_made_by_script(kwargs["enabled"], scaler)
             kwargs.update({name: self._arm.options[name] for name in kwargs if name in self._arm.options})
@@ -195,13 +198,12 @@ class TorchAmp(TorchAmpStandIn):
 
     def _note_scaled_loss(self, original: Any, scaler: Any, outputs: Any) -> Any:
         self._scales = True
-        if scaler in self._scalers:
-            self._scalers[scaler] = True
+        self._losses.note_scaled(scaler)
         return original(scaler, outputs)
 
     def _refuse_unscaled_loss(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.script.in_step is None and not self._scalers.get(scaler, True) and scaler.is_enabled():
-            raise not_scaled_error(self._arm)
+        if self.script.in_step is None and scaler in self._scalers and scaler.is_enabled():
+            self._losses.require_scaled_loss(scaler)
         return original(scaler, *args, **kwargs)
 
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -211,8 +213,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _note_scaler_update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
-        if scaler in self._scalers:
-            self._scalers[scaler] = False
+        self._losses.note_updated(scaler)
         return result
 
     def _shown_state_of_silenced_scaler(self, original: Any, scaler: Any) -> Any:
@@ -297,17 +298,6 @@ def scaled_step_error(arm: Arm | str) -> ScalingError:
 def forget_steps_of_scaler(scaler: Any) -> None:
     """Make a scaler forget which gradients it has unscaled and which optimizers it has stepped, as `update` does."""
     scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
-
-
-def not_scaled_error(arm: Arm | str) -> ScalingError:
-    """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
-    call = "self.manual_backward(loss)" if is_called_by_lightning() else "scaler.scale(loss).backward()"
-    return ScalingError(
-        message_with_script_line(
-            f"the scaler divides gradients by its scale, but has scaled no loss since its last update, so under {arm} "
-            f"they would vanish: call {call} instead of loss.backward()"
-        )
-    )
 
 
 def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

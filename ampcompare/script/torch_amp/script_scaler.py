@@ -18,11 +18,11 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     forget_steps_of_scaler,
-    not_scaled_error,
     refuse_closure,
     scaler_settings,
 )
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
+from ampcompare.script.torch_amp.scaled_losses import ScaledLosses
 
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # which the arm decides
@@ -37,12 +37,13 @@ class ScriptScaler:
         self._gradients = gradients
         self._runs_closures = runs_closures
         self._scales: weakref.WeakKeyDictionary[Any, LossScaler] = weakref.WeakKeyDictionary()
-        self._has_scaled: weakref.WeakSet[Any] = weakref.WeakSet()  # since the last update
+        self._losses = ScaledLosses(arm)
         # unscaled, by id
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def install(self, events: Subscriptions) -> None:
         """Replace what the methods do from now on."""
+        self._losses.install(events)
         events.wrap(*Points.MAKE_SCALER, self._make_enabled_scaler)
         for name in METHODS:
             events.wrap(
@@ -87,14 +88,13 @@ class ScriptScaler:
             return type(outputs)(self._scale(scaler, scale, output) for output in outputs)
         stages = [state["stage"] for state in scaler._per_optimizer_states.values()]
         self._gradients.prepare_scaled_pass(unscaled=OptState.UNSCALED in stages)
-        self._has_scaled.add(scaler)
+        self._losses.note_scaled(scaler)
         return outputs.float() * scale.loss_scale()
 
     def _unscale(self, scaler: Any, scale: LossScaler, optimizer: Any) -> None:
         state = scaler._per_optimizer_states[id(optimizer)]
         self._gradients.check_can_unscale(optimizer)
-        if scaler not in self._has_scaled:
-            raise not_scaled_error(self._arm)
+        self._losses.require_scaled_loss(scaler)
         if state["stage"] is not OptState.READY:
             raise RuntimeError(
                 "unscale_() has already been called on this optimizer since the last update()."
@@ -133,7 +133,7 @@ class ScriptScaler:
             scale._has_overflow = any(map(_is_overflow_in_scaler_state, states.values()))
             scale.update_scale()
         forget_steps_of_scaler(scaler)
-        self._has_scaled.discard(scaler)
+        self._losses.note_updated(scaler)
         self._write_scale_into_scaler(scaler, scale)
 
     def _get_scale(self, scaler: Any, scale: LossScaler) -> float:

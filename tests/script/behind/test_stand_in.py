@@ -1,6 +1,7 @@
 """A script for `torch.amp` under other arms: what stands behind its names, and what is refused."""
 
 import re
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -292,6 +293,37 @@ def test_a_step_of_a_scaler_that_scaled_nothing_is_refused(behind: Any, arm: str
         ScalingError, match=r"test_stand_in\.py:\d+: .*has scaled no loss since its last update"
     ):
         scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:dynamic"])
+@pytest.mark.parametrize("unscales", [False, True])
+def test_an_update_between_the_steps_of_two_optimizers_is_named(
+    behind: Any, arm: str, unscales: bool
+) -> None:
+    """Not the backward pass, which is right; a scaled pass for each optimizer trains."""
+    behind(arm)
+    models = [nn.Linear(6, 3) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    scaler = torch.amp.GradScaler("cpu")
+
+    def scale_and_pass_back() -> None:
+        with torch.autocast("cpu", dtype=torch.float16):
+            losses = [model(torch.ones(1, 6)).float().sum() for model in models]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        scaler.scale(sum(losses)).backward()
+
+    for optimizer in optimizers:
+        scale_and_pass_back()
+        scaler.step(optimizer)
+        scaler.update()
+    scale_and_pass_back()
+    scaler.step(optimizers[0])
+    line = sys._getframe().f_lineno + 1
+    scaler.update()
+    update = rf"scaler\.update\(\) in .*test_stand_in\.py:{line} ran between .* once, after the last step"
+    with pytest.raises(ScalingError, match=rf"test_stand_in\.py:{line + 3}: {update}"):
+        (scaler.unscale_ if unscales else scaler.step)(optimizers[1])
 
 
 @pytest.mark.parametrize("arm", ["native:fp16", "O1"])
