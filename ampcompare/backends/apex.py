@@ -256,7 +256,9 @@ SPEC = BackendSpec(
     check=_why_options_invalid,
     calls_apex=True,
     checkpoint=CheckpointState(opt_level=lambda options: str(options.get("opt_level", "O1"))),
-    in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind", keeps_apex=True),
+    in_script=InScript(
+        behind="ampcompare.script.behind.apex_levels:prepare_torch_amp_stand_in", keeps_apex=True
+    ),
     contract=(
         ContractTestArm("apex:O0,engine=compat"),
         ContractTestArm("apex:O1,engine=compat", skips_steps=True),

@@ -27,7 +27,9 @@ SPEC = BackendSpec(
     unsharded=lambda options: "it trains a script",
     elsewhere=lambda options: "it trains a script",
     in_script=InScript(
-        behind="ampcompare.script.behind.script_arm:stand_behind", is_as_written=True, keeps_apex=True
+        behind="ampcompare.script.behind.script_arm:prepare_torch_amp_stand_in",
+        is_as_written=True,
+        keeps_apex=True,
     ),
     # No contract arms: it replaces nothing, and runs with a script only.
 )

@@ -56,7 +56,7 @@ class InScript:
         acts_if_off: it trains a script whose own mixed precision is switched off, since that changes nothing.
     """
 
-    behind: str = "ampcompare.script.behind.own_arm:stand_behind"
+    behind: str = "ampcompare.script.behind.own_arm:prepare_torch_amp_stand_in"
     is_as_written: bool = False
     keeps_apex: bool = False
     acts_if_off: bool = False

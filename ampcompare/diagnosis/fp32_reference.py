@@ -73,7 +73,7 @@ class Fp32Reference:
         for tensor in written:
             if tensor.is_floating_point() and self.wide_tensor_of(tensor) is None:
                 self.keep_wide_tensor(tensor, tensor.detach().to(self.dtype, copy=True))
-        return self._run_with_wide_arguments(func, args, kwargs, self._wide_tensor_or_own)
+        return self._run_with_wide_arguments(func, args, kwargs, self._wide_tensor_or_widened_own)
 
     def run_on_arm_values(
         self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]
@@ -109,7 +109,7 @@ class Fp32Reference:
         if self._added % CLEAN_EVERY == 0:
             self._wide = {key: held for key, held in self._wide.items() if not held[0].expired()}
 
-    def _wide_tensor_or_own(self, tensor: Tensor) -> Tensor:
+    def _wide_tensor_or_widened_own(self, tensor: Tensor) -> Tensor:
         wide = self.wide_tensor_of(tensor)
         return tensor.detach().to(self.dtype) if wide is None else wide
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.diagnosis.rates import RateForecast, RateHistory
-from ampcompare.diagnosis.state_rounding import MAX_STEPS, StateProbe
+from ampcompare.diagnosis.state_rounding import MAX_STEPS, OptimizerStateWatch
 from ampcompare.diagnosis.step_watch import params_and_grads_to_step
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import Prefix, ShareLost
@@ -51,7 +51,7 @@ class PrefixWatch(StepObserver):
         self._largest: list[Tensor] = []
         self._no_denominator: list[dict[str, Tensor]] = []
         self._histories: dict[int, RateHistory] = {}
-        self._state = StateProbe()
+        self._state = OptimizerStateWatch()
         self._schedule: Callable[[int], float] | None = None
         self._is_floor = False
         first = steps // 2

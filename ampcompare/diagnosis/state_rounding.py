@@ -155,7 +155,7 @@ class _ProbedState:
     gradients: list[Tensor]
 
 
-class StateProbe:
+class OptimizerStateWatch:
     """Follows the state of optimizers over some of their steps, a sample of the elements of each parameter."""
 
     def __init__(self) -> None:

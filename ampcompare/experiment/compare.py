@@ -222,7 +222,7 @@ def run_comparison(
         "check": options.preflight,
         "are_seeds_asked": options.seeds is not None,
     }
-    hold = RunDirectory(folder).make_and_lock(launcher, command=options.command)
+    hold = RunDirectory(folder).with_lock(launcher, command=options.command)
     try:
         with launcher, hold, while_running(launcher):
             if requested_or_default_seeds(options, planned.sources) == "auto":
@@ -268,7 +268,7 @@ def write_cell_commands(options: CompareOptions, file: Path) -> int:
             "script read it from the environment"
         )
     run, launcher = RunDirectory(planned.folder), LocalLauncher()
-    with run.make_and_lock(launcher, command=options.command):
+    with run.with_lock(launcher, command=options.command):
         running = RunningPlan(
             planned.plan, run, launcher, command=options.command, terms=planned.terms, force=options.force,
             observer=Observer(),

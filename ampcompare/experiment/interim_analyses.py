@@ -80,7 +80,7 @@ class Journal:
         self.run.append_look(look)
         return comparison.model_copy(update={"looks": [*self.looks, look]})
 
-    def record_files(self) -> dict[str, Path]:
+    def record_file_by_cell_name(self) -> dict[str, Path]:
         """Return the file of each cell's record, which need not exist, under LABEL@SEED."""
         return {
             label: self.run.cell_folder_of_digest(cell) / CellFile.RECORD
@@ -91,7 +91,7 @@ class Journal:
         plan, terms = self.plan, self.plan.terms
         ended = finished_runs(records)
         ran = {f"{run.arm}@{run.config.recipe.seed}" for run in ended}
-        files = self.record_files()
+        files = self.record_file_by_cell_name()
         rows = {arm: [run for run in ended if run.arm == arm] for arm in plan.arms}
         base = rows.pop(plan.reference)
         return Look(

@@ -53,7 +53,7 @@ class _FolderJournalOfJoinedRuns(Journal):
 
     files: Mapping[str, Path]
 
-    def record_files(self) -> dict[str, Path]:
+    def record_file_by_cell_name(self) -> dict[str, Path]:
         return dict(self.files)
 
 
@@ -81,7 +81,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
     files = {
         label: path
         for part in parts
-        for label, path in Journal(part.run, part.plan, ()).record_files().items()
+        for label, path in Journal(part.run, part.plan, ()).record_file_by_cell_name().items()
     }
     excluded = [f"{part.run.path}: {line}" for part in parts for line in part.excluded]
 

@@ -119,13 +119,11 @@ def run_trials_of_rows(
                 _run_trial_of_cell(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()
             ]
     found = _preflight_of_trials(tried, time.perf_counter() - begun)
-    seen = {"arms": _stored_trials_by_label(builds, trials), "remarks": _labels_by_remark(builds, trials)}
+    seen = {"arms": _arm_trials_by_label(builds, trials), "remarks": _labels_by_remark(builds, trials)}
     return found.model_copy(update={**seen, "untried": untried})
 
 
-def _stored_trials_by_label(
-    builds: Mapping[str, str], trials: Mapping[str, _CellTrial]
-) -> dict[str, ArmTrial]:
+def _arm_trials_by_label(builds: Mapping[str, str], trials: Mapping[str, _CellTrial]) -> dict[str, ArmTrial]:
     """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
     found = {label: trials[build] for label, build in builds.items() if build in trials}
     return {label: trial.summary() for label, trial in found.items() if not trial.must_start_by_hand}

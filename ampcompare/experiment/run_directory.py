@@ -198,7 +198,7 @@ class RunDirectory:
         return FileLock(self.path.resolve() / RunFile.LOCK)
 
     @contextlib.contextmanager
-    def make_and_lock(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
+    def with_lock(self, launcher: Launcher, *, command: str = "") -> Iterator[None]:
         """Make the run directory and hold its lock; of processes that take part in one command, the main one does.
 
         Raises:

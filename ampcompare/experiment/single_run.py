@@ -135,7 +135,7 @@ def _launcher_and_observer(options: RunOptions, observer: Observer | None) -> tu
 
 
 def _run_directory_held(options: RunOptions, launcher: Launcher) -> AbstractContextManager[None]:
-    return RunDirectory(options.folder).make_and_lock(launcher, command=options.command)
+    return RunDirectory(options.folder).with_lock(launcher, command=options.command)
 
 
 def _train_cell(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRecord:

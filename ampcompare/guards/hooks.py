@@ -212,7 +212,7 @@ class GuardHooks:
         if self._casts is None:
             self._casts = Subscriptions(Layer.GUARDS)
             self._casts.wrap(*Points.FORWARD, self._report_weight_cast)
-            self._casts.wrap(torch, "clear_autocast_cache", self._report_dropped_casts)
+            self._casts.wrap(torch, "clear_autocast_cache", self._report_cleared_autocast_cache)
             self._events.call_at_end(self._casts.end)
         return original(autocast)
 
@@ -227,9 +227,9 @@ class GuardHooks:
                     )
         return original(module, *args, **kwargs)
 
-    def _report_dropped_casts(self, original: Any) -> None:
+    def _report_cleared_autocast_cache(self, original: Any) -> None:
         original()
-        self._notify_listeners("after_casts_dropped")
+        self._notify_listeners("after_autocast_cache_cleared")
         self._blocks += 1
         if self._blocks >= MAX_BLOCKS and self._casts is not None:
             self._casts.end()

@@ -170,7 +170,7 @@ class Loop:
         # One transfer for all losses of the block: `item` at each step would wait for the device each time.
         stacked = torch.stack([loss for losses, *_ in pending for loss in losses])
         flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
-        sums, parts = self._losses_by_step(flat)
+        sums, parts = self._step_losses_and_parts(flat)
         norms = [norm for _, norm, *_ in pending if norm is not None]
         norm_values = iter(gather_whole(torch.stack(norms)).tolist() if norms else ())
         seconds = self.clock.seconds_between
@@ -194,7 +194,9 @@ class Loop:
         self._scales, self.step = scales, step
         return records
 
-    def _losses_by_step(self, flat: Sequence[float]) -> tuple[Sequence[float], Sequence[tuple[float, ...]]]:
+    def _step_losses_and_parts(
+        self, flat: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[tuple[float, ...]]]:
         """Return for each step the loss, and each of several losses, from those of all micro-batches."""
         count, several = self.accumulation, self.num_losses
         by_loss = flat if count == 1 else [sum(flat[at : at + count]) for at in range(0, len(flat), count)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop
 
-from ampcompare.diagnosis.state_rounding import OptimizerStateRule, StateProbe, mean_step_errors
+from ampcompare.diagnosis.state_rounding import OptimizerStateRule, OptimizerStateWatch, mean_step_errors
 
 MEAN = OptimizerStateRule("mean", 0.999)
 
@@ -47,9 +47,9 @@ def step_error(rule: Any, state: Any, gradients: Any, dtype: torch.dtype, steps:
     return error
 
 
-def _probe_of(make: Callable[[Any], Optimizer]) -> StateProbe:
+def _probe_of(make: Callable[[Any], Optimizer]) -> OptimizerStateWatch:
     param = torch.nn.Parameter(torch.randn(400, generator=torch.Generator().manual_seed(0)))
-    optimizer, probe = make([param]), StateProbe()
+    optimizer, probe = make([param]), OptimizerStateWatch()
     generator = torch.Generator().manual_seed(1)
     for step in range(8):
         param.grad = torch.randn(400, generator=generator)

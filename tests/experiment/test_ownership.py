@@ -25,7 +25,7 @@ import sys, time
 from pathlib import Path
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.launch.dispatch.dispatch import DispatchingLauncher
-with RunDirectory(Path(sys.argv[1])).make_and_lock(DispatchingLauncher(), command="ampcompare compare --tag first"):
+with RunDirectory(Path(sys.argv[1])).with_lock(DispatchingLauncher(), command="ampcompare compare --tag first"):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -60,7 +60,7 @@ def test_the_second_is_refused_until_the_first_is_gone(
     """A second owner is refused with who holds the folder; one that was killed holds nothing."""
     out = tmp_path / "out"
     try:
-        with pytest.raises(ConfigError) as refused, RunDirectory(out).make_and_lock(launcher):
+        with pytest.raises(ConfigError) as refused, RunDirectory(out).with_lock(launcher):
             pytest.fail("two owners")
         for part in (f"process {other.pid} on {socket.gethostname()}, since 20", "compare --tag first"):
             assert part in str(refused.value)
@@ -68,14 +68,14 @@ def test_the_second_is_refused_until_the_first_is_gone(
     finally:
         _end(other)
     assert json.loads((out / RunFile.OWNER).read_text())["pid"] == other.pid  # left by the dead one
-    with RunDirectory(out).make_and_lock(launcher):
+    with RunDirectory(out).with_lock(launcher):
         assert json.loads((out / RunFile.OWNER).read_text())["pid"] == os.getpid()
     assert not (out / RunFile.OWNER).exists()
 
 
 def test_only_the_main_process_locks(other: Process, tmp_path: Path) -> None:
     """Ranks that take part in the command of another process do not ask for its folder."""
-    with RunDirectory(tmp_path / "out").make_and_lock(
+    with RunDirectory(tmp_path / "out").with_lock(
         ExternalLauncher(DistributedEnv(1, 2, 1, 2, "env://", 0, "torchrun"))
     ):
         assert other.poll() is None
@@ -86,7 +86,7 @@ def test_only_the_main_process_locks(other: Process, tmp_path: Path) -> None:
 def test_impossible_folders(launcher: Launcher, tmp_path: Path, name: str) -> None:
     with (
         pytest.raises(ConfigError, match="cannot make the output folder"),
-        RunDirectory(tmp_path / name).make_and_lock(launcher),
+        RunDirectory(tmp_path / name).with_lock(launcher),
     ):
         pytest.fail("made")
     assert not list(tmp_path.iterdir())

@@ -185,14 +185,14 @@ def _modules_by_node(roots: Sequence[TraceEvent]) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class _PlaceInHostEvents:
+class _PhaseAndModule:
     """Where the walk through the events of the host is."""
 
     phase: Phase = "other"
     module: str = ""
     emulated: bool = False
 
-    def place_inside_event(self, event: TraceEvent, modules: Mapping[int, str]) -> _PlaceInHostEvents:
+    def for_inside_of(self, event: TraceEvent, modules: Mapping[int, str]) -> _PhaseAndModule:
         name = event.name
         phase = self.phase
         module = self.module
@@ -208,7 +208,7 @@ class _PlaceInHostEvents:
             )
         elif _is_emulated_product(event):
             emulated = True
-        return _PlaceInHostEvents(phase, module, emulated)
+        return _PhaseAndModule(phase, module, emulated)
 
 
 def _is_emulated_product(event: TraceEvent) -> bool:
@@ -235,8 +235,8 @@ def _add_own_times_of_host(
 ) -> None:
     """Add the own time of every event of the host inside the steps."""
 
-    def visit(event: TraceEvent, place: _PlaceInHostEvents, product: str) -> None:
-        here = place.place_inside_event(event, modules)
+    def visit(event: TraceEvent, place: _PhaseAndModule, product: str) -> None:
+        here = place.for_inside_of(event, modules)
         own = (event.end - event.start) - sum(one.end - one.start for one in event.inside)
         is_range = event.category != "cpu_op" or event.name.startswith(BACKWARD)
         name, dtype = event.name, event.narrowest_input_type
@@ -266,7 +266,7 @@ def _add_own_times_of_host(
     for root in roots:
         if root.name == STEP:
             account.seconds += (root.end - root.start) * MICROSECOND
-            visit(root, _PlaceInHostEvents(), "")
+            visit(root, _PhaseAndModule(), "")
 
 
 def _add_kernel_times(
@@ -280,13 +280,13 @@ def _add_kernel_times(
     """Add the time of every kernel, and the gaps between them."""
     account.is_gpu = True
     # place, operation and type, by the number of a launch
-    launches: dict[int, tuple[_PlaceInHostEvents, str, str]] = {}
+    launches: dict[int, tuple[_PhaseAndModule, str, str]] = {}
     idle_phases: list[tuple[float, float, Phase]] = []
 
     def visit(
-        event: TraceEvent, place: _PlaceInHostEvents, operation: tuple[str, str], *, in_step: bool
+        event: TraceEvent, place: _PhaseAndModule, operation: tuple[str, str], *, in_step: bool
     ) -> None:
-        here = place.place_inside_event(event, modules)
+        here = place.for_inside_of(event, modules)
         if event.category in ("cuda_runtime", "cuda_driver"):
             if "correlation" in event.args:
                 launches[int(event.args["correlation"])] = here, *operation
@@ -300,13 +300,13 @@ def _add_kernel_times(
             visit(one, here, operation, in_step=in_step or event.name == STEP)
 
     for root in roots:
-        visit(root, _PlaceInHostEvents(), ("", ""), in_step=root.name == STEP)
+        visit(root, _PhaseAndModule(), ("", ""), in_step=root.name == STEP)
     # The autograd engine launches from a thread of its own, whose events are matched the same way.
     begin = steps[0][0]
     for other in {event.thread for event in known if event.category == "cpu_op"} - {thread}:
         for root in _outermost_events_with_nested(_host_events_of_thread(known, other)):
             if root.end > begin:
-                visit(root, _PlaceInHostEvents("backward"), ("", ""), in_step=True)
+                visit(root, _PhaseAndModule("backward"), ("", ""), in_step=True)
     work = sorted(
         (event for event in known if event.category in DEVICE_WORK and event.start >= begin),
         key=lambda event: event.start,
@@ -325,7 +325,7 @@ def _add_kernel_times(
     reached = begin
     for event in kernels:
         place, operation, dtype = launches.get(
-            int(event.args.get("correlation", -1)), (_PlaceInHostEvents(), "", "")
+            int(event.args.get("correlation", -1)), (_PhaseAndModule(), "", "")
         )
         kind = _work_kind_of_kernel(event.name, operation)
         own = max(0.0, event.end - max(event.start, reached))

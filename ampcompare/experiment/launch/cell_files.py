@@ -45,7 +45,7 @@ def make_cell_folder(folder: Path) -> None:
         raise EnvironmentUnfit(
             f"cannot make {folder}: {error.strerror}; choose another --output-dir"
         ) from None
-    archive_previous_run(folder)
+    move_run_to_previous(folder)
 
 
 def write_cell_inputs(config: RunConfig, folder: Path) -> None:
@@ -168,7 +168,7 @@ def write_record(record: RunRecord, folder: Path) -> None:
     write_atomically(folder / CellFile.RECORD, json_with_checksum(record))
 
 
-def archive_previous_run(folder: Path) -> None:
+def move_run_to_previous(folder: Path) -> None:
     """Rename the files of an earlier run of this cell to `*.previous.*`, so that none is mistaken for a new one."""
     for name in (CellFile.RECORD, CellFile.STEPS, CellFile.EPOCHS):
         path = folder / name
@@ -231,7 +231,7 @@ def _lines_of_first_steps(path: Path, count: int) -> list[str]:
     return lines
 
 
-def archive_checkpoints(folder: Path) -> None:
+def move_checkpoints_to_previous(folder: Path) -> None:
     """Rename the checkpoints of an earlier run to `checkpoints.previous`, so that none is mistaken for a new one."""
     path = folder / CellFile.CHECKPOINTS
     if path.exists():

@@ -134,5 +134,5 @@ class StaleCast(Detector):
                 "this uses the old cast of weights that were written since an open autocast block has cast them"
             )
 
-    def after_casts_dropped(self) -> None:
+    def after_autocast_cache_cleared(self) -> None:
         self._casts.clear()

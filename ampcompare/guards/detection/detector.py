@@ -99,7 +99,7 @@ class Detector:
     def at_weight_cast_by_autocast(self, weight: Tensor, dtype: torch.dtype) -> None:
         """A layer is called whose fp32 weight autocast casts to `dtype`, which it keeps to the end of the block."""
 
-    def after_casts_dropped(self) -> None:
+    def after_autocast_cache_cleared(self) -> None:
         """The casts that autocast keeps are dropped, at the end of the outermost block or by the script."""
 
     def at_move_to_gpu(self, module: nn.Module) -> None:

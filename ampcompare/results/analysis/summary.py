@@ -153,7 +153,7 @@ def quantity_tests(
             lambda pairing: quality_evidence(pairing, margin, design.pilot),
             quality_evidence_of_reference,
             margin.margin_of_score_differences(),
-            margin.metric.difference_of_scores,
+            margin.metric.difference_from_score_difference,
         ),
         "time": QuantityTest(
             time_evidence,

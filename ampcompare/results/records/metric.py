@@ -118,13 +118,13 @@ class Metric(FrozenRecord):
             value = math.log(value) if value > 0 else math.nan
         return value if self.better == "higher" else -value
 
-    def difference_of_scores(self, scores: float) -> float:
+    def difference_from_score_difference(self, scores: float) -> float:
         """Return a difference as `differ` gives it, from a difference of scores."""
         signed = scores if self.better == "higher" else -scores
         return math.expm1(signed) if self.difference == "ratio" else signed
 
-    def score_difference(self, difference: float) -> float:
-        """Return a difference of scores, from one as `differ` gives it; the inverse of `difference_of_scores`."""
+    def score_difference_from_difference(self, difference: float) -> float:
+        """Return a difference of scores from one as `differ` gives it: the way back of the other method."""
         signed = math.log1p(difference) if self.difference == "ratio" else difference
         return signed if self.better == "higher" else -signed
 

@@ -20,7 +20,7 @@ from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, make_o1_casts_off_factory
 
 
-def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
+def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
     """Let `amp.initialize` take the arm's level and options, and return what stands behind `torch.amp`."""
     options = dict(arm.options)
     options.pop("engine", None)

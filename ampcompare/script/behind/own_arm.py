@@ -10,7 +10,7 @@ from ampcompare.script.torch_amp.parallel_wrappers import reduce_gradients_in_dt
 from ampcompare.training.precision.base import make_precision
 
 
-def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmp:
+def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmp:
     """Return what stands behind `torch.amp`: autocast, or `HalfWeights` if the arm holds weights in 16 bits."""
     if arm.roles is not None and arm.roles.operand_type == "tf32":
         # which sets the switches of this process

@@ -16,7 +16,7 @@ from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 
 
-def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
+def prepare_torch_amp_stand_in(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
     """Record the weights that `amp.initialize` gets, and return what follows `torch.amp`."""
     frontend = importlib.import_module("apex.amp.frontend")
     side.events.wrap(frontend, "_initialize", functools.partial(_initialize_with_weights_recorded, side))

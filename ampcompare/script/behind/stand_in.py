@@ -85,8 +85,8 @@ class StandIn:
             self._record_weights,
             self._has_initialized_apex,
         )
-        stand_behind: StandBehind = pkgutil.resolve_name(in_script.behind)
-        self.torch_amp = stand_behind(arm, side)
+        prepare_torch_amp_stand_in: StandBehind = pkgutil.resolve_name(in_script.behind)
+        self.torch_amp = prepare_torch_amp_stand_in(arm, side)
         self.torch_amp.install(self._events)
         if formats is not None:
             formats.install(self._events)  # before what makes a block of autocast, so inside of it

@@ -187,7 +187,7 @@ class GradientStages:
 
     # Backward passes.
 
-    def find_scaled_gradient_to_begin_with(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
+    def scale_losses_of_pass(self, tensors: Any, loss: Tensor, options: dict[str, Any]) -> Any:
         """Return what a backward pass begins with, scaled; None if its gradients have no scale.
 
         Args:

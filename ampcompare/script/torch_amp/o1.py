@@ -51,7 +51,7 @@ class O1BehindTorch(TorchAmpStandIn):
         events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast_of_o1)
         self._scaler.install(events)
         events.wrap(checkpoint, "_get_autocast_kwargs", self._checkpoint_under_casts)
-        events.call_at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.call_at_end(register_optimizer_step_pre_hook(self._refuse_unscaled_step).remove)
         events.call_at_end(self._deactivate_patches)
 
     def _deactivate_patches(self) -> None:
@@ -97,7 +97,7 @@ class O1BehindTorch(TorchAmpStandIn):
         if self._handle is not None:
             self._handle._clear_cache()
 
-    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+    def _refuse_unscaled_step(self, optimizer: Any, *_arguments: Any) -> None:
         self.script.refuse_step_switched_off()
         if self.script.acts and not self._scaler.scales and not self.script.steps_on_behalf:
             raise missing_scale_error(self._name)

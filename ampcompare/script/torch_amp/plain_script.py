@@ -573,7 +573,7 @@ class PlainScript:
             if is_scaled and (optimizers := self._optimizers.living_optimizers()):
                 for optimizer in optimizers:
                     self._take_over_steps_of(optimizer)
-                scaled = self.stages.find_scaled_gradient_to_begin_with(tensors, loss, kwargs)
+                scaled = self.stages.scale_losses_of_pass(tensors, loss, kwargs)
             if scaled is None:
                 self._record_unscaled_loss(loss)
                 with self.casting.block_without_casts():

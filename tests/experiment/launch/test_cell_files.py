@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from ampcompare.experiment.launch.cell_files import (
-    archive_previous_run,
     make_finder_of_earlier_files_read,
     make_finder_of_other_cells_files_read,
+    move_run_to_previous,
 )
 from ampcompare.settings.config import RunConfig
 
@@ -15,12 +15,12 @@ def test_files_of_an_earlier_run_are_kept_under_another_name(tmp_path: Path) -> 
     (tmp_path / "record.json").write_text("old record")
     (tmp_path / "steps.jsonl").write_text("old steps")
 
-    archive_previous_run(tmp_path)
+    move_run_to_previous(tmp_path)
 
     assert not (tmp_path / "record.json").exists()
     assert (tmp_path / "record.previous.json").read_text() == "old record"
     assert (tmp_path / "steps.previous.jsonl").read_text() == "old steps"
-    archive_previous_run(tmp_path)
+    move_run_to_previous(tmp_path)
     assert (tmp_path / "record.previous.json").read_text() == "old record"
 
 

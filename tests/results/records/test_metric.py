@@ -27,10 +27,10 @@ def test_scores_differ_as_values_are_compared(
     """A difference of scores is positive where the value is better, and gives back the difference of the values."""
     metric = Metric(name="m", better=better, difference=difference)
     scores = metric.score(value) - metric.score(reference)
-    assert metric.difference_of_scores(scores) == pytest.approx(
+    assert metric.difference_from_score_difference(scores) == pytest.approx(
         metric.differ(value, reference), rel=1e-6, abs=1e-9
     )
-    assert metric.score_difference(metric.differ(value, reference)) == pytest.approx(
+    assert metric.score_difference_from_difference(metric.differ(value, reference)) == pytest.approx(
         scores, rel=1e-6, abs=1e-9
     )
     if abs(scores) > 1e-9:

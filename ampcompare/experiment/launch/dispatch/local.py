@@ -7,7 +7,7 @@ from typing import Literal
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import log_name
-from ampcompare.experiment.launch.cell_files import archive_previous_run, write_config, write_record
+from ampcompare.experiment.launch.cell_files import move_run_to_previous, write_config, write_record
 from ampcompare.experiment.launch.contract import (
     Launcher,
     LauncherClosed,
@@ -46,7 +46,7 @@ class ExternalLauncher(Launcher):
             )
         folder.mkdir(parents=True, exist_ok=True)
         if self.world.rank == 0:
-            archive_previous_run(folder)
+            move_run_to_previous(folder)
             write_config(config, folder)
         record, self.is_main = record_of_rank_and_is_printing(
             config, folder, self.world, on_progress, log=folder / log_name(self.world.rank)

@@ -243,7 +243,9 @@ def _has_cell_result(folder: Path, *, is_gone: bool) -> bool:
 def _slurm_state_of_job(job: str) -> str:
     """Return the state of a job as Slurm says it."""
     try:
-        found = re.search(r"JobState=(\S+)", _run_squeue("scontrol", "show", "job", "--oneliner", job))
+        found = re.search(
+            r"JobState=(\S+)", _output_of_slurm_command("scontrol", "show", "job", "--oneliner", job)
+        )
     except LaunchError:
         found = None
     return found[1] if found else "unknown to Slurm"
@@ -251,10 +253,14 @@ def _slurm_state_of_job(job: str) -> str:
 
 def active_job_ids() -> set[str]:
     """Return the ID of every queued or running job of this user; a task of an array as 1234_5."""
-    return set(_run_squeue("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i").split())
+    return set(
+        _output_of_slurm_command(
+            "squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i"
+        ).split()
+    )
 
 
-def _run_squeue(*command: str) -> str:
+def _output_of_slurm_command(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

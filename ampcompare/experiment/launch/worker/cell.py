@@ -36,9 +36,9 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import first_line_of_text, format_count
 from ampcompare.base.tensors.tf32 import Tf32Switches
 from ampcompare.experiment.launch.cell_files import (
-    archive_checkpoints,
     copy_first_steps,
     make_writer_of_progress,
+    move_checkpoints_to_previous,
     read_config,
     record_with_code,
     write_config,
@@ -524,7 +524,7 @@ def _keep_files_up_to_resume_point(folder: Path, point: _ResumePoint | None, att
     checkpoints = folder / CellFile.CHECKPOINTS
     is_own = point is not None and checkpoints.resolve() in point.path.resolve().parents
     if not attempt and not is_own:
-        archive_checkpoints(folder)
+        move_checkpoints_to_previous(folder)
     # earlier ones are in the checkpoint, and written from there
     write_atomically(folder / CellFile.EPOCHS, "")
     if point is None:

@@ -466,7 +466,7 @@ def _sentence_on_twin_distance(
     if effect is None:
         return ""
     metric = comparison.metric
-    floor = abs(metric.difference_of_scores(math.hypot(effect.mean, effect.spread)))
+    floor = abs(metric.difference_from_score_difference(math.hypot(effect.mean, effect.spread)))
     below = [
         row.arm
         for row in comparison.arms

@@ -19,7 +19,9 @@ def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) ->
     """
     if prefer == "accuracy":
         better = [row for row in rows if row.quality.kind == "better"]
-        return sorted(better, key=lambda row: -metric.score_difference(row.quality.effect or 0))
+        return sorted(
+            better, key=lambda row: -metric.score_difference_from_difference(row.quality.effect or 0)
+        )
     keeps = _rows_that_keep_quality(rows)
     if prefer == "time":
         return sorted(

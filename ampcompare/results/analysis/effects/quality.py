@@ -242,7 +242,7 @@ def _difference_interval(
         rounded=metric.is_count,
     )
     bounds = interval_if_testable(effect, 1 - ERROR_RATE)
-    return [None, None] if bounds is None else [*sorted(map(metric.difference_of_scores, bounds))]
+    return [None, None] if bounds is None else [*sorted(map(metric.difference_from_score_difference, bounds))]
 
 
 def _value_in_own_precision(record: RunRecord, *, averaged: bool) -> float | None:

@@ -88,7 +88,7 @@ def compare_samples(
     bounds = _wider_of_intervals(
         effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence
     )
-    low, high = sorted(map(metric.difference_of_scores, bounds))
+    low, high = sorted(map(metric.difference_from_score_difference, bounds))
     return result.model_copy(
         update={
             "low": low,

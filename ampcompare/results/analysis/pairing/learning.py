@@ -166,7 +166,9 @@ def why_margin_too_wide(runs: Sequence[RunRecord], reference: str, margin: float
     mean = statistics.fmean(gains)
     unit = metric.difference_suffix
     decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
-    shown = f"{abs(metric.shown_difference(metric.difference_of_scores(mean))):.{decimals}f}{unit}"
+    shown = (
+        f"{abs(metric.shown_difference(metric.difference_from_score_difference(mean))):.{decimals}f}{unit}"
+    )
     gain = f"only {shown} better than" if mean > 0 else "on average no better than"
     return (
         f"No verdict counts at a margin of ±{margin:g}{unit}: {reference} is {gain} guessing, so an arm that learned "

@@ -79,7 +79,7 @@ def adapter_text() -> str:
     return TEMPLATE.read_text(encoding="utf-8")
 
 
-def adapter_name_of(full: str) -> str | None:
+def name_in_adapter_of(full: str) -> str | None:
     """Return the name in the adapter for a full name of Apex: "" for a module, None for what the adapter lacks."""
     if full in INNER:
         return INNER[full]
@@ -130,7 +130,7 @@ def adapt_text(
     edits = Edits(module)
     if timm := [Finding.of_node(each, BY_HAND, SCALED_BY_TIMM) for each in _timm_scaler_calls(module)]:
         return Migration(text, timm, len(names.uses), len(names.uses))
-    missing = [(node, full) for node, full in names.uses if adapter_name_of(full) is None]
+    missing = [(node, full) for node, full in names.uses if name_in_adapter_of(full) is None]
     guarded = [
         each for each in missing if not is_of_no_apex(each[1]) and _runs_with_apex_alone(names, each[0])
     ]
@@ -161,7 +161,7 @@ def adapt_text(
 def _rename_lookups(module: Module, edits: Edits, adapter: str) -> None:
     """Let strings by which a module looks for Apex name the adapter."""
     for node, full in _apex_lookups(module):
-        if adapter_name_of(full) is not None:
+        if name_in_adapter_of(full) is not None:
             edits.replace(node, repr(adapter).replace("'", '"'))
 
 
@@ -201,7 +201,9 @@ def _runs_with_apex_alone(names: ModuleImports, use: ast.Name | ast.Attribute) -
         raises = any(isinstance(each, ast.Raise) for handler in hiding.handlers for each in walk(handler))
         inside = {each for outer in hiding.body for each in walk(outer)}
         if not raises and use in inside:
-            return not any(node in inside and adapter_name_of(full) is not None for node, full in names.uses)
+            return not any(
+                node in inside and name_in_adapter_of(full) is not None for node, full in names.uses
+            )
     return False
 
 
@@ -217,7 +219,7 @@ def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
     """Note each DistributedDataParallel of the adapter, which is torch's, that may meet parameters without gradient."""
     found = []
     for node, full in names.uses:
-        if adapter_name_of(full) == DDP.rpartition(".")[2] and isinstance(node.ctx, ast.Load):
+        if name_in_adapter_of(full) == DDP.rpartition(".")[2] and isinstance(node.ctx, ast.Load):
             outer = module.parent(node)
             call = outer if isinstance(outer, ast.Call) and outer.func is node else None
             if ddp_may_lack_gradients(call) and not is_used_as_type(module, node):
@@ -232,7 +234,7 @@ def _apex_option_findings(module: Module, names: ModuleImports) -> list[Finding]
     """Return what calls of the adapter's functions and classes give them that only Apex's take, and other such uses."""
     found = []
     for node, full in names.uses:
-        call, name = module.parent(node), adapter_name_of(full) or ""
+        call, name = module.parent(node), name_in_adapter_of(full) or ""
         is_type = isinstance(call, ast.ClassDef) or is_in_type_test(module, node)
         if name == "FusedAdam" and is_type and not is_in_annotation(module, node):
             found.append(Finding.of_node(node, BY_HAND, NO_CLASS))
@@ -278,7 +280,7 @@ def _change_imports_and_find_tries(
     offered = {
         root_name(node)
         for node, full in names.uses
-        if adapter_name_of(full) is not None and isinstance(node, ast.Attribute)
+        if name_in_adapter_of(full) is not None and isinstance(node, ast.Attribute)
     }
     roots = {root_name(node) for node, full in missing if isinstance(node, ast.Attribute)}
     in_try: dict[ast.Try, dict[ast.stmt, list[str]]] = {}
@@ -299,7 +301,7 @@ def _change_imports_and_find_tries(
         if not remove_try_of_imports(edits, hiding, gone):
             edits.insert_above(hiding, dict.fromkeys(line for new in changed.values() for line in new))
     for node, full in names.uses:
-        if (name := adapter_name_of(full)) is not None and isinstance(node, ast.Attribute):
+        if (name := name_in_adapter_of(full)) is not None and isinstance(node, ast.Attribute):
             _change_chain(edits, node, name, is_root_kept=root_name(node) in roots)
     return list(in_try)
 
@@ -334,7 +336,7 @@ def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[a
     for node, full in _apex_lookups(module):
         parent = module.parent(node)
         is_asking = last_name(parent.func) in FINDERS if isinstance(parent, ast.Call) else parent is not None
-        if is_asking and adapter_name_of(full) is not None and not isinstance(parent, ast.Subscript):
+        if is_asking and name_in_adapter_of(full) is not None and not isinstance(parent, ast.Subscript):
             if not isinstance(module.statement_around(node), ast.Assert):
                 yield node
     for one in always:
@@ -357,7 +359,7 @@ def _find_import_that_needs_apex(one: ast.Try) -> ast.Import | ast.ImportFrom | 
         if isinstance(each, (ast.Import, ast.ImportFrom)):
             package = f"{'.' * each.level}{each.module or ''}." if isinstance(each, ast.ImportFrom) else ""
             names = [f"{package}{alias.name}" for alias in each.names]
-            if any(name.split(".")[0] in APEX and adapter_name_of(name) is None for name in names):
+            if any(name.split(".")[0] in APEX and name_in_adapter_of(name) is None for name in names):
                 return each
     return None
 
@@ -474,7 +476,7 @@ def _change_of_import(
             continue
         else:
             full = f"{statement.module}.{alias.name}"
-        name = adapter_name_of(full)
+        name = name_in_adapter_of(full)
         if name is None or local in roots:
             is_unused = used is not None and local not in used
             if not is_unused:
@@ -506,7 +508,7 @@ def _lines_for_star_import(statement: ast.ImportFrom, adapter: str, used: set[st
     package = statement.module or ""
     lines = []
     for name in STARS.get(package, ()):
-        own = adapter_name_of(f"{package}.{name}")
+        own = name_in_adapter_of(f"{package}.{name}")
         if own is None or (used is not None and name not in used):
             continue
         lines.append(f"from {adapter} import {own}" if own else _import_of_adapter(adapter, name))

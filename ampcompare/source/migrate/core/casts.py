@@ -160,7 +160,7 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-            for text, nodes in [] if is_half else _arithmetic_of_mixed_types(core, module):
+            for text, nodes in [] if is_half else _mixed_arithmetic_with_remarks(core, module):
                 first = f"`{ast.unparse(nodes[0]).splitlines()[0]}` (line {nodes[0].lineno})"
                 core.add_note(initialize.call, where + text.format(first))
         places = list(_places_made_fp32(core)) if is_half else []
@@ -200,7 +200,7 @@ def forwards_of_models(core: ApexCore) -> set[Scope]:
     return found
 
 
-def _arithmetic_of_mixed_types(
+def _mixed_arithmetic_with_remarks(
     core: ApexCore, module: Module
 ) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
     """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
