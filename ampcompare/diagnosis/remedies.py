@@ -352,7 +352,8 @@ def _fp32_line_code(arm: Arm, place: str, site: CodeSite) -> list[str]:
     is_known = site.device_type != DEVICE_OF_SCRIPT
     block = _block_without_casts(arm, f'"{site.device_type}"' if is_known else "device_type")
     back = (
-        "; keep its result in fp32 up to the next product, convolution or norm of 16-bit weights, and cast it there"
+        "; keep its result in fp32, through functions and norms of your own too, up to the next linear layer, "
+        "convolution or norm of torch, and cast it there"
         if _does_arm_cast_weights(arm)
         else ""
     )

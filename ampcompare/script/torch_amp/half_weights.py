@@ -54,6 +54,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     missing_scale_error,
     scaled_step_error,
 )
+from ampcompare.script.torch_amp.cast_types import CastTypes
 from ampcompare.script.torch_amp.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.torch_amp.keep_fp32 import WRAPPERS, model_inside_wrappers
 from ampcompare.script.torch_amp.lifted_weights import allow_mixed_averages, live_modules
@@ -189,6 +190,7 @@ class HalfWeights(TorchAmp):
         self.copies_in_steps = self.steps_copies and not self._keeps_masters
         self._scaler = ScriptScaler(arm, self, runs_closures=not scaling.needs_scaler)
         self._gradients = GradientMirror()
+        self._types = CastTypes()
         self._stepping: Any = None
         self._is_prepared = False
         self._has_followed = False  # writes of weights
@@ -207,6 +209,7 @@ class HalfWeights(TorchAmp):
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average_in_its_type)
         allow_mixed_averages(events)
         self._found.install(events)
+        self._types.install(events)
         self.widening.follow(events)
         for name in ("state_dict", "named_parameters"):
             events.wrap(nn.Module, name, self._use_written_weights)
@@ -265,6 +268,7 @@ class HalfWeights(TorchAmp):
         except AmpCompareError as error:
             raise PreparationError(message_with_script_line(str(error))) from None
         self._is_prepared = True
+        self._types.note_models(models)
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
                 functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear_gradients, self)),
@@ -528,6 +532,7 @@ class HalfWeights(TorchAmp):
         return missing_autocast_error(self._arm)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        self._types.restore_types()
         if optimizer is self._stepping:
             self._follow_writes_to_weights(optimizer)
             return
