@@ -1,7 +1,8 @@
 """`keep_fp32` of an arm in a script that names no model: modules are found when the script first calls them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -44,6 +45,7 @@ class KeptFp32AtFirstCall:
         self._context = context
         self._is_wanted = is_wanted
         self._seen: dict[int, nn.Module] = {}
+        self._called: list[nn.Module] = []  # by the script itself: patterns are of what is inside of them
 
     def install(self, events: Subscriptions) -> None:
         """Find models from now on."""
@@ -54,6 +56,7 @@ class KeptFp32AtFirstCall:
         if id(module) in self._seen or not self._is_wanted():
             return
         self._seen |= {id(inner): inner for inner in module.modules()}
+        self._called.append(model_inside_wrappers(module))
         for pattern in self._patterns:
             with (
                 suppress(ConfigError),
@@ -63,9 +66,25 @@ class KeptFp32AtFirstCall:
 
     def _refuse_unmatched_patterns(self, *_arguments: Any) -> None:
         if self._unmatched and self._is_wanted():
-            missing = " and ".join(sorted(self._unmatched))
-            raise ConfigError(
-                message_with_script_line(
-                    f"keep_fp32={missing} matches no module that the script has called, neither by name nor by type"
-                )
-            )
+            raise ConfigError(message_with_script_line(self._why_unmatched(sorted(self._unmatched))))
+
+    def _why_unmatched(self, patterns: Sequence[str]) -> str:
+        for pattern in patterns:
+            for module in self._called:
+                if fnmatchcase(type(module).__name__, pattern):
+                    return f"keep_fp32={pattern} {_why_not_inside(module)}"
+        missing = " and ".join(patterns)
+        return (
+            f"keep_fp32={missing} matches no module that the script has called, neither by name nor by type"
+        )
+
+
+def _why_not_inside(module: nn.Module) -> str:
+    """Return why a module that the script calls by itself is not kept."""
+    kind = type(module).__name__
+    if next(module.parameters(), None) is not None:
+        return f"matches the whole model, {kind}; it keeps modules inside of one: name those, or compare fp32"
+    return (
+        f"matches {kind} alone, which the script itself calls and no model has in it; it keeps modules inside of a "
+        f"model: pass {kind} its inputs with .float(), where no autocast is on"
+    )

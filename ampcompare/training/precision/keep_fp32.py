@@ -120,7 +120,7 @@ def ids_of_kept_modules(
         found = [module for name, module in named if _does_pattern_match(pattern, name, module)]
         if not found:
             raise ConfigError(
-                f"{option}={pattern} matches no module, neither by its dotted name nor by its type; "
+                f"{option}={pattern} matches no module in the model, neither by its dotted name nor by its type; "
                 f"{_near_names_text(pattern, named)}"
             )
         kept.update(id(inner) for module in found for inner in module.modules())

@@ -1,5 +1,6 @@
 """`keep_fp32` where a script names no model."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -49,4 +50,31 @@ def test_a_pattern_without_a_module(events: Subscriptions) -> None:
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     layer(torch.zeros(1, 2)).sum().backward()
     with pytest.raises(ConfigError, match="keep_fp32=nothing matches no module"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (
+            "Criterion",
+            r"matches Criterion alone, which the script itself calls .* its inputs with \.float\(\)",
+        ),
+        ("Crit*", "matches Criterion alone"),
+        ("Linear", "matches the whole model, Linear"),
+        ("nothing", "matches no module that the script has called"),
+    ],
+)
+def test_a_module_that_stands_in_no_model_is_named(events: Subscriptions, pattern: str, why: str) -> None:
+    """It is not unknown: options keep what is inside of a model, and no loss beside it."""
+
+    class Criterion(nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            return y.float().square().mean()
+
+    KeptFp32AtFirstCall(pattern, make_autocast_off_factory("cpu"), lambda: True).install(events)
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    Criterion()(layer(torch.ones(1, 2))).backward()
+    with pytest.raises(ConfigError, match=rf"keep_fp32={re.escape(pattern)} {why}"):
         optimizer.step()
