@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from ampcompare.base.location import is_installed_file, is_users_file
+from ampcompare.base.location import LIGHTNING, is_installed_file, is_users_file
 
 # Calls that give as many items as their first argument has.
 PASSING = {
@@ -37,9 +37,31 @@ class _UnknownNumber(Exception):
 
 
 def find_planned_steps() -> int | None:
-    """Return how often the line of the script that has led here will run; None where that cannot be seen."""
+    """Return how often the line of the script that has led here will run; None where that cannot be seen.
+
+    A trainer of transformers or Lightning is asked for its own number.
+    """
     loops = find_repetitions_of_loops_around()
-    return None if loops is None else math.ceil(math.prod(loops))
+    return _find_steps_of_trainer() if loops is None else math.ceil(math.prod(loops))
+
+
+def _find_steps_of_trainer() -> int | None:
+    """Return how many steps the trainer that has led here has planned; None without one that says so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        module = str(frame.f_globals.get("__name__", ""))
+        if module == "transformers.trainer":
+            planned: Any = getattr(getattr(owner, "state", None), "max_steps", None)
+        elif module.startswith(LIGHTNING):
+            trainer = getattr(owner, "trainer", owner)
+            planned = getattr(trainer, "estimated_stepping_batches", None)
+        else:
+            planned = None
+        if isinstance(planned, int | float) and 0 < planned < math.inf:
+            return math.ceil(planned)
+        frame = frame.f_back
+    return None
 
 
 def find_repetitions_of_loops_around() -> list[float] | None:

@@ -1,5 +1,6 @@
 """How many steps a script is going to make, as its loops say."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,3 +79,28 @@ def test_a_step_that_a_library_passes_on_has_the_loops_of_the_script(
     exec(compile(source, str(library), "exec"), names)
     script = "def call():\n  forward(step)\nfor e in range(2):\n  for x in data:\n    call()\n"
     assert planned(tmp_path, script, data=list(range(20)), forward=names["forward"]) == steps
+
+
+TRAINERS = {
+    "transformers": ("transformers.trainer", SimpleNamespace(state=SimpleNamespace(max_steps=40)), 40),
+    "lightning": (
+        "lightning.pytorch.loops",
+        SimpleNamespace(trainer=SimpleNamespace(estimated_stepping_batches=48)),
+        48,
+    ),
+    "without an end": ("lightning.pytorch.loops", SimpleNamespace(estimated_stepping_batches=math.inf), None),
+    "another": ("train_lib", SimpleNamespace(state=SimpleNamespace(max_steps=40)), None),
+}
+
+
+@pytest.mark.parametrize(("name", "trainer", "steps"), TRAINERS.values(), ids=TRAINERS.keys())
+def test_a_trainer_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, trainer: Any, steps: int | None
+) -> None:
+    """Its loops are its own."""
+    library = tmp_path / "library.py"
+    library.write_text("def fit(self, step):\n  for i in range(3):\n    step()\n")
+    monkeypatch.setattr(planned_steps, "is_installed_file", lambda file: file == str(library))
+    names: dict[str, Any] = {"__name__": name}
+    exec(compile(library.read_text(), str(library), "exec"), names)
+    assert planned(tmp_path, "fit(trainer, step)\n", fit=names["fit"], trainer=trainer) == steps
