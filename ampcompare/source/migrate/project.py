@@ -161,18 +161,19 @@ def migrate_file(
     except FileFault as fault:
         return FileMigration(path, fault=str(fault))
     try:
-        migration = None
+        migration, around = None, neighbors_of_file(path, within)
         if may_use_apex(document.text):
-            migration = migrate_text(
-                document.text, neighbors_of_file(path, within), versions or known_versions()
-            )
+            migration = migrate_text(document.text, around, versions or known_versions())
             migration = _migration_with_mistakes(document.text, migration, examine)
             if migration.text != document.text:
                 asking = questions_to_other_packages(path, Module(document.text))
                 migration = replace(migration, findings=sorted({*migration.findings, *asking}))
         elif must_parse:
             parse_tree(document.text)
-        migration = _renew_deprecated_names(document.text, migration, versions or known_versions())
+        if OLD_NAMES.search(document.text) and not around.runs_with_adapter(
+            around.module_of_text(document.text)
+        ):  # which leaves all but imports as they are
+            migration = _renew_deprecated_names(document.text, migration, versions or known_versions())
         return FileMigration(path, None if migration is None else document, migration)
     except SourceInvalid as error:
         where = f"line {document.position_for_user(error.line).line}: {error.kind}: " if error.line else ""

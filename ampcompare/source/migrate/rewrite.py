@@ -189,6 +189,8 @@ def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: boo
     """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
+    if around.runs_with_adapter(module):
+        return Migration(text, [])  # whose functions and state these are
     edits = Edits(module)
     findings = _private_state_findings(module, around)
     # mxnet has a `scale_loss` too.
@@ -213,6 +215,8 @@ def _migrate_unnamed(text: str, module: Module, around: Neighbors, *, alone: boo
 def _private_state_findings(module: Module, around: Neighbors) -> list[Finding]:
     """Return what a module without a core has of Apex's private state."""
     if INTERNALS.search(module.text) is None:  # before the project is looked at
+        return []
+    if around.runs_with_adapter(module):  # which gives them too
         return []
     internals = find_internals(around.index_of(module))
     return [Finding.of_node(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]

@@ -60,13 +60,23 @@ def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
 
 
 def _find_new_switch_statement(module: LintModule, node: ast.expr, full: str) -> str | None:
-    """Return the statement that does the same as the one around an old switch; None for any but a plain setting."""
+    """Return the statement that does the same as the one around an old switch.
+
+    None for any but a plain setting, and where the module knows torch by no name.
+    """
     statement, call = module.statement_around(node), module.parent(node)
+    torch = _find_name_of_torch(module, node)
+    if torch is None:
+        return None
     if isinstance(statement, ast.Assign) and statement.targets == [node] and full in SWITCHES:
         if isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, bool):
-            return _setting_text(SWITCHES[full], '"tf32"' if statement.value.value else '"ieee"')
+            return _setting_text(torch, SWITCHES[full], '"tf32"' if statement.value.value else '"ieee"')
         test = module.source(statement.value)
-        return _setting_text(SWITCHES[full], f'"tf32" if {test} else "ieee"') if "\n" not in test else None
+        return (
+            _setting_text(torch, SWITCHES[full], f'"tf32" if {test} else "ieee"')
+            if "\n" not in test
+            else None
+        )
     if (
         isinstance(statement, ast.Expr)
         and isinstance(call, ast.Call)
@@ -74,12 +84,19 @@ def _find_new_switch_statement(module: LintModule, node: ast.expr, full: str) ->
         and len(call.args) == 1
     ):
         precision = PRECISIONS.get(text_of_literal(call.args[0]) or "")
-        return None if precision is None else _setting_text((MATMUL, ON_CPU), f'"{precision}"')
+        return None if precision is None else _setting_text(torch, (MATMUL, ON_CPU), f'"{precision}"')
     return None
 
 
-def _setting_text(switches: tuple[str, ...], value: str) -> str:
-    return " = ".join([*(f"{each}.fp32_precision" for each in switches), value])
+def _find_name_of_torch(module: LintModule, node: ast.expr) -> str | None:
+    """Return the name by which the line of a node knows torch, as `pt` of `import torch as pt`; None without one."""
+    scopes = module.scope_of[node].lookup_scopes()
+    return next((name for each in scopes for name, full in each.imports.items() if full == ["torch"]), None)
+
+
+def _setting_text(torch: str, switches: tuple[str, ...], value: str) -> str:
+    names = (f"{torch}{each.removeprefix('torch')}.fp32_precision" for each in switches)
+    return " = ".join([*names, value])
 
 
 @register_rule(

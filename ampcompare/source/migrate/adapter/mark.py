@@ -31,6 +31,11 @@ ITSELF = frozenset({*OFFERED, "scaler"})
 _HEAD_BYTES = 4096  # a project may put its license above the docstring
 
 
+def is_of_adapter(full: str) -> bool:
+    """Return whether a full name is of the adapter's module, in whatever package."""
+    return ADAPTER in full.split(".")
+
+
 def has_adapter_mark(path: str) -> bool:
     """Return whether a Python file is the adapter, whatever its name; False if it cannot be read."""
     try:

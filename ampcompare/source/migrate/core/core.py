@@ -9,6 +9,7 @@ from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
+from ampcompare.source.migrate.adapter.mark import is_of_adapter
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
@@ -151,7 +152,8 @@ def _refuse_unsure_training(module: Module, names: ModuleImports, sites: Sites) 
         _refuse_scaling_by_library(module, initialize)
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
-            if names.full_name_of(node) is None and isinstance(module.parent(node), ast.Call):
+            is_known = names.full_name_of(node) is not None or is_of_adapter(module.resolve(node) or "")
+            if not is_known and isinstance(module.parent(node), ast.Call):
                 raise UnsureRewrite(node, MAY_BE_APEX.format(node.attr))
 
 

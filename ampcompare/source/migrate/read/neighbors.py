@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, CORE
 from ampcompare.source.index import Index
+from ampcompare.source.migrate.adapter.mark import is_of_adapter
 from ampcompare.source.module import Module
 from ampcompare.source.project import MAX_MODULES, Project
 from ampcompare.source.syntax import dotted_name, last_name
@@ -147,6 +148,11 @@ class Neighbors:
             for path in sorted(found - {project.path}):
                 if (other := project.module_of_file(path)) is not None:
                     yield path, other
+
+    def runs_with_adapter(self, module: Module) -> bool:
+        """Return whether a module, or another file that runs with it, imports the adapter."""
+        program = (module, *(each for _, each in self.modules_of_program(module)))
+        return any(is_of_adapter(full) for each in program for _, _, full in each.imports)
 
     def importers_of_names(self, module: Module, names: Collection[str]) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""

@@ -60,6 +60,15 @@ def test_switches_of_tf32_are_fixed_together_or_not_at_all(line: str) -> None:
     assert [(finding.line, finding.edits) for finding in found] == [(2, ()), (3, ())]
 
 
+def test_a_switch_is_named_as_the_module_knows_torch() -> None:
+    text = "import torch as pt\npt.backends.cuda.matmul.allow_tf32 = True\n"
+    assert _fixed(text, Versions((2, 13), (5, 0))).endswith(
+        'pt.backends.cuda.matmul.fp32_precision = "tf32"\n'
+    )
+    text = "from torch.backends import cudnn\ncudnn.allow_tf32 = True\n"
+    assert _fixed(text, Versions((2, 13), (5, 0))) == text
+
+
 @pytest.mark.parametrize(
     "text",
     [
