@@ -2,6 +2,7 @@
 
 APEX = ("apex", "amp_C", "apex_C")
 ROOTS = (*APEX, "torch")
+ADAPTER = "torch_amp_adapter"  # the module as `migrate` writes it; a project may move or rename it
 # Of `apex.amp`, as it is since 2019.
 CORE = ("initialize", "scale_loss", "master_params", "state_dict", "load_state_dict")
 AUTOCASTS = frozenset({
@@ -65,6 +66,11 @@ def public_full_name(name: str) -> str:
         if name.startswith(inner):
             return outer + name.removeprefix(inner)
     return name
+
+
+def is_of_adapter(full: str) -> bool:
+    """Return whether a full name is of the adapter's module, in whatever package."""
+    return ADAPTER in full.split(".")
 
 
 def is_of_no_apex(name: str) -> bool:

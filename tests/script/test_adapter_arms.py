@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER, MARK, has_adapter_mark
+from ampcompare.source.migrate.adapter.mark import MARK, has_adapter_mark
 
 pytestmark = pytest.mark.integration
 

@@ -26,8 +26,9 @@ from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.invocation.target import Target, digests_of_other_files_with_apex, files_with_apex
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
+from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.migrate.adapter.imports import TEMPLATE, adapt_text, adapter_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER, has_adapter_mark
+from ampcompare.source.migrate.adapter.mark import has_adapter_mark
 from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_full_name
+from ampcompare.source.amp_names import ADAPTER, APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.adapter.mark import ADAPTER, INNER, ITSELF, OFFERED
+from ampcompare.source.migrate.adapter.mark import INNER, ITSELF, OFFERED
 from ampcompare.source.migrate.read.apex_guards import FINDERS, is_only_asked_for
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports

@@ -1,9 +1,8 @@
-"""How the adapter is known: the name of its module, its mark in any file, and what it offers of Apex."""
+"""How the adapter is known in any file, by its mark, and what it offers of Apex."""
 
 import sys
 from types import ModuleType
 
-ADAPTER = "torch_amp_adapter"  # the module as `migrate` writes it; a project may move or rename it
 MARK = "Apex's amp on torch alone"  # with which the docstring of every copy begins
 # What the adapter has, by the module of Apex that shows it.
 OFFERED = {
@@ -29,11 +28,6 @@ INNER = {
 # By these names the adapter is an attribute of itself.
 ITSELF = frozenset({*OFFERED, "scaler"})
 _HEAD_BYTES = 4096  # a project may put its license above the docstring
-
-
-def is_of_adapter(full: str) -> bool:
-    """Return whether a full name is of the adapter's module, in whatever package."""
-    return ADAPTER in full.split(".")
 
 
 def has_adapter_mark(path: str) -> bool:

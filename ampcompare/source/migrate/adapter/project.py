@@ -8,10 +8,9 @@ from difflib import unified_diff
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.source.amp_names import public_full_name
+from ampcompare.source.amp_names import ADAPTER, public_full_name
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.adapter.places import ImportRoots, apex_import_above_path_change, is_script
 from ampcompare.source.migrate.project import FileMigration
 from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages

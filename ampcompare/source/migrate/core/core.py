@@ -4,12 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.amp_names import AUTOCASTS, SCALERS
+from ampcompare.source.amp_names import AUTOCASTS, SCALERS, is_of_adapter
 from ampcompare.source.branches import exclude_each_other
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, functions_of_callee
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.adapter.mark import is_of_adapter
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals

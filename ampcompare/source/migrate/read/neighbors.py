@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE
+from ampcompare.source.amp_names import APEX, CORE, is_of_adapter
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.adapter.mark import is_of_adapter
 from ampcompare.source.module import Module
 from ampcompare.source.project import MAX_MODULES, Project
 from ampcompare.source.syntax import dotted_name, last_name

@@ -6,8 +6,9 @@ from types import ModuleType
 
 import pytest
 
+from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.migrate.adapter.imports import ALWAYS_THERE, adapt_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
+from ampcompare.source.migrate.adapter.mark import OFFERED
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.rewrite import migrate_text
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.migrate.adapter.imports import adapter_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.adapter.project import adapter_plans_and_unread_files, files_needing_apex
 
 USE = "from apex import amp\n"

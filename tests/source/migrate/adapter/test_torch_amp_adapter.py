@@ -17,8 +17,9 @@ from torch import nn
 
 from ampcompare import apex
 from ampcompare.api.migration import lint_paths, migrate_script
+from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
-from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
+from ampcompare.source.migrate.adapter.mark import OFFERED
 from ampcompare.source.migrate.replacements import DDP_ARGUMENTS
 from tests.source.migrate.adapter.random_trainings import draw_training
 
