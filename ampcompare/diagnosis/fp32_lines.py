@@ -32,11 +32,11 @@ ONE_TYPE = frozenset(
 def run_lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
     """Run the torch functions that are called from `lines`, each file:line, in fp32; add their names to `called`."""
     kept = frozenset(lines)
-    with _FunctionsInFp32(kept, called) if kept else nullcontext():
+    with _Fp32FunctionsMode(kept, called) if kept else nullcontext():
         yield
 
 
-class _FunctionsInFp32(TorchFunctionMode):
+class _Fp32FunctionsMode(TorchFunctionMode):
     """Casts the arguments of functions that are called from a kept line; results stay in fp32."""
 
     def __init__(self, lines: frozenset[str], called: set[str]) -> None:

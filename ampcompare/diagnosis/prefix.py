@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampcompare.diagnosis.rates import RateForecast, RateHistory
+from ampcompare.diagnosis.rates import RateFollower, RateForecast
 from ampcompare.diagnosis.state_rounding import MAX_STEPS, OptimizerStateWatch
 from ampcompare.diagnosis.step_watch import params_and_grads_to_step
 from ampcompare.diagnosis.watched_precision import StepObserver
@@ -50,7 +50,7 @@ class PrefixWatch(StepObserver):
         self._lost: list[tuple[int, dict[str, Tensor]]] = []
         self._largest: list[Tensor] = []
         self._no_denominator: list[dict[str, Tensor]] = []
-        self._histories: dict[int, RateHistory] = {}
+        self._histories: dict[int, RateFollower] = {}
         self._state = OptimizerStateWatch()
         self._schedule: Callable[[int], float] | None = None
         self._is_floor = False
@@ -132,7 +132,7 @@ class PrefixWatch(StepObserver):
             self._largest.append(torch.stack([grad.detach().abs().amax().float() for grad in dense]).amax())
         made = self._made.get(id(optimizer), 0)
         if id(optimizer) not in self._histories:
-            self._histories[id(optimizer)] = RateHistory(optimizer)
+            self._histories[id(optimizer)] = RateFollower(optimizer)
         self._histories[id(optimizer)].note_rates()
         self._before = []
         if made in self._probes:

@@ -38,7 +38,7 @@ TAIL = 5  # of the losses, the last of so many parts count
 MAX_LAYERS = 64
 
 
-class _GradientOfLastStep(PrecisionWrapper):
+class _LastGradientPrecision(PrecisionWrapper):
     """Trains in bf16, and ends in the last step with the gradient of all weights, one product of one layer rounded.
 
     Attributes:
@@ -130,7 +130,7 @@ class _LossObserver(StepObserver):
         return float(statistics.mean(losses[-max(1, len(losses) // TAIL) :]))
 
 
-class _PerturbedTwin(WatchedPrecision):
+class _PerturbedTwinPrecision(WatchedPrecision):
     """Trains from weights that are changed by one part in 512, before an arm makes masters of them."""
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
@@ -189,9 +189,9 @@ def _train_to_gradient_with_rounded_product(
     conditions: LoopConditions,
     rounded: tuple[str, str] | None,
     weights: list[Tensor] | None,
-) -> _GradientOfLastStep:
+) -> _LastGradientPrecision:
     with arm_precision_isolated(arm, conditions) as precision:
-        measured = _GradientOfLastStep(cast(Gemm, precision), conditions.steps, rounded, weights)
+        measured = _LastGradientPrecision(cast(Gemm, precision), conditions.steps, rounded, weights)
         with suppress(StepsDone):
             loop(measured)
     if not len(measured.gradient):
@@ -257,5 +257,5 @@ def _train_and_average_last_losses(
     """Return the mean loss of the last fifth of a training."""
     losses = _LossObserver(conditions.steps)
     with arm_precision_isolated(arm, conditions) as precision, suppress(StepsDone):
-        loop((_PerturbedTwin if is_twin else WatchedPrecision)(precision, losses))
+        loop((_PerturbedTwinPrecision if is_twin else WatchedPrecision)(precision, losses))
     return losses.mean_loss_of_last_fifth()

@@ -42,7 +42,7 @@ class RateForecast:
         return self.rows[min(max(round(begun + share * (last - begun)), 0), last)][group]
 
 
-class RateHistory:
+class RateFollower:
     """Follows one optimizer and its schedulers from its first step on."""
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ampcompare.base.environment.fingerprint import environment_fingerprint
 from ampcompare.base.errors import LaunchError, UnusableInput
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.script.forks import ScriptForks
+from ampcompare.experiment.launch.script.forks import ScriptForkServer
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope, read_step_rows
 from ampcompare.script.recording.summary import is_exec_record
@@ -51,7 +51,7 @@ def measure_floor(
         copy_recorder(folder)
         words = _twin_command(script, seed, steps, folder)
         stored = folder / CellFile.WEIGHTS
-        forks = stack.enter_context(ScriptForks())
+        forks = stack.enter_context(ScriptForkServer())
         base = _train_twin_in_fork(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
         if base.ended is None or base.ended.get("exit_code") or not base.steps:
             why = (base.ended or {}).get("error") or "it made no optimizer step"
@@ -96,7 +96,7 @@ def _twin_command(script: ScriptConfig, seed: int, steps: int | None, folder: Pa
 
 
 def _train_twin_in_fork(
-    forks: ScriptForks, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig
+    forks: ScriptForkServer, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig
 ) -> ScriptRows:
     record = folder / CellFile.SCRIPT
     record.unlink(missing_ok=True)

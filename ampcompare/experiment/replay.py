@@ -18,7 +18,7 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.processes.script_environment import ONE_THREAD
 from ampcompare.base.processes.start import kill_with_descendants
-from ampcompare.experiment.launch.script.forks import ScriptForks
+from ampcompare.experiment.launch.script.forks import ScriptForkServer
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
 from ampcompare.settings.script import ScriptConfig, script_config
 from ampcompare.settings.stack import StackConfig
@@ -159,7 +159,7 @@ def replay(
             facts["device"] or "",
             "yes" if facts["compat_torch"] else "",
         ]
-        run = _StepRuns(stack.enter_context(ScriptForks()), folder, folder / capsule.name, settings)
+        run = _StepRunner(stack.enter_context(ScriptForkServer()), folder, folder / capsule.name, settings)
         base = run.repeat_step("base", ReplaySide(""), own)
         found = []
         for side in sides:
@@ -173,10 +173,10 @@ def replay(
         return found
 
 
-class _StepRuns:
+class _StepRunner:
     """Repeats a step, each time in a process of its own."""
 
-    def __init__(self, forks: ScriptForks, folder: Path, capsule: Path, settings: Sequence[str]) -> None:
+    def __init__(self, forks: ScriptForkServer, folder: Path, capsule: Path, settings: Sequence[str]) -> None:
         self._forks = forks
         self._folder = folder
         self._capsule = capsule

@@ -82,7 +82,7 @@ def compare_resumption_of_script(
 ) -> tuple[Resumption, bool]:
     """Return the comparison of such runs, and whether all that kills have left loads; errors are those from above."""
     with tempfile.TemporaryDirectory(prefix="ampcompare-resume-") as outer:
-        runs = _ResumeRuns(Path(outer), settings, is_module)
+        runs = _ResumeRunner(Path(outer), settings, is_module)
         (whole,) = runs.run_until_not_stopped([_ResumeRun("whole")], say)
         step = check.step
         at = next((row for row in whole.saves if row["step"] >= step), None)
@@ -154,7 +154,7 @@ class _ResumeRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _ResumeRuns:
+class _ResumeRunner:
     """Runs of one script in processes of their own, whose traces lie in a folder."""
 
     def __init__(self, outer: Path, settings: Mapping[str, Any], is_module: bool) -> None:

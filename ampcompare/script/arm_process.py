@@ -26,7 +26,7 @@ from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import SeedCall, lost_statistics_text
-from ampcompare.script.beginning.first_weights import FirstWeights
+from ampcompare.script.beginning.first_weights import FirstWeightsFollower
 from ampcompare.script.beginning.seeding import SeedWatch
 from ampcompare.script.behind.stand_in import StandIn
 from ampcompare.script.invocation.exec_settings import ExecSettings
@@ -38,7 +38,7 @@ from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch
 from ampcompare.script.watch.cell_facts import CellFactsRecorder
-from ampcompare.script.watch.ledger import ScriptLedger
+from ampcompare.script.watch.ledger import ScriptLedgerWatch
 from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import choose_cpu_half_mode_and_context
@@ -47,7 +47,7 @@ from ampcompare.training.twin import perturb_optimized_weights
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
-_ledgers: list[ScriptLedger] = []
+_ledgers: list[ScriptLedgerWatch] = []
 _seedings: list[SeedWatch] = []
 
 
@@ -139,7 +139,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
             # Before the watch, which may end the script at a row.
             under = "" if arm.is_as_written else str(arm)
             _ledgers.append(
-                ScriptLedger(
+                ScriptLedgerWatch(
                     rows, under, emulated_type(half), lambda one: _stand_ins[-1].torch_amp.masters(one)
                 )
             )
@@ -180,7 +180,7 @@ def _record_lost_statistics(rows: RecordedSteps, watch: LostStatisticsWatch) -> 
 
 def _begin_from_stored_weights(file: Path, prepared: PreparedProcess) -> None:
     """Let what optimizers get before the first step begin with the weights of a file, until the process ends."""
-    first = FirstWeights(Subscriptions(Layer.RECORD), file)
+    first = FirstWeightsFollower(Subscriptions(Layer.RECORD), file)
 
     def check(*_: Any) -> None:
         if first.note_step_and_is_first() and prepared.recorder is not None:

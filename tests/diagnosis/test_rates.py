@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR
 
-from ampcompare.diagnosis.rates import RateForecast, RateHistory
+from ampcompare.diagnosis.rates import RateFollower, RateForecast
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
 
@@ -22,14 +22,14 @@ def optimizer_of_two_groups() -> Optimizer:
 
 def train(
     optimizer: Optimizer, schedulers: Any, steps: int, *, at: int, paces: tuple[int, ...] = (1,), **known: Any
-) -> tuple[list[list[float]], RateForecast, RateHistory]:
+) -> tuple[list[list[float]], RateForecast, RateFollower]:
     """Make some steps, and return the rates from step `at` on, what is said of them there, and the history.
 
     Args:
         paces: steps between two moves, by scheduler.
         known: of `ahead`.
     """
-    history = RateHistory(optimizer)
+    history = RateFollower(optimizer)
     rows = []
     for step in range(steps):
         rows.append([group["lr"] for group in optimizer.param_groups])
@@ -154,7 +154,7 @@ def test_rates_that_stay_or_that_the_script_sets() -> None:
 def test_a_plateau_cannot_be_known() -> None:
     optimizer = optimizer_of_two_groups()
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
-    history = RateHistory(optimizer)
+    history = RateFollower(optimizer)
     for _ in range(5):
         history.note_rates()
         scheduler.step(1.0)

@@ -14,7 +14,7 @@ from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.operation_watch import OperationWatch
-from ampcompare.diagnosis.profiling.marks import PhaseMarks
+from ampcompare.diagnosis.profiling.marks import PhaseFollower
 from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, RunningModules, nearest_user_location_text
 from ampcompare.diagnosis.step_watch import StepOperationsWatch
 
@@ -99,7 +99,7 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
 def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
     """So that a pattern of `keep_fp32` finds them; a profile leaves out the wrapper of DistributedDataParallel."""
     outer = nn.ModuleDict({"module": model})
-    sites, marks = RunningModules(), PhaseMarks()
+    sites, marks = RunningModules(), PhaseFollower()
     sites.name_modules(outer)
     marks.name_modules_of_new_models([outer])
     for known, name in ((sites, "module"), (marks, "")):

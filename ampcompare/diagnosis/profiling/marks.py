@@ -25,7 +25,7 @@ from ampcompare.results.records.profile import Phase
 WRAPPER = r"^module(\.|$)"  # in names of what DistributedDataParallel has wrapped
 
 
-class PhaseMarks(RunningModules):
+class PhaseFollower(RunningModules):
     """Follows the phases of steps and the modules that run; a step ends where `end_step_and_take_seconds` is called."""
 
     def __init__(self, on_phase: Callable[[Phase, Phase], None] = lambda old, new: None) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ampcompare.base.tensors.cuda_casts import TO_COPY
 from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in_value
-from ampcompare.diagnosis.profiling.marks import PhaseMarks
+from ampcompare.diagnosis.profiling.marks import PhaseFollower
 from ampcompare.results.records.profile import HeldMemory, Memory
 from ampcompare.training.precision.base import owned_params
 
@@ -60,7 +60,7 @@ class _LiveStorage:
 class MemoryLedger(OperationMode):
     """Counts storages from `begin` to `end`, those that operations make while it is entered."""
 
-    def __init__(self, marks: PhaseMarks, device: torch.device) -> None:
+    def __init__(self, marks: PhaseFollower, device: torch.device) -> None:
         super().__init__()
         self.is_idle = True
         self._marks = marks

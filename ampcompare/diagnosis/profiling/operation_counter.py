@@ -25,7 +25,7 @@ from ampcompare.base.tensors.products import (
     shown_type_name,
 )
 from ampcompare.base.tensors.tree import tensors_in_value
-from ampcompare.diagnosis.profiling.marks import PhaseMarks
+from ampcompare.diagnosis.profiling.marks import PhaseFollower
 from ampcompare.diagnosis.profiling.trace import is_half
 from ampcompare.diagnosis.sites import PACKAGE, location_text_of_frame, nearest_user_location_text
 
@@ -77,7 +77,7 @@ class OperationCounts:
 class OperationCounter(OperationMode):
     """Counts the operations of a step, and host reads of the steps after it."""
 
-    def __init__(self, marks: PhaseMarks, device: torch.device) -> None:
+    def __init__(self, marks: PhaseFollower, device: torch.device) -> None:
         super().__init__()
         self.marks = marks
         self.device = device

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.diagnosis.profiling.marks import PhaseMarks
+from ampcompare.diagnosis.profiling.marks import PhaseFollower
 from ampcompare.diagnosis.profiling.memory import AllocatorBlock, MemoryLedger
 from ampcompare.diagnosis.profiling.operation_counter import OperationCounter, OperationCounts
 from ampcompare.diagnosis.profiling.trace import TraceTotals, totals_of_trace
@@ -81,7 +81,7 @@ class StepProfiler(StepObserver):
 
     def __init__(self, steps: StepCounts, device: torch.device) -> None:
         self.measured = MeasuredSteps()
-        self.marks = PhaseMarks(self._mark_gradients_behind_backward)
+        self.marks = PhaseFollower(self._mark_gradients_behind_backward)
         self._steps = steps
         self._first_profiled = steps.warmup + steps.timed
         self._first_watched = self._first_profiled + steps.profiled

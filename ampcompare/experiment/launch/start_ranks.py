@@ -76,7 +76,7 @@ def _run_spawned_ranks_and_list_failures(request: RanksRequest, url: str) -> lis
             ranks.append(_start_rank(request.folder, url, rank_env))
         failures = _watch_ranks_and_list_failures(ranks)
         grace = 0.0  # ranks that wait for one that is gone handle no signal
-    except _LauncherGone:
+    except _LauncherLost:
         raise
     except _StopSignalReceived:
         grace = SAVE_SECONDS
@@ -123,7 +123,7 @@ class _StopSignalReceived(Exception):
     """SIGTERM or SIGHUP was received."""
 
 
-class _LauncherGone(_StopSignalReceived):
+class _LauncherLost(_StopSignalReceived):
     """There is none for which the ranks could save."""
 
 
@@ -135,7 +135,7 @@ def _stop_on_sigterm_or_stdin() -> None:
     def on_signal(number: int, frame: object) -> NoReturn:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)  # a signal to the whole group arrives several times
-        raise _LauncherGone if launcher_gone.is_set() else _StopSignalReceived
+        raise _LauncherLost if launcher_gone.is_set() else _StopSignalReceived
 
     def watch_standard_input() -> None:
         while os.read(0, 4096):

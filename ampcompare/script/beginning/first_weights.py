@@ -16,7 +16,7 @@ from ampcompare.base.patches import Subscriptions
 PARTS = ("_fsdp_flattened", "_local_tensor", "ds_id")
 
 
-class FirstWeights:
+class FirstWeightsFollower:
     """Follows what optimizers get, each tensor once.
 
     Args:

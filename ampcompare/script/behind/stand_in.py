@@ -26,10 +26,10 @@ from ampcompare.script.imports.adapter_imports import answer_by_apex, follow_ada
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.averages import AverageWatch
 from ampcompare.script.remarks.first_gradients import FirstGradientsWatch
-from ampcompare.script.remarks.lost_decay import LostDecay
+from ampcompare.script.remarks.lost_decay import LostDecayWatch
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
 from ampcompare.script.remarks.running_sums import StandingSumWatch
-from ampcompare.script.remarks.sampled_calls import SampledCalls
+from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
 from ampcompare.script.remarks.standing_statistics import StandingVarianceWatch
 from ampcompare.script.torch_amp.keep_fp32 import KeptFp32AtFirstCall
 from ampcompare.script.torch_amp.lifted_weights import LiftedWeights
@@ -121,12 +121,12 @@ class StandIn:
 
     def _watch_roundings(self, rows: RecordedSteps, steps: OptimizerSteps) -> None:
         """Remark what rounding takes from the script by its own lines."""
-        calls = SampledCalls(steps, self._events)
+        calls = SampledCallsWatch(steps, self._events)
         AverageWatch(rows).follow(
             steps, calls, lambda: self.torch_amp.casts_weights or bool(self._lifted.types)
         )
         StandingSumWatch(rows).follow(calls)
-        LostDecay(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
+        LostDecayWatch(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
         StandingVarianceWatch(rows).follow(steps)
         if not self.torch_amp.casts_weights:
             RoundedWeightsWatch(rows).follow(steps, self._events)

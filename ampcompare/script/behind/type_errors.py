@@ -23,7 +23,7 @@ from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.keep_fp32 import model_inside_wrappers
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
-from ampcompare.script.torch_amp.widening_modules import WideningModules
+from ampcompare.script.torch_amp.widening_modules import WideningModulesWatch
 from ampcompare.training.precision.base import half_dtype_of
 
 TYPES = re.compile(
@@ -149,7 +149,7 @@ class _ScriptFailure:
     casts: bool
     lifted: Sequence[str]
     rounded: str = ""
-    widening: WideningModules | None = None
+    widening: WideningModulesWatch | None = None
 
     @property
     def first_message_line(self) -> str:

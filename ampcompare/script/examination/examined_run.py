@@ -190,7 +190,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
 def _run_traced_script(request: ResumeRequest, rank: int) -> int:
     """Run a script and write a trace of its steps, and of what it saves and loads."""
     from ampcompare.base.patches import Subscriptions
-    from ampcompare.script.resume.resume_trace import ResumeTrace
+    from ampcompare.script.resume.resume_trace import ResumeTraceRecorder
     from ampcompare.script.trainers.resumption import note_saved_state_folders, start_trainers_from_checkpoint
     from ampcompare.settings.resume_trace import converted_checkpoint_name
 
@@ -206,7 +206,7 @@ def _run_traced_script(request: ResumeRequest, rank: int) -> int:
 
     def install(recorder: Recorder) -> None:
         if rank == 0:
-            trace = ResumeTrace(
+            trace = ResumeTraceRecorder(
                 request.trace,
                 request.stop_at,
                 ends_with=request.ends_with,

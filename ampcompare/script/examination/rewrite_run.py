@@ -32,9 +32,9 @@ from ampcompare.source.migrate.adapter.mark import has_adapter_mark
 from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:
-    from ampcompare.script.beginning.first_weights import FirstWeights
+    from ampcompare.script.beginning.first_weights import FirstWeightsFollower
     from ampcompare.script.recording.recorder import RecordedSteps
-    from ampcompare.script.watch.cell_facts import FirstBatchHashes
+    from ampcompare.script.watch.cell_facts import FirstBatchHashWatch
 
 SEED = 20250508
 MOVED = "moved.json"  # in the folder of a run: what becomes of files, by their paths
@@ -50,7 +50,9 @@ def main() -> int:
     request: dict[str, Any] = json.loads(sys.argv[1])
     add_working_directory_first()
     folder = Path(request["folder"])
-    trace = _RewriteTrace(request["steps"], twin=request["twin"], first_weights=request["first_weights"])
+    trace = _RewriteTraceRecorder(
+        request["steps"], twin=request["twin"], first_weights=request["first_weights"]
+    )
 
     def prepare(given: ExecSettings) -> PreparedProcess:
         prepared = prepare_process(given)
@@ -255,7 +257,7 @@ class _StepsReached(SystemExit):
     """Ends the script after its last step, past every `except Exception`."""
 
 
-class _RewriteTrace:
+class _RewriteTraceRecorder:
     """The parameters of each optimizer after each step, and the types in which values leave the model and the device.
 
     A twin's weights are changed behind its first step, each by a unit in the last place of fp16.
@@ -268,8 +270,8 @@ class _RewriteTrace:
     def __init__(self, steps: int, *, twin: bool = False, first_weights: str | None = None) -> None:
         self._steps = steps
         self._stored = None if first_weights is None else Path(first_weights)
-        self._first: FirstWeights | None = None
-        self._batches: FirstBatchHashes | None = None
+        self._first: FirstWeightsFollower | None = None
+        self._batches: FirstBatchHashWatch | None = None
         self._clipped: float | None = None  # the norm that a clipping of gradients has found, before it clips
         self._is_twin = twin
         self._plain_steps = self._unchecked_steps = 0
@@ -310,11 +312,11 @@ class _RewriteTrace:
         register_optimizer_step_pre_hook(self._before_optimizer_step)
         self._watch_reads_by_host()
         if self._stored is not None:
-            from ampcompare.script.beginning.first_weights import FirstWeights
-            from ampcompare.script.watch.cell_facts import FirstBatchHashes
+            from ampcompare.script.beginning.first_weights import FirstWeightsFollower
+            from ampcompare.script.watch.cell_facts import FirstBatchHashWatch
 
-            self._first = FirstWeights(events, self._stored if self._stored.exists() else None)
-            self._batches = FirstBatchHashes(lambda hashes, draws: None)
+            self._first = FirstWeightsFollower(events, self._stored if self._stored.exists() else None)
+            self._batches = FirstBatchHashWatch(lambda hashes, draws: None)
             events.wrap(torch.nn.utils, "clip_grad_norm_", self._note_clipped_norm)
 
     def _note_clipped_norm(self, inner: Any, *args: Any, **options: Any) -> Any:

@@ -18,7 +18,7 @@ from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
-from ampcompare.script.remarks.sampled_calls import SampledCalls
+from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
 from ampcompare.training.precision.base import owned_params
 
 WRITES = (
@@ -48,7 +48,9 @@ class AverageWatch:
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped
         self._is_installed = False
 
-    def follow(self, steps: OptimizerSteps, calls: SampledCalls, has_16_bits: Callable[[], bool]) -> None:
+    def follow(
+        self, steps: OptimizerSteps, calls: SampledCallsWatch, has_16_bits: Callable[[], bool]
+    ) -> None:
         """Begin at the first step of an optimizer with 16-bit weights, or of any where others are there."""
 
         def before_step(optimizer: Any) -> None:

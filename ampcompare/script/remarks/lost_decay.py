@@ -14,14 +14,14 @@ from ampcompare.base.location import user_location
 from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
-from ampcompare.script.remarks.sampled_calls import SampledCalls
+from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
 
 REPEATED = 16  # products of one tensor that were seen, behind which they are a decay
 MAX_TENSORS = 16
 SMALL = 2.0**-6  # of 1: factors farther away cost no more than this comparison
 
 
-class LostDecay:
+class LostDecayWatch:
     """Notes decays that do nothing: by a factor in a line of the script, and the weight decay of an optimizer."""
 
     def __init__(self, rows: RecordedSteps) -> None:
@@ -30,7 +30,7 @@ class LostDecay:
         self._noted: set[str] = set()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def follow(self, steps: OptimizerSteps, calls: SampledCalls, *, optimizers: bool) -> None:
+    def follow(self, steps: OptimizerSteps, calls: SampledCallsWatch, *, optimizers: bool) -> None:
         """Begin at the first step of an optimizer; with `optimizers` look at their weight decay too."""
 
         def after_step(optimizer: Any) -> None:

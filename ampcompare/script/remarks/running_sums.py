@@ -18,7 +18,7 @@ from ampcompare.base.location import user_location
 from ampcompare.base.patches import calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
-from ampcompare.script.remarks.sampled_calls import SampledCalls
+from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
 
 LOOKS = 64  # additions between two reads of a counter, each of which waits for the device
 LEAST = 0.05  # of what was added
@@ -40,7 +40,7 @@ class StandingSumWatch:
         self._noted: set[str] = set()
         self._always: set[str] = set()  # functions of which all calls are watched
 
-    def follow(self, calls: SampledCalls) -> None:
+    def follow(self, calls: SampledCallsWatch) -> None:
         """Begin at the first step of an optimizer; from the second addition to one tensor on all of them are seen."""
         self._calls = calls
         self._rows.recorder.call_before_close(self._look_at_last_additions)

@@ -16,7 +16,7 @@ WINDOW = 2
 Around = Callable[..., Any]
 
 
-class SampledCalls:
+class SampledCallsWatch:
     """Watches calls from the first step of an optimizer on, outside of steps, but in the closures that these call."""
 
     def __init__(self, steps: OptimizerSteps, events: Subscriptions) -> None:

@@ -44,7 +44,7 @@ SEARCHES = 2  # steps before which objects of the script are searched for: it ma
 OF_MASTERS = ("master", "fp32", "float32")
 
 
-class ResumeTrace:
+class ResumeTraceRecorder:
     """Watches the script of this process and writes rows of the kinds of `TraceRowKind` to a file, each at once.
 
     Args:

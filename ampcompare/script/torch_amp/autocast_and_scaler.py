@@ -22,7 +22,7 @@ from ampcompare.base.location import message_with_script_line
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
-from ampcompare.script.torch_amp.scaled_losses import ScaledLosses
+from ampcompare.script.torch_amp.scaled_losses import ScaledLossesWatch
 from ampcompare.training.precision import keep_fp32
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
 from ampcompare.training.precision.optimizer_state import hold_state_in_type
@@ -109,7 +109,7 @@ class TorchAmp(TorchAmpStandIn):
         self._scales = False
         self._casts = self._dtype is None
         self._scalers: weakref.WeakSet[Any] = weakref.WeakSet()  # of the script
-        self._losses = ScaledLosses(arm)
+        self._losses = ScaledLossesWatch(arm)
         # Scalers that the script has on and the arm has off, with what the script may ask of one that is on.
         self._silenced: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 

@@ -61,7 +61,7 @@ from ampcompare.script.torch_amp.lifted_weights import allow_mixed_averages, liv
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
-from ampcompare.script.torch_amp.widening_modules import WideningModules
+from ampcompare.script.torch_amp.widening_modules import WideningModulesWatch
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import Half
 
@@ -176,7 +176,7 @@ class HalfWeights(TorchAmp):
     ) -> None:
         super().__init__(arm, *args)
         self._casts = False
-        self.widening = WideningModules()
+        self.widening = WideningModulesWatch()
         self._found = _SearchForTrainedModels(
             str(arm),
             self._prepare_found_models,

@@ -69,7 +69,7 @@ class _WhatScriptLacks(enum.Enum):
     OWN = "nothing: it has a GradScaler or apex.amp"
 
 
-class _ForwardPass(threading.local):
+class _ThreadState(threading.local):
     """Where a thread is, since a script may train or evaluate in several at a time.
 
     Attributes:
@@ -127,7 +127,7 @@ class PlainScript:
         self._optimizers = ScriptOptimizers(stand_in)
         self.stages = GradientStages(arm, stand_in, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
-        self._pass = _ForwardPass()
+        self._pass = _ThreadState()
         self._deciding = threading.RLock()
         self._replicating = 0  # calls of nn.DataParallel, whose threads are inside of its forward pass
         self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that were called so

@@ -18,7 +18,7 @@ from ampcompare.base.location import (
 from ampcompare.base.patches import Points, Subscriptions
 
 
-class ScaledLosses:
+class ScaledLossesWatch:
     """Knows for each scaler of a script whether it has scaled a loss since its last update."""
 
     def __init__(self, arm: Arm | str) -> None:

@@ -22,7 +22,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     scaler_settings,
 )
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
-from ampcompare.script.torch_amp.scaled_losses import ScaledLosses
+from ampcompare.script.torch_amp.scaled_losses import ScaledLossesWatch
 
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # which the arm decides
@@ -37,7 +37,7 @@ class ScriptScaler:
         self._gradients = gradients
         self._runs_closures = runs_closures
         self._scales: weakref.WeakKeyDictionary[Any, LossScaler] = weakref.WeakKeyDictionary()
-        self._losses = ScaledLosses(arm)
+        self._losses = ScaledLossesWatch(arm)
         # unscaled, by id
         self._optimizers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 

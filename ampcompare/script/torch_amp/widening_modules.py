@@ -17,7 +17,7 @@ from ampcompare.base.tensors.tree import first_floating_type
 MAX_MODULES = 64
 
 
-class WideningModules:
+class WideningModulesWatch:
     """Notes them until the first backward pass, behind which a script that does not fit has failed."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ MAX_SETTERS = 3  # that are named of one part
 CASTS = ("to", "half", "bfloat16", "type")  # methods of a module that models of libraries override
 
 
-class ScriptLedger:
+class ScriptLedgerWatch:
     """Looks at some steps of this process; when the record ends it adds the row `{"kind": "ledger", ...}`.
 
     Args:

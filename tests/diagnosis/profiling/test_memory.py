@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ampcompare.diagnosis.profiling.marks import PhaseMarks
+from ampcompare.diagnosis.profiling.marks import PhaseFollower
 from ampcompare.diagnosis.profiling.memory import MemoryLedger
 from ampcompare.diagnosis.profiling.step_profiler import BEGIN, blocks_at_peak
 
@@ -21,7 +21,7 @@ def _event(ts: float, size: int, address: int, kind: int = 1, number: int = 1) -
 def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     """Blocks of this GPU at the peak are those of tensors, or workspace; what was freed by then, and other devices, are
     left out."""
-    marks = PhaseMarks()
+    marks = PhaseFollower()
     ledger = MemoryLedger(marks, torch.device("cpu"))  # stands for a GPU: it holds tensors of this machine
     model = torch.nn.Linear(64, 64, bias=False)
     marks.name_modules_of_new_models([model])

@@ -8,7 +8,7 @@ import torch
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.beginning.first_weights import FirstWeights
+from ampcompare.script.beginning.first_weights import FirstWeightsFollower
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_stored_weights_are_those_of_the_script(events: Subscriptions, tmp_path:
     """In their order, in the type of the script; what is added behind the first step stays."""
     stored = [torch.full((2, 3), 0.1), torch.zeros(2)]
     torch.save(stored, tmp_path / "first.pt")
-    first = FirstWeights(events, tmp_path / "first.pt")
+    first = FirstWeightsFollower(events, tmp_path / "first.pt")
     model = torch.nn.Linear(3, 2)
     torch.nn.init.zeros_(model.bias)
     model.to(torch.bfloat16)
@@ -43,7 +43,7 @@ def test_stored_weights_are_those_of_the_script(events: Subscriptions, tmp_path:
 
 def test_parts_of_weights_are_refused(events: Subscriptions) -> None:
     """Those of one rank may have the shape of another one's, whose numbers are others."""
-    FirstWeights(events)
+    FirstWeightsFollower(events)
     model = torch.nn.Linear(3, 2)
     model.bias._fsdp_flattened = True  # type: ignore[assignment]
     with pytest.raises(UnsupportedCombination, match="each rank of this script holds a part of the weights"):
@@ -62,7 +62,7 @@ def test_weights_that_do_not_fit_are_refused(
     shapes: list[tuple[int, ...]], reason: str, events: Subscriptions, tmp_path: Path
 ) -> None:
     torch.save([torch.zeros(shape) for shape in shapes], tmp_path / "first.pt")
-    first = FirstWeights(events, tmp_path / "first.pt")
+    first = FirstWeightsFollower(events, tmp_path / "first.pt")
 
     def begin() -> None:
         _train(torch.nn.Linear(3, 2))

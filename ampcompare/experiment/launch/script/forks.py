@@ -14,7 +14,7 @@ from ampcompare.base.processes.script_environment import ONE_THREAD
 from ampcompare.base.processes.start import isolated_environment
 
 
-class ScriptForks:
+class ScriptForkServer:
     """Forks the processes of runs: a process that imports torch for each of them would take seconds.
 
     They have one thread, and strings that hash alike. The script's output is dropped.
@@ -23,7 +23,7 @@ class ScriptForks:
     def __init__(self) -> None:
         self._server = ProcessServer([], {**isolated_environment(), **ONE_THREAD})
 
-    def __enter__(self) -> ScriptForks:
+    def __enter__(self) -> ScriptForkServer:
         return self
 
     def __exit__(
