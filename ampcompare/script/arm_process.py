@@ -36,7 +36,7 @@ from ampcompare.script.process import child_processes
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import PreparedProcess, prepare_process
 from ampcompare.script.recording.recorder import RecordedSteps
-from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch
+from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch, variance_beyond_fp16_text
 from ampcompare.script.watch.cell_facts import CellFactsRecorder
 from ampcompare.script.watch.ledger import ScriptLedgerWatch
 from ampcompare.settings.script import SEED_STRIDE
@@ -176,6 +176,8 @@ def _record_lost_statistics(rows: RecordedSteps, watch: LostStatisticsWatch) -> 
         rows.recorder.add_row({"kind": "lost_statistics", "layers": lost})
         if CELL_FOLDER not in os.environ:
             say_once(lost_statistics_text(lost))
+    if beyond := watch.find_layers_beyond_fp16():
+        rows.add_remark(variance_beyond_fp16_text(beyond))
 
 
 def _begin_from_stored_weights(file: Path, prepared: PreparedProcess) -> None:

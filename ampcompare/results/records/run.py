@@ -309,6 +309,14 @@ def lost_statistics_text(layers: Sequence[str]) -> str:
     )
 
 
+def remarks_of_script(record: "RunRecord") -> list[str]:
+    """Return what goes wrong by the lines of a run's script, also statistics that it lost and did not diverge by."""
+    if record.script is None:
+        return []
+    lost = record.script.lost_statistics if record.status != "diverged" else []
+    return [*record.script.remarks, *([lost_statistics_text(lost)] if lost else [])]
+
+
 class RunRecord(ShownInNotebook, FrozenRecord):
     """Everything known about one cell."""
 

@@ -72,10 +72,12 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
+    from ampcompare.base.patches import Layer, Subscriptions
     from ampcompare.diagnosis.diagnose import diagnosis_of_observation
     from ampcompare.diagnosis.observation import Observation
     from ampcompare.diagnosis.step_watch import StepOperationsWatch
     from ampcompare.script.arm_process import current_stand_in
+    from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch, variance_beyond_fp16_text
     from ampcompare.script.watch.observer import ScriptObserver
 
     observation = Observation()
@@ -85,11 +87,15 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     )
     watch.updates.masters = lambda optimizer: current_stand_in().torch_amp.masters(optimizer)
     observer = ScriptObserver(watch)
+    statistics = LostStatisticsWatch()
+    statistics.follow(Subscriptions(Layer.RECORD))  # until the process ends
     status = _run_with_observer(request, observer.install)
     observer.end()
     if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
         notes = [compiled] if observer.compiles else []
+        if beyond := statistics.find_layers_beyond_fp16():
+            notes.append(variance_beyond_fp16_text(beyond))
         arm = Arm.parse(str(request.settings["arm"]))
         found = diagnosis_of_observation(
             observation, arm, reference=reference, subject=request.settings["name"], notes=notes

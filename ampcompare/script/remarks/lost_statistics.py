@@ -1,13 +1,17 @@
-"""Layers whose running statistics an overflow has destroyed: a skipped step keeps what its forward pass wrote."""
+"""Layers whose running statistics an overflow has destroyed: a skipped step keeps what its forward pass wrote.
+
+Or a batch norm in fp16 has a variance above 65504: it trains by that of each batch, and evaluates by infinity.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.formatting import format_few_names
 from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.patches import Points, Subscriptions
 
@@ -35,9 +39,32 @@ class LostStatisticsWatch:
 
     @torch.no_grad()
     def find_lost_layers(self) -> list[str]:
-        """Return the layers whose running statistics are not finite, though their weights are."""
-        layers = _layers_with_running_statistics_by_id() | self._layers  # names are those of the first look
-        return sorted(name for name, layer in layers.values() if _has_lost_statistics(layer))
+        """Return the layers whose running statistics are not finite, though their weights are.
+
+        Without those of `find_layers_beyond_fp16`.
+        """
+        return sorted(
+            name
+            for name, layer in self._named_layers()
+            if _has_lost_statistics(layer) and not _is_variance_beyond_fp16(layer)
+        )
+
+    @torch.no_grad()
+    def find_layers_beyond_fp16(self) -> list[str]:
+        """Return the layers that keep a variance in fp16 which fp16 cannot hold."""
+        return sorted(name for name, layer in self._named_layers() if _is_variance_beyond_fp16(layer))
+
+    def _named_layers(self) -> Iterable[tuple[str, nn.Module]]:
+        return (_layers_with_running_statistics_by_id() | self._layers).values()  # names of the first look
+
+
+def variance_beyond_fp16_text(layers: Sequence[str]) -> str:
+    """Return what it means that layers keep a variance which fp16 cannot hold, in words."""
+    return (
+        f"the running variance of {format_few_names(layers)} is inf, since fp16 holds no number above 65504: "
+        "evaluation divides by it and returns the bias alone, while training takes the variance of each batch, so that "
+        "no training loss shows it; keep these layers in fp32"
+    )
 
 
 def _layers_with_running_statistics_by_id() -> dict[int, tuple[str, nn.Module]]:
@@ -61,6 +88,19 @@ def _has_lost_statistics(module: nn.Module) -> bool:
         bool(statistics)
         and not _are_all_finite(statistics)
         and _are_all_finite(module.parameters(recurse=False))
+    )
+
+
+def _is_variance_beyond_fp16(module: nn.Module) -> bool:
+    """Return whether a running variance is inf, and all else of a layer finite, as where no input has overflowed."""
+    variance = module._buffers.get("running_var")
+    if variance is None or variance.is_meta or variance.dtype is not torch.float16:
+        return False
+    others = [*_running_statistics_of(module), *module.parameters(recurse=False)]
+    return (
+        bool(torch.isposinf(variance).any())
+        and not bool(torch.isnan(variance).any())
+        and _are_all_finite([one for one in others if one is not variance])
     )
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -62,3 +63,36 @@ def test_layers_without_statistics_are_none() -> None:
     masked.register_buffer("mask", torch.full((2, 2), -torch.inf))
     assert LostStatisticsWatch().find_lost_layers() == []
     assert kept is not masked
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "is_beyond"),
+    [(torch.float16, 1000.0, True), (torch.float16, 10.0, False), (torch.float32, 1000.0, False)],
+)
+def test_a_variance_that_fp16_cannot_hold_is_a_remark(
+    tmp_path: Path, dtype: torch.dtype, size: float, is_beyond: bool
+) -> None:
+    """Nothing has overflowed: the layer trains, and only its evaluation is wrong."""
+    path = tmp_path / "script.jsonl"
+    layer = nn.BatchNorm1d(2).to(dtype)
+    out = layer(size * torch.tensor([[-1.0, 2.0], [1.0, -2.0]], dtype=dtype))
+    assert torch.isfinite(out).all()
+    watch = LostStatisticsWatch()
+    assert watch.find_layers_beyond_fp16() == ["BatchNorm1d"] * is_beyond
+    assert watch.find_lost_layers() == []
+    recorder = Recorder(str(path), {"format": FORMAT, "schema": SCHEMA})
+    _record_lost_statistics(RecordedSteps(recorder), watch)
+    recorder.close(0, None)
+    facts = read_rows(path).facts()
+    assert facts.lost_statistics == []
+    assert ["the running variance of BatchNorm1d is inf" in text for text in facts.remarks] == [
+        True
+    ] * is_beyond
+
+
+def test_an_input_that_has_overflowed_is_no_variance_beyond_fp16() -> None:
+    layer = nn.BatchNorm1d(2).half()
+    layer(torch.full((4, 2), torch.inf, dtype=torch.float16))
+    watch = LostStatisticsWatch()
+    assert watch.find_layers_beyond_fp16() == []
+    assert watch.find_lost_layers() == ["BatchNorm1d"]

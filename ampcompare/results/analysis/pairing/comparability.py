@@ -17,7 +17,7 @@ from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_ru
 from ampcompare.results.analysis.pairing.scores import other_metric_reason
 from ampcompare.results.analysis.pairing.seeding import seed_sentences, unlike_seed_line
 from ampcompare.results.records.evaluation import emulated_type
-from ampcompare.results.records.run import RunRecord, RunSummary
+from ampcompare.results.records.run import RunRecord, RunSummary, remarks_of_script
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.validation import paths_and_values
@@ -475,7 +475,7 @@ def script_pairing_sentences(records: Sequence[RunRecord], reference: str) -> It
     for record in ran:
         if record.script is None:
             continue
-        for note in (*record.script.notes, *record.script.remarks, *record.guards):
+        for note in (*record.script.notes, *remarks_of_script(record), *record.guards):
             arms.setdefault(note, {})[record.arm] = None
     for note, names in arms.items():
         yield f"{', '.join(names)}: {note}."

@@ -10,6 +10,7 @@ from ampcompare.results.analysis.pairing.declared import sentences_on_types_not_
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
+from ampcompare.results.records.run import remarks_of_script
 from ampcompare.results.records.verdict import OPEN, UNJUDGED
 from ampcompare.results.report.columns import (
     INVALID,
@@ -221,8 +222,8 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
         if record.arm == row.arm and record.ledger is not None:
             ran += sentences_on_types_not_of_arm(record.config.parsed_arm.roles, record.ledger)
         if record.arm == row.arm:
-            remarks = [] if record.script is None else record.script.remarks
-            ran += [printable_line(text, 2 * LONGEST) for text in (*record.guards, *remarks)]
+            remarks = (*record.guards, *remarks_of_script(record))
+            ran += [printable_line(text, 2 * LONGEST) for text in remarks]
     return [_status_text(row), reason, time, *its, memory, *ran]
 
 

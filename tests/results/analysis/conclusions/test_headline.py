@@ -124,6 +124,15 @@ def test_lost_statistics_are_a_proven_cause(runs: Any) -> None:
     )
 
 
+def test_lost_statistics_of_completed_runs_are_a_remark(runs: Any) -> None:
+    """The step was skipped, and each loss was finite: only an evaluation would show it."""
+    script = ScriptFacts(lost_statistics=["1 (BatchNorm1d)"])
+    lost = [one.model_copy(update={"script": script}) for one in runs("native:fp16", FP32[:2])]
+    comparison = compare(runs("fp32", FP32[:2]), lost)
+    said = [line for line in comparison.reading if "running statistics of 1 (BatchNorm1d)" in line]
+    assert [line.partition(":")[0] for line in said] == ["native"]
+
+
 def test_lost_statistics_count_before_a_first_loss_that_is_not_finite(runs: Any) -> None:
     """The step of that loss was skipped, and the losses behind it were finite."""
     script = ScriptFacts(lost_statistics=["1 (BatchNorm1d)"])
