@@ -232,6 +232,34 @@ def test_imports_of_a_project_next_to_it_do_not_say_where_one_imports_from(
     }
 
 
+def test_an_import_that_leads_nowhere_says_nothing_next_to_one_that_leads_to_a_file(tmp_path: Path) -> None:
+    """As of a script that was moved, with the name of another module."""
+    files = {
+        "train.py": USE + "from pack.engine.trainer import fit\n" + MAIN,
+        "pack/engine/trainer.py": USE,
+        "old/predict.py": "from trainer import fit\n",
+    }
+    assert _plans(tmp_path, files) == {f"{ADAPTER}.py": (ADAPTER, ["pack/engine/trainer.py", "train.py"])}
+
+
+def test_files_outside_of_a_folder_that_is_named_say_nothing_of_its_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "project/pack/__init__.py": "",
+        "project/pack/utils/__init__.py": "from .utils import read\n",
+        "project/pack/utils/utils.py": USE,
+        "project/pack/loss.py": USE,
+        "other/train.py": "from utils.utils import log\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    plans, _ = adapter_plans_and_unread_files(sorted((tmp_path / "project").rglob("*.py")))
+    assert [plan.adapter.name for plan in plans] == [f"pack.{ADAPTER}"]
+
+
 def test_imports_of_files_that_are_named_are_read_among_many_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
