@@ -95,10 +95,22 @@ def nonfinite_reason_of(events: Sequence[OperationResult], origin: int) -> Fault
     if small:
         return FaultReason(f"{events[at].number:g} in {name} is zero in fp16", made)
     percent = format_rough_percent_number(share_lost_to_zero(events[at]))
-    return FaultReason(
-        f"{percent} % of the results of {name} are zero in the arm alone",
-        made,
-    )
+    text = f"{percent} % of the results of {name} are zero in the arm alone"
+    cast = _cast_buffer_reason(events, at)
+    return FaultReason(f"{cast}, and {text}" if cast else text, made)
+
+
+def _cast_buffer_reason(events: Sequence[OperationResult], at: int) -> str:
+    """Return that the arm has cast a buffer, if the error of a result comes from one; "" for another error."""
+
+    def operations_before(place: int) -> list[int]:
+        return [one for one in events[place].sources if one < place and error_of_event(events[one]) > 0]
+
+    for place in _places_reached_backwards([at], operations_before):
+        event = events[place]
+        if event.buffer and own_error_of_event(event) < error_of_event(event) / 2:
+            return f"the arm casts the buffer {event.buffer} to {dtype_name(event.dtype)}"
+    return ""
 
 
 def _reason_of_limit_rounded_to_one(
@@ -529,8 +541,15 @@ def _inexact_result_fault(facts: StepFacts, wrong: Sequence[tuple[int, Operation
         origin = rounded
     else:
         text = f"{first} makes or amplifies rounding errors: {name} {_distance_from_fp32_text(worst)}"
+    cast = "" if is_underflow else _cast_buffer_reason(events, origin)
     return _make_fault(
-        kind, facts, origin, text, _places_on_path(events, origin, at), severity=_finite_error_of(worst)
+        kind,
+        facts,
+        origin,
+        text,
+        _places_on_path(events, origin, at),
+        severity=_finite_error_of(worst),
+        reason=FaultReason(cast) if cast else None,
     )
 
 

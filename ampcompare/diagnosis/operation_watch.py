@@ -126,6 +126,7 @@ class OperationResult:
     limit: float = 0.0  # that it takes and that its type rounds to 1 or -1; 0 for none
     # what was decided by it: the integers or truth values of which the most are others in the wide run
     choice: "Choice | None" = None
+    buffer: str = ""  # that it reads and that the arm has cast
 
 
 @dataclass
@@ -388,9 +389,20 @@ class OperationWatch(TorchDispatchMode):
             event = OperationResult(
                 key, result.dtype, row, errors, sources, constant, None, version, tuple(decided)
             )
+            if errors is not None and result.dtype in HALF_DTYPES:
+                event.buffer = self._name_of_cast_buffer(given)
             if numbers and result.dtype in HALF_DTYPES:
                 _note_numbers_that_type_cannot_hold(event, numbers, key[1])
             self._step.events.append(event)
+
+    def _name_of_cast_buffer(self, given: Sequence[Tensor]) -> str:
+        """Return the name of a 16-bit buffer among arguments that no operation of this step made; "" for none."""
+        unmade = [
+            one
+            for one in given
+            if one.dtype in HALF_DTYPES and self._producer.get(_storage_address(one)) is None
+        ]
+        return next(filter(None, map(self.sites.find_name_of_buffer, unmade)), "")
 
     def _note_sources_of_integers_and_booleans(self, output: Any, places: frozenset[int]) -> None:
         """Note of which results those that are no floating tensors are made."""

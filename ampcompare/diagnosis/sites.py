@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampcompare.results.records.diagnosis import Phase
 
@@ -101,6 +101,15 @@ class RunningModules:
             if at not in self._listed:
                 self._listed[at] = [(f"{prefix}{name}", param) for name, param in model.named_parameters()]
             yield from self._listed[at]
+
+    def find_name_of_buffer(self, tensor: Tensor) -> str:
+        """Return the name of the buffer of a model whose memory a tensor shows; "" for another tensor."""
+        storage = tensor.untyped_storage()._cdata
+        for prefix, model in self._models:
+            for name, buffer in model.named_buffers():
+                if buffer.untyped_storage()._cdata == storage:
+                    return f"{prefix}{name}"
+        return ""
 
     def hook_modules(self, models: Iterable[nn.Module]) -> None:
         """Install hooks on every module of `models`; several models have their place in front of their names."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ampcompare
 from ampcompare.backends.arm import Arm
@@ -557,3 +557,30 @@ def test_a_line_that_calls_the_model_is_tested_where_nothing_else_helps(
     found = search_for_cure(Arm.parse("half"), [fault_at("a.py:1")], None, run, [], last=last)
     assert found.change is not None
     assert found.change.lines == lines
+
+
+class Scheduled(nn.Module):
+    """Reads a table of a diffusion schedule: a buffer that an arm casts, or one in fp32 that it makes at each call."""
+
+    def __init__(self, *, is_buffer: bool) -> None:
+        super().__init__()
+        self.is_buffer = is_buffer
+        self.register_buffer("kept", torch.cumprod(1 - torch.linspace(5e-4, 0.04, 64), 0))
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = self.kept if self.is_buffer else torch.cumprod(1 - torch.linspace(5e-4, 0.04, 64), 0)
+        kept = table[torch.arange(16)][:, None]
+        return (self.layer(x).float() / (1 - kept).sqrt()).square().mean()
+
+
+@pytest.mark.parametrize("is_buffer", [True, False])
+def test_a_buffer_that_the_arm_casts_is_the_reason(is_buffer: bool) -> None:
+    """Of 0.9995 bf16 makes 1; the same table in fp32 has no fault."""
+    loop = loop_of(lambda: Scheduled(is_buffer=is_buffer), lambda m, step: m(torch.randn(16, 8)))
+    found = ampcompare.diagnose(loop, arm="half:bf16", steps=1, device="cpu", cures=False)
+    reasons = [fault.reason for fault in found.faults if fault.kind != "lost updates"]
+    if is_buffer:
+        assert reasons[0].startswith("the arm casts the buffer kept to bf16, and ")
+    else:
+        assert not reasons
