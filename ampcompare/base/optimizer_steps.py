@@ -15,7 +15,7 @@ from ampcompare.base.patches import Subscriptions
 Follower = Callable[[Any], None]  # given the optimizer
 
 
-class OptimizerSteps:
+class OptimizerStepEvents:
     """Tells followers that a step begins or has ended, and whether this thread is inside of one.
 
     Attributes:

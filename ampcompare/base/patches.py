@@ -221,7 +221,7 @@ def without_subscribers(owner: Any, name: str) -> Iterator[None]:
         place.put_in_place()
 
 
-class GradientReads:
+class GradientAccessEvents:
     """Reads and writes of `tensor.grad`, which an arm waits for to unscale gradients, and where they lead.
 
     Watching costs two assignments; while nobody wants it, `tensor.grad` is torch's own. `zero_grad` is no reader.
@@ -286,4 +286,4 @@ class GradientReads:
             del Tensor.grad
 
 
-GRADIENT_READS = GradientReads()  # of this process
+GRADIENT_READS = GradientAccessEvents()  # of this process

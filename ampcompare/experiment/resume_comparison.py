@@ -109,7 +109,7 @@ class RoleDifference:
 
 
 @dataclass(frozen=True)
-class Resumption:
+class ResumptionComparison:
     """The comparison of a run without a break, of `steps` steps, and one that was stopped behind step `stopped`.
 
     `parted` is by how much the last losses are apart, relative to that without a break.
@@ -166,7 +166,7 @@ def run_error_text(record: Path, text: str = "") -> str:
     return next(iter(errors), lines[-1] if lines else "it wrote nothing")
 
 
-def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> Resumption:
+def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> ResumptionComparison:
     """Compare a run without a break with the steps of one that was started again behind `broken.stopped` steps."""
     assert broken.stopped is not None
     at = broken.stopped
@@ -180,7 +180,7 @@ def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
         answer = _answer_from_differences(found, whole, at, resumed)
         # those of other steps tell nothing
         parted = None if resumed.error else distance_of_last_losses(whole, resumed)
-    return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
+    return ResumptionComparison(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
 
 
 def _first_difference_of_each_role(

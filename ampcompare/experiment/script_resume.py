@@ -20,8 +20,8 @@ from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.killed_saves import kill_outcome_lines_and_is_all_well, read_kill_outcomes
 from ampcompare.experiment.resume_comparison import (
     ResumeTrace,
-    Resumption,
     ResumptionAnswer,
+    ResumptionComparison,
     compare_traces,
     distance_of_last_losses,
     read_trace,
@@ -79,7 +79,7 @@ def verify_script_resume(
 
 def compare_resumption_of_script(
     settings: Mapping[str, Any], check: ResumeCheck, *, is_module: bool, say: Callable[[str], None]
-) -> tuple[Resumption, bool]:
+) -> tuple[ResumptionComparison, bool]:
     """Return the comparison of such runs, and whether all that kills have left loads; errors are those from above."""
     with tempfile.TemporaryDirectory(prefix="ampcompare-resume-") as outer:
         runs = _ResumeRunner(Path(outer), settings, is_module)
@@ -316,7 +316,9 @@ def _shown_path(path: str) -> str:
     return path if short.startswith("..") else short
 
 
-def resumption_lines(found: Resumption, twin: float | None, rewrite: str | None = None) -> list[str]:
+def resumption_lines(
+    found: ResumptionComparison, twin: float | None, rewrite: str | None = None
+) -> list[str]:
     """Return a comparison in words: a table of what differs, and the answer."""
     rows = [[one.role, one.step, one.what, one.cause or "-"] for one in found.differences]
     lines = tabulate(rows, ["what", "first in step", "where", "cause"]).splitlines() if rows else []
@@ -332,7 +334,7 @@ def resumption_lines(found: Resumption, twin: float | None, rewrite: str | None 
     return [*lines, f"resumes: {answer_and_cause_text(found)}"]
 
 
-def answer_and_cause_text(found: Resumption) -> str:
+def answer_and_cause_text(found: ResumptionComparison) -> str:
     """Return the answer and its cause, without the table."""
     left = found.steps - found.stopped
     if found.answer is ResumptionAnswer.EXACT:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.patches import Layer, Subscriptions
 
 
@@ -42,7 +42,7 @@ def _parameters() -> list[nn.Parameter]:
 
 
 def test_steps_inside_of_others_are_no_steps_of_their_own(events: Subscriptions) -> None:
-    steps, seen = OptimizerSteps(events), []
+    steps, seen = OptimizerStepEvents(events), []
     steps.call_before_each(lambda optimizer: seen.append((type(optimizer).__name__, steps.is_inside())))
     steps.call_after_each(lambda optimizer: seen.append((type(optimizer).__name__, steps.is_inside())))
     _Outer(_parameters(), fails=False).step()
@@ -51,7 +51,7 @@ def test_steps_inside_of_others_are_no_steps_of_their_own(events: Subscriptions)
 
 
 def test_a_step_that_fails_ends_at_the_next_one(events: Subscriptions) -> None:
-    steps, optimizer = OptimizerSteps(events), _Outer(_parameters(), fails=True)
+    steps, optimizer = OptimizerStepEvents(events), _Outer(_parameters(), fails=True)
     with contextlib.suppress(MemoryError):
         optimizer.step()
     optimizer.fails = False
@@ -61,7 +61,7 @@ def test_a_step_that_fails_ends_at_the_next_one(events: Subscriptions) -> None:
 
 
 def test_another_thread_is_outside(events: Subscriptions) -> None:
-    steps, seen = OptimizerSteps(events), []
+    steps, seen = OptimizerStepEvents(events), []
 
     def look(_: Any) -> None:
         thread = Thread(target=lambda: seen.append(steps.is_inside()))

@@ -256,7 +256,7 @@ def _written_forms_of_value(value: str) -> Iterable[str]:
     return dict.fromkeys([value, *in_json, html.escape(value), urllib.parse.quote(value, safe="")])
 
 
-class StreamMask:
+class StreamMasker:
     """Masks a stream of bytes that comes in blocks, by whole lines: a secret may lie across two blocks."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import dataloader
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.behind.apex_amp import ScriptAmp
 from ampcompare.script.behind.formats import ScriptFormats
@@ -111,7 +111,7 @@ class StandIn:
             script = self.torch_amp.script
             KeptFp32AtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
         if rows is not None:
-            steps = OptimizerSteps(self._events)
+            steps = OptimizerStepEvents(self._events)
             FirstGradientsWatch(rows).follow(steps)
             if not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
                 self._watch_roundings(rows, steps)
@@ -119,7 +119,7 @@ class StandIn:
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.outer_calls_counted_as_inner), self._events)
 
-    def _watch_roundings(self, rows: RecordedSteps, steps: OptimizerSteps) -> None:
+    def _watch_roundings(self, rows: RecordedSteps, steps: OptimizerStepEvents) -> None:
         """Remark what rounding takes from the script by its own lines."""
         calls = SampledCallsWatch(steps, self._events)
         AverageWatch(rows).follow(

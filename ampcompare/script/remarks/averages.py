@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcompare.base.formatting import format_rough_percent_number
 from ampcompare.base.location import user_location
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
@@ -49,7 +49,7 @@ class AverageWatch:
         self._is_installed = False
 
     def follow(
-        self, steps: OptimizerSteps, calls: SampledCallsWatch, has_16_bits: Callable[[], bool]
+        self, steps: OptimizerStepEvents, calls: SampledCallsWatch, has_16_bits: Callable[[], bool]
     ) -> None:
         """Begin at the first step of an optimizer with 16-bit weights, or of any where others are there."""
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ampcompare.base.formatting import format_count
 from ampcompare.base.location import user_location
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.training.precision.base import owned_params
 
@@ -29,7 +29,7 @@ class FirstGradientsWatch:
         self._has_gradients = False  # of the step that runs
         self._noted: set[str] = set()
 
-    def follow(self, steps: OptimizerSteps) -> None:
+    def follow(self, steps: OptimizerStepEvents) -> None:
         """Look at the first steps of each optimizer, before them and behind them, where a closure has run."""
         steps.call_before_each(self._before_step)
         steps.call_after_each(self._after_step)

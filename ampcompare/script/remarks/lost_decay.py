@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampcompare.base.location import user_location
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.sampled_calls import SampledCallsWatch
@@ -30,7 +30,7 @@ class LostDecayWatch:
         self._noted: set[str] = set()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def follow(self, steps: OptimizerSteps, calls: SampledCallsWatch, *, optimizers: bool) -> None:
+    def follow(self, steps: OptimizerStepEvents, calls: SampledCallsWatch, *, optimizers: bool) -> None:
         """Begin at the first step of an optimizer; with `optimizers` look at their weight decay too."""
 
         def after_step(optimizer: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcompare.base.location import Location, user_location
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
@@ -29,7 +29,7 @@ class RoundedWeightsWatch:
         self._cast = WeakTensorKeyDictionary()  # weights in fp32 -> type and line of their cast to 16 bits
         self._noted: set[Location] = set()
 
-    def follow(self, steps: OptimizerSteps, events: Subscriptions) -> None:
+    def follow(self, steps: OptimizerStepEvents, events: Subscriptions) -> None:
         """Begin now."""
         events.wrap(nn.Module, "_apply", self._note_rounded_parameters)
         steps.call_before_each(self._before_step)

@@ -6,7 +6,7 @@ Between the steps that are watched they are torch's own and cost nothing.
 from collections.abc import Callable
 from typing import Any
 
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.patches import Layer, Subscriptions
 
 FIRST_STEPS = 40  # all of which are watched
@@ -19,7 +19,7 @@ Around = Callable[..., Any]
 class SampledCallsWatch:
     """Watches calls from the first step of an optimizer on, outside of steps, but in the closures that these call."""
 
-    def __init__(self, steps: OptimizerSteps, events: Subscriptions) -> None:
+    def __init__(self, steps: OptimizerStepEvents, events: Subscriptions) -> None:
         self._steps = steps
         self._events = events
         # the last is the one that was given, which the third calls outside of steps

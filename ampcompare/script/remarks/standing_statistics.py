@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ampcompare.base.formatting import format_few_names
 from ampcompare.base.live_objects import live_objects_of
-from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.optimizer_steps import OptimizerStepEvents
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.lost_decay import least_relative_change
@@ -31,7 +31,7 @@ class StandingVarianceWatch:
         # with what they were behind the first step
         self._layers: list[tuple[nn.Module, Tensor, int]] | None = None
 
-    def follow(self, steps: OptimizerSteps) -> None:
+    def follow(self, steps: OptimizerStepEvents) -> None:
         """Begin behind the first step of an optimizer with 16-bit weights."""
         steps.call_after_each(self._after_step)
 

@@ -32,7 +32,7 @@ from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.imports.adapter_imports import acts_by_itself, follow_adapters
 from ampcompare.script.resume.killed_saves import ChangeWatch, KilledSaves
-from ampcompare.script.resume.saved_files import DEPTH, SavedFilesWatch, script_location
+from ampcompare.script.resume.saved_files import DEPTH, SavedFilesWatch, script_location_text
 from ampcompare.settings.resume_trace import TraceRowKind
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class ResumeTraceRecorder:
         events.wrap(sys.modules[name], "load_state_dict", self._note_restored_scales)
 
     def _note_restored_scales(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write_trace_row(TraceRowKind.RESTORE, what="scaler", number=None, line=script_location())
+        self._write_trace_row(TraceRowKind.RESTORE, what="scaler", number=None, line=script_location_text())
         return inner(*args, **options)
 
     def _write_trace_row(self, kind: str, **values: Any) -> None:
@@ -252,11 +252,11 @@ class ResumeTraceRecorder:
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
         made = {"optimizer": self._optimizers, "scaler": self._scalers}.get(what, [])
         number = next((at for at, each in enumerate(made) if each() is owner), None)
-        self._write_trace_row(TraceRowKind.RESTORE, what=what, number=number, line=script_location())
+        self._write_trace_row(TraceRowKind.RESTORE, what=what, number=number, line=script_location_text())
         return inner(owner, *args, **options)
 
     def _note_restored_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write_trace_row(TraceRowKind.RESTORE, what="generator", line=script_location())
+        self._write_trace_row(TraceRowKind.RESTORE, what="generator", line=script_location_text())
         return inner(*args, **options)
 
     # What a step starts from.

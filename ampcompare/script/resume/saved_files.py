@@ -83,7 +83,7 @@ class SavedFilesWatch:
         if self._inside:
             return inner(value, file, *args, **options)
         name = _name_of_file_object(file)
-        found = {"line": script_location(), "holds": sorted(set(kinds_inside_saved_object(value)))}
+        found = {"line": script_location_text(), "holds": sorted(set(kinds_inside_saved_object(value)))}
         with self._within_one_file():
             if name is not None:
                 self._before_save(os.path.abspath(name))
@@ -100,7 +100,7 @@ class SavedFilesWatch:
         with self._within_one_file():
             result = inner(file, *args, **options)
         if (name := _name_of_file_object(file)) is not None:
-            self._note(TraceRowKind.LOAD, path=os.path.abspath(name), line=script_location())
+            self._note(TraceRowKind.LOAD, path=os.path.abspath(name), line=script_location_text())
         return result
 
     def _note_moved_file(self, inner: Any, source: Any, target: Any, *args: Any, **options: Any) -> Any:
@@ -133,7 +133,7 @@ class SavedFilesWatch:
             holds = sorted(
                 {"model", *(["buffers"] if any(name.endswith(STATISTICS) for name in tensors) else [])}
             )
-            self._note(TraceRowKind.SAVE, path=path, line=script_location(), holds=holds)
+            self._note(TraceRowKind.SAVE, path=path, line=script_location_text(), holds=holds)
             return result
 
         def load(inner: Any, filename: Any, *args: Any, **options: Any) -> Any:
@@ -141,7 +141,9 @@ class SavedFilesWatch:
                 return inner(filename, *args, **options)
             with self._within_one_file():
                 result = inner(filename, *args, **options)
-            self._note(TraceRowKind.LOAD, path=os.path.abspath(os.fsdecode(filename)), line=script_location())
+            self._note(
+                TraceRowKind.LOAD, path=os.path.abspath(os.fsdecode(filename)), line=script_location_text()
+            )
             return result
 
         if name == "safetensors.torch":  # whose functions look these names up when they are called
@@ -158,7 +160,7 @@ class SavedFilesWatch:
 
         def save(inner: Any, state: Any, *args: Any, **options: Any) -> Any:
             path = path_of(options, "storage_writer")
-            line, holds = script_location(), sorted(set(kinds_inside_saved_object(state)))
+            line, holds = script_location_text(), sorted(set(kinds_inside_saved_object(state)))
             if path is not None:
                 self._before_save(path)
             with self._within_one_file():
@@ -173,7 +175,7 @@ class SavedFilesWatch:
             with self._within_one_file():
                 result = inner(state, *args, **options)
             if (path := path_of(options, "storage_reader")) is not None:
-                self._note(TraceRowKind.LOAD, path=path, line=script_location())
+                self._note(TraceRowKind.LOAD, path=path, line=script_location_text())
             return result
 
         for name, around in (("save", save), ("async_save", save), ("load", load)):
@@ -188,7 +190,7 @@ def is_open_for_writing(args: tuple[Any, ...]) -> bool:
     return any(each in mode for each in "wax+") if isinstance(mode, str) else bool((flags or 0) & WRITES)
 
 
-def script_location() -> str:
+def script_location_text() -> str:
     """Return file and line of the script that led here, or of a library if no line of the script did."""
     found: Location = user_location()
     found = found.caller or found

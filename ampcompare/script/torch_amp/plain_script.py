@@ -228,7 +228,7 @@ class PlainScript:
         with self._deciding:
             return self._stand_in.find_input_type(module)
 
-    def _decide_script_need(self) -> _WhatScriptLacks:
+    def _find_what_script_lacks(self) -> _WhatScriptLacks:
         """Return what the script needs, which a block or scaler of its own may still change."""
         with self._deciding:
             return self._decide_script_need_once()
@@ -369,7 +369,7 @@ class PlainScript:
                     module, (args, kwargs), narrows=True, widens=True
                 )
             return original(module, *args, **kwargs)
-        mode = self._decide_script_need()
+        mode = self._find_what_script_lacks()
         if self._stepping and self._copied is not None and not self._backwards:
             raise losses_on_copies_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
@@ -423,7 +423,10 @@ class PlainScript:
     @contextlib.contextmanager
     def outer_calls_counted_as_inner(self, *modules: nn.Module) -> Iterator[None]:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
-        if self._has_trained_weight(modules[0]) and self._decide_script_need() is not _WhatScriptLacks.OWN:
+        if (
+            self._has_trained_weight(modules[0])
+            and self._find_what_script_lacks() is not _WhatScriptLacks.OWN
+        ):
             self._type_of_inputs(modules[0])  # prepares a model before the library sets another `forward`
         before, self._pass.shells = self._pass.shells, modules
         try:
@@ -451,7 +454,7 @@ class PlainScript:
             not self._is_inside()
             and not self._backwards
             and self._has_trained_weight(module)
-            and self._decide_script_need() is not _WhatScriptLacks.OWN
+            and self._find_what_script_lacks() is not _WhatScriptLacks.OWN
         ):
             with outside_of_transforms():  # vmap and torch.func.grad
                 self._type_of_inputs(module)
@@ -553,7 +556,7 @@ class PlainScript:
     # The backward pass.
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._backwards or self._decide_script_need() is _WhatScriptLacks.OWN:
+        if self._backwards or self._find_what_script_lacks() is _WhatScriptLacks.OWN:
             with self.casting.block_without_casts():
                 return original(tensors, *args, **kwargs)
         if self._stepping and self._stand_in.needs_scaler:
@@ -664,7 +667,7 @@ class PlainScript:
             run_inside := self.stages.function_that_step_has_to_call
         ) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
-        if self._stepping or self._decide_script_need() is _WhatScriptLacks.OWN:
+        if self._stepping or self._find_what_script_lacks() is _WhatScriptLacks.OWN:
             return self._step_inside_of_other(optimizer, step, args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
         may_evaluate = not _runs_closure_first(optimizer) and (

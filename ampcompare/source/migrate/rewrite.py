@@ -168,7 +168,7 @@ def migrate_text(
             alone=alone,
         )
         return result if result.whole else _migration_with_lines_as_they_are(module, names, around, result)
-    return _finish_rewrite(text, rewrite, versions, refused)
+    return _migration_of_rewrite(text, rewrite, versions, refused)
 
 
 def _text_with_apex_on_own_lines(text: str, module: Module, names: ModuleImports) -> str:
@@ -344,7 +344,7 @@ class _ModuleRewrite:
         return migrate_text(text, self._around, versions, alone=self._alone, refused=refused)
 
 
-def _finish_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refused: str) -> Migration:
+def _migration_of_rewrite(text: str, rewrite: _ModuleRewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
     new = (
         _join_equal_branches(simplify_constant_conditions(rewrite.edits.edited_text()))

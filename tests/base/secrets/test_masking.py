@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets.masking import (
-    StreamMask,
+    StreamMasker,
     hide_secrets_in_words,
     is_secret_name,
     mask_secrets,
@@ -94,7 +94,7 @@ def test_a_stream_is_masked_across_its_blocks() -> None:
     data = b"\xff start hunter2x hunt hunter2xhunter2 end hunter"
     expected = b"\xff start $TOKEN hunt $TOKENhunter2 end hunter"
     for size in (1, 3, 7, 100):
-        stream = StreamMask()
+        stream = StreamMasker()
         parts = [stream.mask_what_is_complete(data[at : at + size]) for at in range(0, len(data), size)]
         assert b"".join([*parts, stream.masked_rest()]) == expected
 
@@ -105,7 +105,7 @@ def test_what_a_script_has_read_itself_is_masked_by_its_form() -> None:
     data = f"GET https://bob:pw12@example.com/x xhf_1 {token}\nhttps://example.com/a:b hf_xxx {token}, done {token}"
     expected = data.replace("bob:pw12", "$CREDENTIALS").replace(token, "$SECRET")
     for size in (1, 3, 7, 200):
-        stream = StreamMask()
+        stream = StreamMasker()
         parts = [
             stream.mask_what_is_complete(data[at : at + size].encode()) for at in range(0, len(data), size)
         ]

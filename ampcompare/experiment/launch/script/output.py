@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ampcompare.base.processes.rank_marks import MARKED, MAX_MARKED
-from ampcompare.base.secrets.masking import StreamMask
+from ampcompare.base.secrets.masking import StreamMasker
 from ampcompare.settings.script import ScriptMetric
 
 MAX_LOG_BYTES = 2**24
@@ -93,7 +93,7 @@ class OutputReader:
     def read_to_end(self) -> None:
         """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
         self._written = 0
-        self._secrets = StreamMask()
+        self._secrets = StreamMasker()
         rest = b""
         with self._pipe, self._log.open("wb", buffering=0) as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
