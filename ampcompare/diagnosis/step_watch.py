@@ -74,6 +74,12 @@ class StepOperationsWatch(StepObserver):
         self.open()
         self.begin_step()
 
+    def see_cast_buffers(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        reference = self.operations.reference
+        if reference is not None:
+            for buffer, exact in pairs:
+                reference.keep_wide_tensor(buffer, exact.to(buffer.device, reference.dtype))
+
     def open(self) -> None:
         self._stack.callback(self.sites.close)
         self._stack.enter_context(run_lines_in_fp32(self._kept_lines, self.observation.functions))

@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
+
+MAX_KEPT = 2**20  # elements of a buffer whose fp32 values are kept
 
 
 class StepsDone(Exception):
@@ -23,6 +27,9 @@ class StepObserver:
 
     def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Begin with what an arm has prepared: the models and optimizers inside of what a library puts around them."""
+
+    def see_cast_buffers(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Look at the buffers that an arm has cast to 16 bits, each with what it was in fp32."""
 
     def see_loss(self, loss: Tensor) -> None:
         """Look at a loss before its backward pass begins."""
@@ -41,7 +48,21 @@ class WatchedPrecision(PrecisionWrapper):
     def _prepare(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> tuple[list[nn.Module], list[Optimizer]]:
+        exact = [
+            (module, name, buffer.detach().clone())
+            for module in (part for model in models for part in model.modules())
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.dtype is torch.float32 and buffer.numel() <= MAX_KEPT
+        ]
         prepared, stepped = super()._prepare(models, optimizers)
+        now = [(module._buffers.get(name), before) for module, name, before in exact]
+        self.observer.see_cast_buffers(
+            [
+                (buffer, before)
+                for buffer, before in now
+                if buffer is not None and buffer.dtype in HALF_DTYPES and buffer.shape == before.shape
+            ]
+        )
         self.observer.begin(
             [getattr(model, "_forward_module", model) for model in prepared],
             [_optimizer_with_hooks(one) for one in stepped],
