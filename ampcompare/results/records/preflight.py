@@ -112,7 +112,7 @@ class Preflight(FrozenRecord):
     def summary_lines(self, labels: Sequence[str] = ()) -> list[str]:
         """Return what was seen in a few lines, by the rows of a plan's cells."""
         lines = [f"  {format_few_names(arms)} cannot train: {error}" for error, arms in self.failures.items()]
-        trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
+        trained = {arm: trial for arm, trial in self.arms.items() if trial.steps and not trial.error}
         if not trained:
             known = lines or ["  no step yet, so that nothing is known of what comes"]
             return [f"preflight, {format_duration(self.seconds)}:", *known]

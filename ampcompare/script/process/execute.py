@@ -52,6 +52,7 @@ MESSAGES = re.compile(
     "|NVTX functions not installed|doesn't have NCCL built in|only supported with GPUs"
     r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False|CUDA is not available"
 )
+TENSOR = re.compile(r"\btensor\(")  # as torch prints one
 # A line of a script whose error does not mention CUDA: a bare `assert`, or `None.split`.
 ASKS = re.compile(
     r"cuda\s*\.\s*(is_available|device_count)\s*\(|version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\("
@@ -191,7 +192,8 @@ def _error_text_with_line(error: BaseException | None, said: str = "") -> str | 
         return None
     said = said or str(error)
     if not isinstance(error, AmpCompareError):
-        said = ": ".join([type(error).__name__, *filter(None, [_message_without_traceback(said)])])
+        message = _message_without_numbers(_message_without_traceback(said))
+        said = ": ".join([type(error).__name__, *filter(None, [message])])
     if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):
         return said
     place = location_of_error(error)
@@ -316,3 +318,26 @@ def _is_line_asking_for_gpu(error: Exception) -> bool:
     return (
         ASKS.search(linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)) is not None
     )
+
+
+def _message_without_numbers(message: str) -> str:
+    """Return a message without the numbers of the tensors that are printed in it over several lines."""
+    parts, end = [], 0
+    for begin in TENSOR.finditer(message):
+        if begin.start() < end:
+            continue
+        close = _end_of_parenthesis(message, begin.end())
+        if "\n" in message[begin.end() : close]:
+            parts += [message[end : begin.start()].rstrip(), " tensor(...)"]
+            end = close
+    return "".join([*parts, message[end:]])
+
+
+def _end_of_parenthesis(text: str, start: int) -> int:
+    """Return the place behind the parenthesis that is open at a place; the end of the text if it is not closed."""
+    is_open = 1
+    for place in range(start, len(text)):
+        is_open += {"(": 1, ")": -1}.get(text[place], 0)
+        if not is_open:
+            return place + 1
+    return len(text)

@@ -62,8 +62,7 @@ def variance_beyond_fp16_text(layers: Sequence[str]) -> str:
     """Return what it means that layers keep a variance which fp16 cannot hold, in words."""
     return (
         f"the running variance of {format_few_names(layers)} is inf, since fp16 holds no number above 65504: "
-        "evaluation divides by it and returns the bias alone, while training takes the variance of each batch, so that "
-        "no training loss shows it; keep these layers in fp32"
+        "evaluation returns the bias of such a layer alone, which no training loss shows; keep it in fp32"
     )
 
 

@@ -5,6 +5,9 @@ import re
 from importlib.util import find_spec
 
 import pytest
+import torch
+
+from ampcompare.script.process.execute import _error_text_with_line
 
 WORLD = """
     import pickle
@@ -86,6 +89,18 @@ def test_what_cannot_run_is_one_line(command: list[str], code: int, said: str, w
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_numbers_of_a_tensor_are_left_out_of_a_message() -> None:
+    """As those that torch.distributions prints over many lines; a short tensor stays, in a line of its own."""
+    many = torch.randn(40, 90, dtype=torch.float64)
+    error = ValueError(f"found invalid values:\n{many}, of (Tensor), and {torch.ones(2)} here\n{many}")
+    assert str(error).count("\n") > 10
+    assert _error_text_with_line(error) == (
+        "ValueError: found invalid values: tensor(...), of (Tensor), and tensor([1., 1.]) here tensor(...)"
+    )
+    assert _error_text_with_line(ValueError("a tensor(\n[1, 2")) == "ValueError: a tensor(...)"
+    assert _error_text_with_line(ValueError("one\ntwo")) == "ValueError: one\ntwo"
 
 
 def test_error_in_the_parent_package_is_the_scripts_own(write, forked) -> None:
