@@ -156,12 +156,16 @@ class _UpdateOfScript:
 def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
     """Yield the updates: losses belong to the step after them, and an optimizer that steps again begins another one.
 
-    A loss that nothing scales counts where a step has no other.
+    So does one that takes the place of all that have stepped in an update, as that of a second training. A loss that
+    nothing scales counts where a step has no other.
     """
+    rows = list(rows)
+    last_steps = {int(row["optimizer"]): place for place, row in enumerate(rows) if row["kind"] == "step"}
+    first_update: dict[int, int] = {}  # of each optimizer
     update, number = _UpdateOfScript(), 0
     waiting: list[dict[str, Any]] = []  # losses since the step before
     plain: list[dict[str, Any]] = []
-    for row in rows:
+    for place, row in enumerate(rows):
         if row["kind"] == "plain_backward":
             plain.append(row)
             continue
@@ -169,7 +173,10 @@ def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
             waiting.append(row)
             continue
         optimizer = int(row["optimizer"])
-        if optimizer in update.applied:
+        replaces = optimizer not in first_update and all(
+            last_steps[other] < place and first_update[other] < number for other in update.applied
+        )
+        if update.applied and (optimizer in update.applied or replaces):
             yield _step_record(update, number)
             update, number = _UpdateOfScript(), number + 1
         if not update.applied:
@@ -178,6 +185,7 @@ def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
                 None if row.get(name) is None else parse_json_number(row[name]) for name in KNOWN
             )
         update.applied[optimizer] = bool(row["applied"])
+        first_update.setdefault(optimizer, number)
         if waiting:
             update.losses.append(sum(_losses_of_rows(waiting)))
             for backward in waiting:

@@ -57,6 +57,24 @@ def test_updates_take_turns(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("optimizers", "steps"),
+    [
+        ("00011", [(0,), (0,), (0,), (1,), (1,)]),  # a second training
+        ("01012323", [(0, 1), (0, 1), (2, 3), (2, 3)]),
+        ("010123", [(0, 1), (0, 1), (2, 3)]),
+        ("0001010", [(0,), (0,), (0, 1), (0, 1), (0,)]),  # one that begins late, and takes turns
+        ("01", [(0, 1)]),
+    ],
+)
+def test_an_optimizer_in_the_place_of_another_begins_an_update(
+    tmp_path: Path, optimizers: str, steps: list[tuple[int, ...]]
+) -> None:
+    """No step is lost where a script trains again; the losses tell which optimizers share an update."""
+    rows = rows_of(tmp_path, *[row for one in optimizers for row in (backward(float(one)), step(int(one)))])
+    assert [one.losses or (one.loss,) for one in rows.steps] == steps
+
+
 def test_a_loss_that_nothing_scales_counts_alone(tmp_path: Path) -> None:
     """Next to a scaled one it does not: the record has the loss that the arm acts on."""
     plain = {"kind": "plain_backward", "loss": 5.0}
