@@ -19,6 +19,7 @@ from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.syntax import (
     argument_values,
+    arguments,
     dotted_name,
     is_literal,
     last_name,
@@ -460,8 +461,25 @@ def _origin_of_tensor(core: ApexCore, node: ast.expr, outputs: AutocastOutputs, 
         found.add(origin)
     if found == {"output"} and kept:
         return "output"
+    for given in _arguments_for_parameter(core, node) if depth <= 2 else ():
+        is_output = outputs.may_hold_output(given) and not outputs.is_loss(given)
+        if is_output or _origin_of_tensor(core, given, outputs, depth + 1):
+            return "made from one"
     is_held = base is not None and not depth and outputs.may_hold_output(base) and not outputs.is_loss(base)
     return "made from one" if is_held or found - {""} else ""
+
+
+def _arguments_for_parameter(core: ApexCore, node: ast.expr) -> Iterator[ast.expr]:
+    """Yield what calls in the module give for a parameter that a name is; nothing for any other expression."""
+    scope = core.module.scope_of[node]
+    if not isinstance(node, ast.Name) or node.id not in scope.parameters:
+        return
+    if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        for call in core.index.calls_of_function(scope)[0]:
+            if call in core.module.scope_of:
+                given = arguments(call, core.module.positional_parameters(scope.node)).get(node.id)
+                if given is not None:
+                    yield given
 
 
 def _is_named_like_output(module: Module, node: ast.expr) -> bool:

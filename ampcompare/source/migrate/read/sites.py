@@ -40,6 +40,8 @@ MEMBER = (
 SCALED = (
     "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
 )
+CLOSURE = "a step with a closure: GradScaler cannot skip it; call step() without arguments"
+CLOSURE_MAYBE = "a step that gets **{0}, where a closure may be: GradScaler cannot skip that; call step() without arguments"
 
 
 @dataclass
@@ -259,9 +261,8 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
         elif key not in known and any(each.startswith(f"{key}.") for each in known):
             continue  # an object around an optimizer, as `task.optimizer` of `task.optimizer.optimizer`
         if node.args or any(each.arg in (None, "closure") for each in node.keywords):
-            raise UnsureRewrite(
-                node, "a step with a closure: GradScaler cannot skip it; call step() without arguments"
-            )
+            unseen = next((module.source(each.value) for each in node.keywords if each.arg is None), "")
+            raise UnsureRewrite(node, CLOSURE_MAYBE.format(unseen) if unseen else CLOSURE)
         options = tuple(f"{each.arg}={module.source(each.value)}" for each in node.keywords)
         sites.steps.append(
             OptimizerStep(node, module.statement_around(node), module.function_around(node), key, options)

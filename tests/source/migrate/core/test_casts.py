@@ -321,6 +321,17 @@ def test_indices_and_inputs_go_to_the_cpu_as_they_are(parts: str) -> None:
     assert not any(".cpu()" in each.message for each in migration.findings)
 
 
+@pytest.mark.parametrize(("given", "is_said"), [("logits", True), ("x", False)])
+def test_what_a_function_of_the_file_moves_is_named_where_it_gets_an_output(
+    given: str, is_said: bool
+) -> None:
+    show = "def show(image, size):\n    return grid(image)\n\ndef grid(image):\n    return image.detach().cpu()\n"
+    text = HEAD.replace("model = Net()", show + "model = Net()")
+    text += f"with torch.no_grad():\n    logits = model(x)\nshow({given}, size=3)\n"
+    said = [each.message for each in migrate_text(text).findings]
+    assert any(each.startswith("O1 cast to fp32 at .cpu()") for each in said) == is_said
+
+
 @pytest.mark.parametrize("covered", [True, False])
 def test_another_file_that_moves_outputs_is_named_where_they_may_be_fp16(
     tmp_path: Path, covered: bool

@@ -332,6 +332,7 @@ OTHERS = {
     "a thread": (MADE, f"{MADE}    threading.Thread(target=print)\n", "Thread"),
     "DataParallel": (MADE, f"{MADE}    model = torch.nn.DataParallel(model)\n", "DataParallel"),
     "a closure": ("optimizer.step()", "optimizer.step(closure)", "a step with a closure"),
+    "options of a step": ("optimizer.step()", "optimizer.step(**options)", r"a step that gets \*\*options"),
     "a forward pass in a try": (
         LOSS,
         f"        try:\n    {LOSS}        except ValueError:\n            raise\n",
