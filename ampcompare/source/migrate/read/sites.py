@@ -41,7 +41,10 @@ SCALED = (
     "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
 )
 CLOSURE = "a step with a closure: GradScaler cannot skip it; call step() without arguments"
-CLOSURE_MAYBE = "a step that gets **{0}, where a closure may be: GradScaler cannot skip that; call step() without arguments"
+CLOSURE_MAYBE = (
+    "a step that gets **{0}, where a closure may be: GradScaler cannot skip that; call step() without "
+    "arguments"
+)
 
 
 @dataclass
