@@ -461,12 +461,20 @@ def _origin_of_tensor(core: ApexCore, node: ast.expr, outputs: AutocastOutputs, 
         found.add(origin)
     if found == {"output"} and kept:
         return "output"
-    for given in _arguments_for_parameter(core, node) if depth <= 2 else ():
-        is_output = outputs.may_hold_output(given) and not outputs.is_loss(given)
-        if is_output or _origin_of_tensor(core, given, outputs, depth + 1):
-            return "made from one"
+    if depth <= 2 and _may_parameter_hold_output(core, node, outputs, depth):
+        return "made from one"
     is_held = base is not None and not depth and outputs.may_hold_output(base) and not outputs.is_loss(base)
     return "made from one" if is_held or found - {""} else ""
+
+
+def _may_parameter_hold_output(core: ApexCore, node: ast.expr, outputs: AutocastOutputs, depth: int) -> bool:
+    """Return whether a name is a parameter for which a call in the module may give what a model returned."""
+    for given in _arguments_for_parameter(core, node):
+        if outputs.may_hold_output(given) and not outputs.is_loss(given):
+            return True
+        if _origin_of_tensor(core, given, outputs, depth + 1):
+            return True
+    return False
 
 
 def _arguments_for_parameter(core: ApexCore, node: ast.expr) -> Iterator[ast.expr]:
