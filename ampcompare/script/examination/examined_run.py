@@ -127,7 +127,7 @@ def _run_script_profiled(request: ProfileRequest, rank: int) -> int:
     profiler = StepProfiler(StepCounts(timed=request.steps, profiled=request.profiled), device)
     is_child = False
 
-    def row(given: dict[str, Any]) -> None:
+    def after_row(given: dict[str, Any]) -> None:
         if given["kind"] != "step" or is_child:
             return
         profiler.end_step()
@@ -135,7 +135,7 @@ def _run_script_profiled(request: ProfileRequest, rank: int) -> int:
             raise StepsReached(0)
 
     def install(recorder: Recorder) -> None:
-        recorder.call_after_each_row(row)
+        recorder.call_after_each_row(after_row)
         profiler.marks.learns_models = True
         profiler.open()
 
@@ -170,7 +170,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
 
     watches: list[PrefixWatch] = []
 
-    def row(given: dict[str, Any]) -> None:
+    def after_row(given: dict[str, Any]) -> None:
         (watch,) = watches
         if given["kind"] in ("backward", "plain_backward"):
             watch.see_loss(given["loss"])
@@ -181,7 +181,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
 
     def install(recorder: Recorder) -> None:
         watches.append(PrefixWatch(request.steps, total=request.total))
-        recorder.call_after_each_row(row)
+        recorder.call_after_each_row(after_row)
 
     status = _run_with_observer(request, install)
     (watch,) = watches

@@ -231,9 +231,9 @@ class PlainScript:
     def _find_what_script_lacks(self) -> _WhatScriptLacks:
         """Return what the script needs, which a block or scaler of its own may still change."""
         with self._deciding:
-            return self._decide_script_need_once()
+            return self._find_what_script_lacks_once()
 
-    def _decide_script_need_once(self) -> _WhatScriptLacks:
+    def _find_what_script_lacks_once(self) -> _WhatScriptLacks:
         if not self._has_begun:
             self._begin_training([], self._optimizers.living_optimizers())
         if self._mode is _WhatScriptLacks.OWN:

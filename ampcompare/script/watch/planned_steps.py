@@ -75,7 +75,7 @@ def find_repetitions_of_loops_around() -> list[float] | None:
     try:
         while frame is not None:
             if is_installed_file(frame.f_code.co_filename):
-                share *= _share_of_calls_passed_on(frame)
+                share *= _steps_per_call_of_library(frame)
             elif is_users_file(frame.f_code.co_filename):
                 for node in reversed([*_statements_deciding_repetition(frame)]):
                     times = _body_runs_per_statement(node, frame)
@@ -92,7 +92,7 @@ def find_repetitions_of_loops_around() -> list[float] | None:
     return loops
 
 
-def _share_of_calls_passed_on(frame: FrameType) -> float:
+def _steps_per_call_of_library(frame: FrameType) -> float:
     """Return how many steps a function of a library makes for each call, such as the step of Accelerate's optimizer.
 
     Raises:

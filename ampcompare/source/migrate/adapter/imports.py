@@ -313,7 +313,7 @@ def _question_findings(module: Module, always: Iterable[ast.Try]) -> list[Findin
     still = [
         Finding.of_node(each, NOTE, STILL_ASKS.format(ast.unparse(one)))
         for each, one in kept.items()
-        if one is not None and any(_answers_in_handler(module, each))
+        if one is not None and any(_ways_chosen_in_handler(module, each))
     ]
     asking = _questions_for_apex(module, [each for each in always if kept[each] is None])
     put = [
@@ -340,10 +340,10 @@ def _questions_for_apex(module: Module, always: Iterable[ast.Try]) -> Iterator[a
             if not isinstance(module.statement_around(node), ast.Assert):
                 yield node
     for one in always:
-        yield from _answers_in_handler(module, one)
+        yield from _ways_chosen_in_handler(module, one)
 
 
-def _answers_in_handler(module: Module, one: ast.Try) -> Iterator[ast.AST]:
+def _ways_chosen_in_handler(module: Module, one: ast.Try) -> Iterator[ast.AST]:
     """Yield what a `try` of imports does without Apex that may choose a way: what it sets, defines or leaves out."""
     for handler in one.handlers:
         sets = [each for each in walk(handler) if isinstance(each, (ast.Assign, ast.AnnAssign))]
