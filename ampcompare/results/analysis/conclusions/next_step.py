@@ -29,6 +29,16 @@ MAX_MORE = 20  # seeds that are advised to settle as many arms as possible; beyo
 REFUSED = 2  # exit code of a script that an arm refuses: its message says what to do
 SAFE_EPS = "1e-4"  # far above the least number of fp16
 PROGRAM = ["ampcompare", "compare"]
+WATCHED = 8  # steps that `diagnose` watches unless it is asked for more
+MAX_WATCHED = 40  # a divergence behind them is late for it
+OF_SCRIPT_RUN = (
+    "--device",
+    "--shift-seeds",
+    "--seed-arg",
+    "--nproc-per-node",
+    "--compat-torch",
+    "--allow-writes",
+)
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
@@ -190,7 +200,27 @@ def _next_steps_after_divergence(
             why=f"an eps that fp16 can hold, for {names_text(by_eps)}",
         )
     for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
-        yield _step_to_explain(by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale")
+        lost = [
+            (step, one.config.recipe.seed)
+            for one in by_arm[arm]
+            if (step := _step_of_divergence(one)) is not None
+        ]
+        step, seed = min(lost, default=(None, 0))
+        if typed is not None and typed.script and step is not None and step <= MAX_WATCHED:
+            command = typed.command_to_diagnose(arm, seed, step)
+            yield NextStep(command=command, why=f"find where {arm} overflows, and try what cures it")
+        else:
+            yield _step_to_explain(
+                by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale"
+            )
+
+
+def _step_of_divergence(record: RunRecord) -> int | None:
+    """Return the first bad step of a run, or None where it is not known, or the run is good."""
+    if record.status != "diverged":
+        return None
+    found = record.summary.diverged_step
+    return record.summary.first_nonfinite_loss_step if found is None else found
 
 
 def _steps_for_timing(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
@@ -243,6 +273,17 @@ class TypedCommand:
             del words[at : at + 2]
         words[first:first] = [] if value is None else [name, value]
         return TypedCommand(tuple(words), self.script)
+
+    def command_to_diagnose(self, arm: str, seed: int, step: int) -> str:
+        """Return the command that watches the script under an arm, with a seed, up to a step."""
+        words = ["ampcompare", "diagnose", "--arm", arm]
+        for at, word in enumerate(self.words):
+            if word in OF_SCRIPT_RUN:
+                value = self.words[at + 1 : at + 2]
+                words += [word, *(one for one in value if not one.startswith("-"))]
+        words += ["--seed", str(seed)] if seed else []
+        words += ["--steps", str(step + 2)] if step + 2 > WATCHED else []
+        return shlex.join([*words, *self.script])
 
     def with_own_run_directory(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
         """Return the command with its own run directory; the default one is named by the recipe, or needs a tag."""

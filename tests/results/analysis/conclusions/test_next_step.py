@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.cli.compare_command import command as compare
+from ampcompare.cli.diagnose_command import command as diagnose
 from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.exec_command import command as exec_
 from ampcompare.cli.explain_command import command as explain
@@ -21,7 +22,7 @@ from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import parse_stacks
 from ampcompare.testing import make_comparison, make_record
 
-COMMANDS = {"compare": compare, "doctor": doctor, "exec": exec_, "explain": explain}
+COMMANDS = {"compare": compare, "diagnose": diagnose, "doctor": doctor, "exec": exec_, "explain": explain}
 TYPED = "ampcompare compare --arm fp32 --arm half --seeds 0-2 --margin 0.5 -o r"
 FP32 = [500, 520, 490, 510, 505]
 OPEN = [510, 511, 503, 498, 517]
@@ -147,6 +148,36 @@ def test_a_diverged_reference_comes_first(lr: float, lower: str) -> None:
     assert first.command == f"{TYPED}-lr-{lower} --lr {lower}"
     assert second.command == "ampcompare doctor --for half"
     assert works(first)
+
+
+@pytest.mark.parametrize(
+    ("at", "command"),
+    [
+        (3, "ampcompare diagnose --arm half --device cpu --shift-seeds --seed 1 -- train.py --lr 1"),
+        (
+            20,
+            "ampcompare diagnose --arm half --device cpu --shift-seeds --seed 1 --steps 22 -- train.py --lr 1",
+        ),
+        (4000, "ampcompare explain half"),
+    ],
+)
+def test_a_script_that_diverges_early_is_to_be_diagnosed(at: int, command: str) -> None:
+    """That names the place and tries cures; a late divergence is not in the steps that it watches."""
+    records = [make_record("fp32", seed) for seed in range(3)]
+    lost = [make_record("half", seed, status="diverged" if seed else "completed") for seed in range(3)]
+    records += [
+        one.model_copy(
+            update={
+                "summary": one.summary.model_copy(update={"diverged_step": at + one.config.recipe.seed - 1})
+            }
+        )
+        for one in lost
+    ]
+    typed = "ampcompare compare --arm fp32,half --device=cpu --seeds 0-2 --shift-seeds -- train.py --lr 1"
+    steps = make_comparison(records, arms=["fp32", "half"], command=typed).next_steps
+    (step,) = [one for one in steps if "diagnose" in one.command or "explain" in one.command]
+    assert step.command == command
+    assert works(step)
 
 
 @pytest.mark.parametrize(
