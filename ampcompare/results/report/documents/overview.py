@@ -1,6 +1,7 @@
 """The one table of a comparison: a row per arm with its quality, verdict, times and memory, and lines below it."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ from ampcompare.results.report.columns import (
 from ampcompare.results.report.document import Cell, Table
 
 LONGEST = 120
+SHARE = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?= %)")
 Value = Callable[[ArmSummary], str]
 
 
@@ -224,7 +226,22 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
         if record.arm == row.arm:
             remarks = (*record.guards, *remarks_of_script(record))
             ran += [printable_line(text, 2 * LONGEST) for text in remarks]
-    return [_status_text(row), reason, time, *its, memory, *ran]
+    return [_status_text(row), reason, time, *its, memory, *_texts_with_ranges_of_shares(ran)]
+
+
+def _texts_with_ranges_of_shares(texts: Sequence[str]) -> list[str]:
+    """Return texts in order of first appearance, those that differ in percentages alone as one, as of several seeds."""
+    shares_by_rest: dict[str, list[list[str]]] = {}
+    for text in texts:
+        shares_by_rest.setdefault(SHARE.sub("\0", text), []).append(SHARE.findall(text))
+    found = []
+    for rest, shares in shares_by_rest.items():
+        first, *others = rest.split("\0")
+        for values, part in zip(zip(*shares, strict=True), others, strict=True):
+            least, most = min(values, key=float), max(values, key=float)
+            first += (least if float(least) == float(most) else f"{least} to {most}") + part
+        found.append(first)
+    return found
 
 
 def _has_learned_nothing_by_skipping(row: ArmSummary) -> bool:
