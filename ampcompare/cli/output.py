@@ -11,10 +11,10 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ampcompare.base.formatting import fold_line_to_terminal_width
 
+TYPE_CHECKING = False  # the first page imports no typing
 if TYPE_CHECKING:
     from ampcompare.results.report.document import Document
 

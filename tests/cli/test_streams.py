@@ -13,6 +13,7 @@ import torch
 import ampcompare
 from ampcompare.base.version import NEWEST_TORCH
 from ampcompare.cli import main
+from ampcompare.experiment.choices import CHOICES
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_an_unforeseen_error(
     def fail(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("ampcompare.experiment.choices.list_recipes", fail)
+    monkeypatch.setitem(CHOICES, "recipes", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert main(["list"]) == 70
     (line,) = capsys.readouterr().err.splitlines()
@@ -83,7 +84,7 @@ def test_a_name_that_torch_has_dropped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: str, name: str
 ) -> None:
     """One line with the name and the way out, and the exit code of an environment."""
-    monkeypatch.setattr("ampcompare.experiment.choices.list_recipes", lambda: _ask_torch(code))
+    monkeypatch.setitem(CHOICES, "recipes", lambda: _ask_torch(code))
     assert main(["list"]) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"ampcompare: torch {torch.__version__} lacks {name}")
