@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import math
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
@@ -25,6 +26,7 @@ ROOM = 4.0  # between the scale that is tried and the largest one
 MAX_ROUNDS = 5
 PER_ROUND = 8
 MAX_TOGETHER = 4
+MOST_LEFT = 0.1  # of the size of a fault, where a candidate that removes none of it is named
 FROM_GRADIENTS = ("gradient overflow", "underflow")
 NARROWING = re.compile(r"\.(half|bfloat16|type_as)\(|torch\.(b?float16|half)\b|dtype\b")
 DEVICE_OF_SCRIPT = ""  # which the script names, and ampcompare may not see
@@ -90,11 +92,16 @@ class TestedCandidate:
 
 @dataclass(frozen=True)
 class _SearchResult:
-    """The change that removes the faults, if one does, with its functions in fp32, and all trials."""
+    """The change that removes the faults, if one does, with its functions in fp32, and all trials.
+
+    Attributes:
+        nearest: where none does, what is said of the one that leaves least; "" if none leaves much less.
+    """
 
     change: CureCandidate | None
     trials: list[CandidateTrial]
     functions: Sequence[str] = ()
+    nearest: str = ""
 
 
 def search_for_cure(
@@ -175,7 +182,27 @@ def search_for_cure(
     found = search_without(last)
     if found is None and last:
         found = search_without(())
-    return found or _SearchResult(None, trials)
+    return found or _SearchResult(None, trials, nearest=_nearest_to_cure_text(faults[0], tested))
+
+
+def _nearest_to_cure_text(fault: Fault, tested: Mapping[CureCandidate, TestedCandidate | None]) -> str:
+    """Return what is left of a fault under the candidate that leaves least of it; "" if none leaves a tenth."""
+    left = [
+        (known.faults[0], change)
+        for change, known in tested.items()
+        if known is not None and known.faults and _is_same_fault(fault, known.faults[0])
+    ]
+    if not left:
+        return ""
+    least, change = min(left, key=lambda one: one[0].severity)
+    if not (math.isfinite(least.severity) and least.severity <= MOST_LEFT * fault.severity):
+        return ""
+    how = "" if change.options else " in fp32"
+    return f"no cure, but least is left of the fault with {change}{how}: {least.text}"
+
+
+def _is_same_fault(fault: Fault, other: Fault) -> bool:
+    return (fault.kind, fault.place) == (other.kind, other.place)
 
 
 def _candidates_of_several_at_once(
@@ -437,7 +464,8 @@ def diagnosis_with_cure(
     if result.change is not None:
         site = CodeSite(device_type, inputs_cast, folder)
         cure = cure_from_candidate(arm, result.change, result.functions, site)
-    found = found.model_copy(update={"trials": result.trials, "cure": cure})
+    notes = [*found.notes, *([result.nearest] if result.nearest else [])]
+    found = found.model_copy(update={"trials": result.trials, "cure": cure, "notes": notes})
     return found.model_copy(update={"verdict": diagnosis_sentence(arm, found)})
 
 

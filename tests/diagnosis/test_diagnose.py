@@ -1,6 +1,7 @@
 """Diagnoses of loops: planted faults are named and cured, healthy networks are left alone."""
 
 import linecache
+import math
 import re
 from collections import OrderedDict
 from typing import Any
@@ -557,6 +558,35 @@ def test_a_line_that_calls_the_model_is_tested_where_nothing_else_helps(
     found = search_for_cure(Arm.parse("half"), [fault_at("a.py:1")], None, run, [], last=last)
     assert found.change is not None
     assert found.change.lines == lines
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nearest"),
+    [
+        ([400.0, 3.0, 2.0], "least is left of the fault with a.py:1, a.py:9 in fp32: it differs 2.0"),
+        ([400.0, 200.0, 90.0], ""),
+        ([math.inf, math.inf, math.inf], ""),
+        ([math.inf, math.inf, 2.0], "with a.py:1, a.py:9 in fp32: it differs 2.0"),
+        ([400.0, 3.0, 0.0], "it differs 3.0"),
+    ],
+)
+def test_what_leaves_least_of_a_fault_is_named_where_nothing_cures_it(
+    sizes: list[float], nearest: str
+) -> None:
+    """If that is a tenth at most, at the same place: what a fault elsewhere takes is no part of this one."""
+
+    def fault_of(size: float, line: str = "a.py:1") -> Fault:
+        place = OperationPlace(module="", operation="sum", where=line, phase="forward")
+        text = f"it differs {size}"
+        return Fault(kind="rounding", place=place, step=0, text=text, near=[("", "a.py:9")], severity=size)
+
+    def run(_arm: Arm, kept: Any) -> remedies.TestedCandidate:
+        size = sizes[min(len(kept), 2)]
+        return remedies.TestedCandidate([fault_of(size) if size else fault_of(9.0, "b.py:3")])
+
+    found = search_for_cure(Arm.parse("half:bf16,masters=fp32"), [fault_of(sizes[0])], None, run, [])
+    assert found.change is None
+    assert (nearest in found.nearest) if nearest else found.nearest == ""
 
 
 class Scheduled(nn.Module):
