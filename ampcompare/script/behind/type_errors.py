@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import linecache
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -60,6 +61,8 @@ TYPE_NAME = re.compile(
     r"(?<![A-Za-z])(?:BFloat16|Half|Float|Double|Long|Int|Short|Char|Byte|Bool|Complex\w*|"
     r"b?float\d*|half|double|long|u?int\d*|complex\d*|bool|fp32)(?![A-Za-z0-9])"
 )
+FP32_TAKES_HALF = re.compile("got Float for the destination and (?:Half|BFloat16) for the source")
+CALL_OF_PART = re.compile(r"\bself\.(\w+)\(")  # in a line of a model
 ANY = re.compile("")
 WHOLE = (torch.int16, torch.int32, torch.int64)
 MAX_READ = 2**20  # numbers of a tensor that are looked at
@@ -527,7 +530,7 @@ TYPE_ERRORS = (
     _FailureKind(
         ANY,
         "an operation gets tensors of both types, and torch.autocast does not cast it",
-        lambda failure: _arms_with_fp32_kernel(failure),
+        lambda failure: _arms_with_fp32_operand(failure),
         _remedy_by_one_type,
     ),
 )
@@ -555,6 +558,25 @@ def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:
     # torch cannot unscale complex gradients, so another dtype without a scale is what trains such a model
     arm = UNSCALED if scales and any(each.is_complex() for each in model.parameters()) else failure.arm
     return str(_arm_keeping_one_more_module(arm, _pattern_of_module(model, name))), "fp32"
+
+
+def _arms_with_fp32_operand(failure: _ScriptFailure) -> tuple[str, ...]:
+    """Return arms for operands of two types: where fp32 takes 16 bits, first that with the called modules in fp32."""
+    if not FP32_TAKES_HALF.search(failure.first_message_line):
+        return _arms_with_fp32_kernel(failure)
+    trace, line, modules = failure.error.__traceback__, "", []
+    while trace is not None:
+        module, code = trace.tb_frame.f_locals.get("self"), trace.tb_frame.f_code
+        if isinstance(module, nn.Module) and is_users_file(code.co_filename):
+            modules.append(model_inside_wrappers(module))
+            line = linecache.getline(code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    parts = [getattr(modules[-1], name, None) for name in CALL_OF_PART.findall(line)] if modules else []
+    called = [part for part in parts if isinstance(part, nn.Module)]
+    names = [_name_of_last_module_in_first([modules[0], part]) for part in called]
+    kept = "|".join(_pattern_of_module(modules[0], name) for name in filter(None, names))
+    arms = _arms_with_fp32_kernel(failure)
+    return (str(_arm_keeping_one_more_module(failure.arm, kept)), *arms) if kept else arms
 
 
 def _arms_without_scale(failure: _ScriptFailure) -> tuple[str, ...]:

@@ -540,6 +540,19 @@ class Positioned(nn.Module):
         return self.layer(x) + self.table(torch.arange(self.most - 2, self.most + 1)).to(x.dtype)
 
 
+class Running(nn.Module):
+    """Writes what a layer returns into a state of its own, in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        state = torch.zeros(3, 4)
+        state[x[:, 0] > 0] = self.cell(x[x[:, 0] > 0])
+        return self.head(state)
+
+
 class Outside(nn.Module):
     """A model with such a part, which `keep_fp32` can name."""
 
@@ -721,6 +734,11 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
                 ("apex:O2", 511, ONE_TYPE),
                 ("apex:O2", 4095, r"compute in fp32 there: 16 bits round its whole numbers"),
             )
+        ),
+        (
+            "native:bf16",
+            Running,
+            rf"tensors of both types, .* \(.*\); compare native:bf16,keep_fp32=cell or fp32, or {ONE_TYPE}",
         ),
         (
             "native:fp16",
