@@ -173,8 +173,10 @@ def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
             waiting.append(row)
             continue
         optimizer = int(row["optimizer"])
-        replaces = optimizer not in first_update and all(
-            last_steps[other] < place and first_update[other] < number for other in update.applied
+        replaces = (
+            optimizer not in first_update
+            and last_steps[optimizer] > place  # a single one may be what a script makes after it was ended
+            and all(last_steps[other] < place and first_update[other] < number for other in update.applied)
         )
         if update.applied and (optimizer in update.applied or replaces):
             yield _step_record(update, number)

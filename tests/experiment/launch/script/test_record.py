@@ -62,7 +62,7 @@ def test_updates_take_turns(tmp_path: Path) -> None:
     [
         ("00011", [(0,), (0,), (0,), (1,), (1,)]),  # a second training
         ("01012323", [(0, 1), (0, 1), (2, 3), (2, 3)]),
-        ("010123", [(0, 1), (0, 1), (2, 3)]),
+        ("0001", [(0,), (0,), (0, 1)]),  # one step alone, as behind the end of a script that catches it
         ("0001010", [(0,), (0,), (0, 1), (0, 1), (0,)]),  # one that begins late, and takes turns
         ("01", [(0, 1)]),
     ],
