@@ -360,10 +360,8 @@ def _code_of_dotted_name(name: str) -> str:
 
 def _source_line_at(place: str, folder: str) -> str:
     name, _, number = place.rpartition(":")
-    files = (
-        name,
-        *([os.path.join(folder, name)] if folder else []),
-    )  # here, in a folder of sys.path, or there
+    # of the script's folder, else from here or in a folder of sys.path, where another file may have the name
+    files = (*([os.path.join(folder, name)] if folder else []), name)
     return next(filter(None, (linecache.getline(file, int(number)).strip() for file in files)), "")
 
 
