@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,13 +111,18 @@ def test_several_at_once(tmp_path: Path) -> None:
 
 
 class OnGpu(Pretend):
-    """A place with one whole GPU."""
+    """A place with one whole GPU, whose first cell waits until the others at a meeting have one too."""
 
-    def __init__(self, number: int, name: str = "NVIDIA H200") -> None:
+    def __init__(
+        self, number: int, name: str = "NVIDIA H200", meeting: threading.Barrier | None = None
+    ) -> None:
         super().__init__()
+        self.meeting = meeting
         self.place = Placement(gpus=[f"GPU-{number}"], gpu_names=[name], alone=True)
 
     def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        if self.meeting is not None and not self.asked:
+            self.meeting.wait(timeout=60)
         record = super().launch(config, folder)
         readings = SystemReadings(timed_steps=90, outlier_share=0.0)
         record = record.model_copy(update={"placement": self.place, "readings": readings})
@@ -136,7 +142,8 @@ def test_cells_alone_on_equal_gpus_are_timed(tmp_path: Path) -> None:
     assert str(comparison.arms[1].time).startswith("equivalent")
     assert {record.jobs for record in comparison.records} == {4}
 
-    unlike = [OnGpu(0), OnGpu(1, "NVIDIA A100")]
+    both = threading.Barrier(2)
+    unlike = [OnGpu(0, meeting=both), OnGpu(1, "NVIDIA A100", both)]
     refused = run_plan(_make(range(4)), tmp_path / "unlike", LauncherPool(unlike), jobs=2)
     assert str(refused.arms[1].time) == "not comparable (on unlike GPUs: NVIDIA A100 and NVIDIA H200)"
 
