@@ -131,16 +131,15 @@ class ImportRoots:
     def _roots_of_file_and_of_neighbors(self, path: Path) -> tuple[Counter[Path], Counter[Path]]:
         """Return the folders from which a file is imported, and those from which modules that lie with it are.
 
-        Imports that lead nowhere from where they stand count only without others: a file that changes `sys.path`, or is
-        run by one that does, may mean the file, or one that is not there.
+        Of imports that lead nowhere from where they stand, as in a file that changes `sys.path`, is run by one that
+        does, or uses the package as it is installed, those by the bare name of the file count only without others.
         """
         own, base = absolute_path(path), self._base_of(path)
         project = _topmost_project_folder(own, base)
         named = (
             Path(os.path.commonpath([each.parent for each in self._given])) if len(self._given) > 1 else base
         )
-        exact, near = Counter[Path](), Counter[Path]()
-        guesses_of_exact, guesses_of_near = Counter[Path](), Counter[Path]()
+        exact, near, guesses_by_bare_name = Counter[Path](), Counter[Path](), Counter[Path]()
         above = [each for each in own.parents if each.is_relative_to(base) and each != base]
         names = {own.stem, *(each.name for each in above)}
         for importer, name in self._imports:
@@ -151,18 +150,18 @@ class ImportRoots:
             found = (exact, near)
             root = self._root_above(importer.parent, name, base)
             if root is None and importer.is_relative_to(project) and importer.is_relative_to(named):
-                found = (guesses_of_exact, guesses_of_near)
                 root = next(
                     (each for each in own.parents if each.is_relative_to(base) and _file_of(each, parts)),
                     None,
                 )
+                found = (guesses_by_bare_name, near) if root == own.parent else (exact, near)
             if root is None or not own.is_relative_to(root):
                 continue
             if _file_of(root, parts) == own:
                 found[0][root] += 1
             elif own.relative_to(root).parts[0] == parts[0]:
                 found[1][root] += 1
-        return exact or guesses_of_exact, near or guesses_of_near
+        return exact or guesses_by_bare_name, near
 
     def _root_above(self, folder: Path, name: str, base: Path) -> Path | None:
         """Return the nearest folder, from one upwards, that has a module of a name."""

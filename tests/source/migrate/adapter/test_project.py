@@ -242,6 +242,23 @@ def test_an_import_that_leads_nowhere_says_nothing_next_to_one_that_leads_to_a_f
     assert _plans(tmp_path, files) == {f"{ADAPTER}.py": (ADAPTER, ["pack/engine/trainer.py", "train.py"])}
 
 
+def test_a_package_that_is_installed_from_a_folder_has_the_adapter_though_a_file_names_the_folder(
+    tmp_path: Path,
+) -> None:
+    """Most import the package by its own name, which leads nowhere from their folders."""
+    files = {
+        "src/__init__.py": "",
+        "src/pack/__init__.py": "",
+        "src/pack/steps.py": USE,
+        "src/pack/optims.py": USE + "from src.pack import steps\n",
+        "examples/a.py": "from pack.steps import fit\n",
+        "examples/b.py": "from pack.steps import fit\nfrom pack.optims import make\n",
+    }
+    assert _plans(tmp_path, files) == {
+        f"src/pack/{ADAPTER}.py": (f"pack.{ADAPTER}", ["src/pack/optims.py", "src/pack/steps.py"])
+    }
+
+
 def test_files_outside_of_a_folder_that_is_named_say_nothing_of_its_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
