@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, CORE, is_of_adapter
+from ampcompare.source.amp_names import ADAPTER, APEX, CORE, is_of_adapter
 from ampcompare.source.index import Index
 from ampcompare.source.module import Module
 from ampcompare.source.project import MAX_MODULES, Project
@@ -150,7 +150,12 @@ class Neighbors:
 
     def runs_with_adapter(self, module: Module) -> bool:
         """Return whether a module, or another file that runs with it, imports the adapter."""
-        program = (module, *(each for _, each in self.modules_of_program(module)))
+        if any(is_of_adapter(full) for _, _, full in module.imports):
+            return True
+        project = self.project_of(module)
+        if project.path is None or not any(project.modules_with(project.path, frozenset({ADAPTER}))):
+            return False  # before all of the program is looked at
+        program = (each for _, each in self.modules_of_program(module))
         return any(is_of_adapter(full) for each in program for _, _, full in each.imports)
 
     def importers_of_names(self, module: Module, names: Collection[str]) -> dict[str, Path]:
