@@ -1,5 +1,7 @@
 """Masks and indices that are others than in fp32, since the whole numbers that are compared for them were rounded."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -92,6 +94,16 @@ class Router(nn.Module):
         return torch.einsum("tef,te->tf", self.experts(x).reshape(-1, 16, 4), mask.to(x.dtype))
 
 
+def _check_exchange(loop: Any, arm: str, choosing: str, *, is_wrong: bool) -> None:
+    """Check that what a function chooses is a fault with a cure, or none."""
+    found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu", cures=is_wrong)
+    texts = [fault.text for fault in found.faults if fault.kind == "rounding"]
+    assert bool(texts) == is_wrong, texts
+    if is_wrong:
+        assert f"rounds what {choosing} compares" in texts[0]
+        assert found.cure is not None, found.verdict
+
+
 @pytest.mark.parametrize(
     ("size", "way", "is_wrong"),
     [(0.002, "experts", True), (0.5, "experts", False), (0.002, "in fp32", False), (0.002, "value", False)],
@@ -99,12 +111,7 @@ class Router(nn.Module):
 def test_experts_that_rounding_exchanges_are_a_fault(size: float, way: str, is_wrong: bool) -> None:
     """Not where a few tokens lie near the border of two, nor where the largest number itself is all that is taken."""
     loop = loop_of(lambda: Router(size, way), lambda model, step: model(torch.randn(64, 16)).square().mean())
-    found = ampcompare.diagnose(loop, arm=ARM, steps=1, device="cpu", cures=is_wrong)
-    texts = [fault.text for fault in found.faults if fault.kind == "rounding"]
-    assert bool(texts) == is_wrong, texts
-    if is_wrong:
-        assert "rounds what topk compares" in texts[0]
-        assert found.cure is not None, found.verdict
+    _check_exchange(loop, ARM, "topk", is_wrong=is_wrong)
 
 
 class Quantizer(nn.Module):
@@ -131,12 +138,7 @@ def test_nearest_codes_that_rounding_exchanges_are_a_fault(
     loop = loop_of(
         lambda: Quantizer(mean, spread), lambda model, step: model(0.1 * torch.randn(128, 16)).square().mean()
     )
-    found = ampcompare.diagnose(loop, arm=arm, steps=1, device="cpu", cures=is_wrong)
-    texts = [fault.text for fault in found.faults if fault.kind == "rounding"]
-    assert bool(texts) == is_wrong, texts
-    if is_wrong:
-        assert "rounds what argmin compares" in texts[0]
-        assert found.cure is not None, found.verdict
+    _check_exchange(loop, arm, "argmin", is_wrong=is_wrong)
 
 
 def test_the_order_of_a_set_does_not_count() -> None:

@@ -165,9 +165,7 @@ def migrate_file(
         if may_use_apex(document.text):
             migration = migrate_text(document.text, around, versions or known_versions())
             migration = _migration_with_mistakes(document.text, migration, examine)
-            if migration.text != document.text:
-                asking = questions_to_other_packages(path, Module(document.text))
-                migration = replace(migration, findings=sorted({*migration.findings, *asking}))
+            migration = migration_with_questions(path, document.text, migration)
         elif must_parse:
             parse_tree(document.text)
         if OLD_NAMES.search(document.text) and not around.runs_with_adapter(
@@ -182,6 +180,20 @@ def migrate_file(
         return FileMigration(path, document, fault="nested too deeply")
     except ValueError as error:
         return FileMigration(path, document, fault=str(error))
+
+
+def migration_with_questions(path: Path, before: str, migration: Migration) -> Migration:
+    """Return a migration that changes a file with what the file asks other packages of Apex.
+
+    Args:
+        path: of the file.
+        before: its text, as it is now.
+        migration: of the file.
+    """
+    if migration.text == before:
+        return migration
+    asking = questions_to_other_packages(path, before)
+    return replace(migration, findings=sorted({*migration.findings, *asking}))
 
 
 def _renew_deprecated_names(before: str, migration: Migration | None, versions: Versions) -> Migration | None:

@@ -12,8 +12,7 @@ from ampcompare.source.amp_names import ADAPTER, public_full_name
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.places import ImportRoots, apex_import_above_path_change, is_script
-from ampcompare.source.migrate.project import FileMigration
-from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages
+from ampcompare.source.migrate.project import FileMigration, migration_with_questions
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
@@ -153,9 +152,7 @@ def _adapter_plan_of_project(
         is_inside = package and path.is_relative_to(place.parent)
         depth = len(path.parent.relative_to(place.parent).parts) if is_inside else None
         migration = adapt_text(document.text, name, depth=depth, exports=path.name == "__init__.py")
-        if migration.text != document.text:
-            asking = questions_to_other_packages(path, Module(document.text))
-            migration = replace(migration, findings=sorted({*migration.findings, *asking}))
+        migration = migration_with_questions(path, document.text, migration)
         if path in early and path.parent not in (root, place.parent):
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = replace(migration, findings=sorted({*migration.findings, late}))

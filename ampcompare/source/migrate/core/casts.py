@@ -152,6 +152,7 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
     """Note for each file of the project which functions it calls that autocast computes in another type than Apex."""
     is_half = bool(fp16_level_of_file(core.sites))
     for initialize in core.sites.initializes[:1] if not core.is_all_fp32 else []:
+        forwards = set[Scope]() if is_half else forwards_of_models(core)
         for module in (core.module, *core.around.modules_below(core.module)):
             found = (
                 _functions_in_fp32_under_autocast(module)
@@ -161,7 +162,7 @@ def note_casts(core: ApexCore, outputs: AutocastOutputs) -> None:
             where = f"{core.index.relative_path_of(module)}: " if module is not core.module else ""
             if found:
                 core.add_note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
-            for text, nodes in [] if is_half else _mixed_arithmetic_with_remarks(core, module):
+            for text, nodes in [] if is_half else _mixed_arithmetic_with_remarks(module, forwards):
                 first = f"`{ast.unparse(nodes[0]).splitlines()[0]}` (line {nodes[0].lineno})"
                 core.add_note(initialize.call, where + text.format(first))
         places = list(_places_made_fp32(core)) if is_half else []
@@ -202,13 +203,13 @@ def forwards_of_models(core: ApexCore) -> set[Scope]:
 
 
 def _mixed_arithmetic_with_remarks(
-    core: ApexCore, module: Module
+    module: Module, forwards: set[Scope]
 ) -> Iterator[tuple[str, list[ast.expr | ast.AugAssign]]]:
     """Yield what is said of arithmetic in networks that O1 computes in another type than torch, with its nodes."""
     nodes = [node for network in network_classes(module) for node in walk(network)]
     for text, found in (
         (NUMBERS, NumberFinder(module).mixed_nodes(nodes)),
-        (WIDE_IN_PLACE, WideTensorFinder(module, forwards_of_models(core)).nodes_in_place(nodes)),
+        (WIDE_IN_PLACE, WideTensorFinder(module, forwards).nodes_in_place(nodes)),
     ):
         if found:
             yield text, found

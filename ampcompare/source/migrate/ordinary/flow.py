@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampcompare.source.amp_names import CLIPS, WRAPPERS
@@ -105,6 +106,16 @@ def refuse_unlisted_flow(core: ApexCore) -> None:
     _ValueFlow(core).follow_training_values()
 
 
+def arithmetic_of_other_types(
+    module: Module, nodes: list[ast.AST]
+) -> Iterator[tuple[ast.expr | ast.AugAssign, str]]:
+    """Yield the arithmetic among nodes that O1 computes in another type than autocast, each with what is said of it."""
+    for mixed in NumberFinder(module).mixed_nodes(nodes):
+        yield mixed, MEETS_NUMBER.format(ast.unparse(mixed))
+    for changed in WideTensorFinder(module).nodes_in_place(nodes):
+        yield changed, CHANGES_IN_PLACE.format(ast.unparse(changed))
+
+
 class _ValueFlow:
     def __init__(self, core: ApexCore) -> None:
         self._core = core
@@ -152,14 +163,10 @@ class _ValueFlow:
                 continue
             self._inside.add(each.scope)
             nodes = list(nodes_of_scope(each.scope))
-            for mixed in NumberFinder(each.module).mixed_nodes(nodes):
+            for mixed, message in arithmetic_of_other_types(each.module, nodes):
                 value = mixed.value if isinstance(mixed, ast.AugAssign) else mixed
                 use = _FollowedUse(each.module, value, VALUE, is_cast=True)
-                self._refuse_use(use, mixed, MEETS_NUMBER.format(ast.unparse(mixed)))
-            for changed in WideTensorFinder(each.module).nodes_in_place(nodes):
-                value = changed.value if isinstance(changed, ast.AugAssign) else changed
-                use = _FollowedUse(each.module, value, VALUE, is_cast=True)
-                self._refuse_use(use, changed, CHANGES_IN_PLACE.format(ast.unparse(changed)))
+                self._refuse_use(use, mixed, message)
             for node in nodes:
                 if isinstance(node, (ast.Name, ast.Attribute)):
                     name = name_unfit_for_network(each.module, node)

@@ -14,7 +14,7 @@ from ampcompare.source.migrate.core.casts import OF_O1
 from ampcompare.source.migrate.core.context import ApexCore
 from ampcompare.source.migrate.core.model_casts import model_casts_itself
 from ampcompare.source.migrate.core.scalers import LOOPS, ifs_around_call
-from ampcompare.source.migrate.ordinary.flow import CHANGES_IN_PLACE, MEETS_NUMBER, refuse_unlisted_flow
+from ampcompare.source.migrate.ordinary.flow import arithmetic_of_other_types, refuse_unlisted_flow
 from ampcompare.source.migrate.ordinary.forms import OrdinaryForm
 from ampcompare.source.migrate.ordinary.words import (
     makes_wide_number,
@@ -24,8 +24,6 @@ from ampcompare.source.migrate.ordinary.words import (
 )
 from ampcompare.source.migrate.read.apex_guards import ANSWERED, asks_for_apex, is_only_asked_for
 from ampcompare.source.migrate.read.finding import Finding, UnsureRewrite, without_advice
-from ampcompare.source.migrate.read.wide_numbers import NumberFinder
-from ampcompare.source.migrate.read.wide_tensors import WideTensorFinder
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
 from ampcompare.source.torch_methods import MOVING_IN_FP32, receiver_of
@@ -272,17 +270,14 @@ def _refuse_unlisted_in_autocast(core: ApexCore) -> None:
     for first, last in core.forward.regions:
         body = module.block_of(first)
         statements += body[body.index(first) : body.index(last) + 1]
-    for node in (node for each in statements for node in walk(each)):
+    nodes = [node for each in statements for node in walk(each)]
+    for node in nodes:
         if full := unlisted_torch_name(module, node):
             raise UnsureRewrite(node, NOT_LISTED.format(full))
         if makes_wide_number(module, node) and isinstance(module.parent(module.parent(node)), ast.BinOp):
             raise UnsureRewrite(node, NOT_LISTED.format(f"a number that {last_name(node)} makes"))
-    for mixed in NumberFinder(module).mixed_nodes(node for each in statements for node in walk(each)):
-        raise UnsureRewrite(mixed, MEETS_NUMBER.format(ast.unparse(mixed)))
-    for changed in WideTensorFinder(module).nodes_in_place(
-        node for each in statements for node in walk(each)
-    ):
-        raise UnsureRewrite(changed, CHANGES_IN_PLACE.format(ast.unparse(changed)))
+    for mixed, message in arithmetic_of_other_types(module, nodes):
+        raise UnsureRewrite(mixed, message)
     waiting = [*blocks, *(first for first, _ in core.forward.regions)]
     seen = set[ast.AST]()
     for each in waiting:  # which grows meanwhile

@@ -58,14 +58,16 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
     return findings
 
 
-def questions_to_other_packages(path: Path, module: Module) -> list[Finding]:
+def questions_to_other_packages(path: Path, text: str) -> list[Finding]:
     """Return a finding for each use of what a package outside of the project says of Apex.
 
     Args:
         path: of the module.
-        module: as it is before it is changed.
+        text: as it is before it is changed.
     """
-    project = Project(path)
+    if AVAILABILITY.search(text) is None:  # before it is parsed
+        return []
+    module, project = Module(text), Project(path)
     assert project.path is not None
     findings = []
     for node in module.nodes:

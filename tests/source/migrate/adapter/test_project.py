@@ -16,16 +16,20 @@ MAIN = "if __name__ == '__main__':\n    pass\n"
 
 
 def _plans(
-    folder: Path, files: dict[str, str], *, is_repository: bool = True
+    folder: Path, files: dict[str, str], *, is_repository: bool = True, named: str = "."
 ) -> dict[str, tuple[str, list[str]]]:
-    """Return the place of each adapter, with its name and the files that import it."""
+    """Return the place of each adapter, with its name and the files that import it.
+
+    Args:
+        named: the folder that is named to `migrate`.
+    """
     if is_repository:
         (folder / ".git").mkdir()
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    plans, faults = adapter_plans_and_unread_files(sorted(folder.rglob("*.py")))
+    plans, faults = adapter_plans_and_unread_files(sorted((folder / named).rglob("*.py")))
     assert not faults
     return {
         str(plan.adapter.path.relative_to(folder)): (
@@ -269,12 +273,13 @@ def test_files_outside_of_a_folder_that_is_named_say_nothing_of_its_imports(
         "project/pack/loss.py": USE,
         "other/train.py": "from utils.utils import log\n",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
-    plans, _ = adapter_plans_and_unread_files(sorted((tmp_path / "project").rglob("*.py")))
-    assert [plan.adapter.name for plan in plans] == [f"pack.{ADAPTER}"]
+    assert _plans(tmp_path, files, is_repository=False, named="project") == {
+        f"project/pack/{ADAPTER}.py": (
+            f"pack.{ADAPTER}",
+            ["project/pack/loss.py", "project/pack/utils/utils.py"],
+        )
+    }
 
 
 def test_imports_of_files_that_are_named_are_read_among_many_others(
