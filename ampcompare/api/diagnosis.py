@@ -20,7 +20,7 @@ from ampcompare.settings.stack import parse_stacks
 
 if TYPE_CHECKING:
     from ampcompare.diagnosis.explain import Explanation
-    from ampcompare.experiment.find_batch import BatchLimit
+    from ampcompare.results.records.batch_limit import BatchLimit
     from ampcompare.training.precision.base import Precision
 
 

@@ -11,7 +11,7 @@ import click
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.formatting import format_count, format_duration, printable_line
 from ampcompare.cli.help import OUTPUT, option
-from ampcompare.cli.output import note_on_stderr, print_document
+from ampcompare.cli.output import note_on_stderr, print_document, print_json
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
@@ -72,7 +72,6 @@ def show_failed_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
     """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
     from ampcompare.experiment.eta import estimate_remaining_cost
-    from ampcompare.results.records.document import dump_json
 
     plan, folder = planned.plan, planned.folder
     remaining = estimate_remaining_cost(plan, folder, found)
@@ -83,7 +82,7 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
         ]
         seen = None if found is None else found.model_dump(mode="json")
         parts = {"output_dir": str(folder), "cells": cells, "estimate": asdict(remaining), "preflight": seen}
-        click.echo(dump_json(parts))
+        print_json(parts)
         return
     is_recorded = (folder / RunFile.PLAN).exists()
     order = "in this order" if is_recorded else "in an order like this, which each new run directory draws"

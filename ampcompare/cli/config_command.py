@@ -11,6 +11,7 @@ import click
 from ampcompare.base.option_rules import refuse_broken_rules
 from ampcompare.cli.forms import AllNamesBut, Form, plain_form
 from ampcompare.cli.help import Command, option
+from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import WordChoice
 
@@ -61,17 +62,15 @@ def command(
     as YAML that --config accepts. `schema` is for editors: put `# yaml-language-server: $schema=FILE` into the first
     line of a file of settings.
     """
-    from ampcompare.results.records.document import dump_json
-
     if asked is SCHEMA:
         from ampcompare.settings.file import settings_file_schema
 
-        click.echo(dump_json(settings_file_schema()))
+        print_json(settings_file_schema())
         return 0
     sources, matrix = _settings_sources_and_matrix(context, name, list(options))
     if as_json:
         document: dict[str, Any] = {**matrix, "settings": sources.config.model_dump(mode="json")}
-        click.echo(dump_json({**document, "origin": sources.resolved.origins} if origin else document))
+        print_json({**document, "origin": sources.resolved.origins} if origin else document)
     else:
         click.echo(_settings_yaml(sources, matrix, origin=origin), nl=False)
     return 0

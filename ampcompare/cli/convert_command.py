@@ -14,6 +14,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.option_rules import OptionRule
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
+from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
 
@@ -131,6 +132,7 @@ def _why_folder_is_no_checkpoint(folder: Path) -> str:
 
 
 def _print_lines_or_json(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
-    from ampcompare.results.records.document import dump_json
-
-    click.echo(dump_json(document) if as_json else "\n".join(lines))
+    if as_json:
+        print_json(document)
+    else:
+        click.echo("\n".join(lines))

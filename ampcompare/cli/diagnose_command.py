@@ -134,9 +134,8 @@ def command(asked: Form, **parameters: Any) -> int:
 def _print_outlook(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
-    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.base import write_result_in_formats
-    from ampcompare.results.report.documents.outlook import outlook_text
+    from ampcompare.results.report.documents.outlook import outlook_document
 
     config = watched_config(parameters, "fp32", AHEAD)
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
@@ -150,5 +149,6 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
         folder = parameters["output_dir"]
         for path in write_result_in_formats(found, Path(folder), ("json", "html")) if folder else ():
             say(f"wrote {path}")
-    click.echo(dump_json(found) if parameters["as_json"] else outlook_text(found, text_width()))
+    form = "json" if parameters["as_json"] else "table"
+    print_document(outlook_document(found), form, width=text_width())
     return 0

@@ -9,7 +9,7 @@ from ampcompare.api.machine import examine_machine
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, option_factory
-from ampcompare.cli.output import text_width
+from ampcompare.cli.output import print_json, text_width
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import FILE
 
@@ -46,14 +46,13 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tu
     becomes a line of the report. Nothing is changed.
     """
     from ampcompare.doctor.examine import examine, render_examination
-    from ampcompare.results.records.document import dump_json
 
     for script in scripts:
         if not os.path.exists(script):
             raise ConfigError(f"there is no file or folder {script}")
     examination = examine(parse_arms(arms), [Path(script) for script in scripts], seconds=time_limit)
     if as_json:
-        click.echo(dump_json(examination.data()))
+        print_json(examination.data())
     else:
         plain = bool(os.environ.get("NO_COLOR"))
 

@@ -12,7 +12,7 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli.forms import Form, form_asked_by, plain_form
-from ampcompare.cli.output import print_document, say_on_stdout, text_width
+from ampcompare.cli.output import print_document, print_json, say_on_stdout, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, add_watched_script_options, watched_config
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.settings.reads import EXPLAIN
@@ -79,7 +79,6 @@ def command(asked: Form, **parameters: Any) -> int:
         step_observed_in_child,
     )
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.documents.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.settings.config import AUTOCAST_LISTS
@@ -104,7 +103,7 @@ def command(asked: Form, **parameters: Any) -> int:
             document["casts"] = casts = autocast_lists_from_child()
             below = "" if casts is None else casts_text(casts, arm.roles.half, width=width)
     if parameters["as_json"]:
-        click.echo(dump_json(document))
+        print_json(document)
     else:
         print_document(explanation_document(explanation), width=width)
         if below:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,16 +10,11 @@ from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.base.errors import LaunchError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option_factory
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr
+from ampcompare.cli.output import note_on_stderr, print_document
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options, stack_option
 from ampcompare.experiment.sources import collect_settings
 from ampcompare.settings.reads import FIND_BATCH
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ampcompare.experiment.find_batch import BatchLimit
 
 batch_option = option_factory(api_find_batch)
 
@@ -74,7 +68,7 @@ def command(**parameters: Any) -> int:
         configs_of_arms,
         find_largest_batches_on_free_gpu,
     )
-    from ampcompare.results.records.document import dump_json
+    from ampcompare.results.report.documents.batch_limits import batch_limits_document
     from ampcompare.settings.stack import parse_stacks
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
@@ -87,43 +81,5 @@ def command(**parameters: Any) -> int:
     )
     with leave_block_at_signals():
         limits = find_largest_batches_on_free_gpu(search, parameters["gpus"])
-    if parameters["as_json"]:
-        click.echo(dump_json([asdict(limit) for limit in limits]))
-    else:
-        _show_largest_batches(limits)
+    print_document(batch_limits_document(limits), "json" if parameters["as_json"] else "table")
     return LaunchError.exit_code if all(limit.error is not None for limit in limits) else 0
-
-
-def _show_largest_batches(limits: Sequence[BatchLimit]) -> None:
-    """Print a row for each arm, and the environments next to each other where there are several."""
-    from ampcompare.results.report.documents.stacks import HERE, facts_of_environment, rows_of_environments
-    from ampcompare.results.report.tables import grid_text, listing_text, terminal_width
-
-    heads = ["arm", "largest batch", "peak MiB", "next tried", "does not fit"]
-    click.echo(listing_text(_rows_of_limits(limits), heads, terminal_width()))
-    facts: dict[str, dict[str, Any]] = {}
-    arms: dict[str, list[str]] = {}
-    for limit in limits:
-        if limit.tries:
-            facts.setdefault(limit.stack or HERE, {}).update(facts_of_environment(limit.environment))
-            arms.setdefault(limit.stack or HERE, []).append(limit.arm)
-    if len(facts) > 1:
-        heads, rows = rows_of_environments(facts, arms)
-        click.echo(f"\n{grid_text(rows, heads, terminal_width())}")
-
-
-def _rows_of_limits(limits: Sequence[BatchLimit]) -> list[list[str]]:
-    from ampcompare.base.formatting import format_mebibytes, printable_line
-
-    rows = []
-    for limit in limits:
-        largest, peak = "none", None
-        if limit.fits is not None:
-            largest, peak = str(limit.fits.batch), limit.fits.peak_bytes
-        next_tried, reason = "-", "-"
-        if limit.fails is not None:
-            next_tried, reason = str(limit.fails.batch), limit.fails.reason
-        if limit.error is not None:
-            largest, reason = "unknown", limit.error
-        rows.append([limit.label, largest, format_mebibytes(peak), next_tried, printable_line(reason)])
-    return rows

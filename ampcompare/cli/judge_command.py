@@ -1,7 +1,6 @@
 """`ampcompare judge`: verdicts on figures that someone else measured."""
 
 import io
-import json
 import os
 import sys
 from pathlib import Path
@@ -24,7 +23,7 @@ from ampcompare.cli.help import (
     option,
     option_factory,
 )
-from ampcompare.cli.output import print_document, say_on_stdout
+from ampcompare.cli.output import print_document, print_json
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
@@ -182,7 +181,7 @@ def _judge_logprobs(files: tuple[str, str], twin: str | None) -> int:
     from ampcompare.results.analysis.logprobs import judge_logprobs
 
     result = judge_logprobs(*files, twin)
-    say_on_stdout(json.dumps(result.data(), allow_nan=False))
+    print_json(result.data(), indent=None)
     return result.exit_code
 
 
@@ -194,11 +193,11 @@ def _judge_against(table: str | None, old: str, arm: str | None, options: dict[s
     if is_envelope(Path(old)):
         refuse_given((*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`", "leave it out")
         judgment = judge_step_rows(read_steps_to_judge(Path(table or "")), read_envelope(Path(old)))
-        say_on_stdout(json.dumps(judgment.data(), allow_nan=False))
+        print_json(judgment.data(), indent=None)
         return judgment.exit_code
     kept = {name: options[name] for name in ("metric", "better", "margin", "sd")}
     assert table is not None
     new = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table
     result = judge_against(new, old, arm=arm, **kept)
-    say_on_stdout(json.dumps(result.data(), allow_nan=False))
+    print_json(result.data(), indent=None)
     return result.exit_code

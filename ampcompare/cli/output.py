@@ -16,6 +16,8 @@ from ampcompare.base.formatting import fold_line_to_terminal_width
 
 TYPE_CHECKING = False  # the first page imports no typing
 if TYPE_CHECKING:
+    from typing import Any
+
     from ampcompare.results.report.document import Document
 
 MAX_TEXT_WIDTH = 120
@@ -71,6 +73,18 @@ def print_document(
         details=details,
     )
     say_on_stdout(reporter.document_text(document), nl=False)
+
+
+def print_json(data: Any, *, indent: int | None = 1) -> None:
+    """Print data on stdout as strict JSON: the one way in which commands do, where the result is no document.
+
+    Args:
+        data: as `dump_json` takes it.
+        indent: spaces for each level; None for one line.
+    """
+    from ampcompare.results.records.document import dump_json
+
+    say_on_stdout(dump_json(data, indent=indent))
 
 
 def discard_buffered_output() -> None:

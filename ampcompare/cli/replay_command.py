@@ -9,7 +9,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import COMPARISON, option
 from ampcompare.cli.launching import leave_block_at_signals
-from ampcompare.cli.output import note_on_stderr, print_document, text_width
+from ampcompare.cli.output import note_on_stderr, print_document, print_json, text_width
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import FILE
@@ -54,7 +54,6 @@ def command(
     """
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.replay import read_capsule_facts, replay, replay_sides_of_changes
-    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.documents.replay import replay_document
     from ampcompare.settings.script import script_config
     from ampcompare.settings.stack import parse_stacks
@@ -74,7 +73,7 @@ def command(
             Path(capsule), facts, sides, config, lambda line: note_on_stderr(f"ampcompare: {line}")
         )
     if as_json:
-        click.echo(dump_json([one.data() for one in found]))
+        print_json([one.data() for one in found])
     else:
         print_document(replay_document(found), width=text_width())
     return max(one.exit_code for one in found)

@@ -21,7 +21,7 @@ from ampcompare.cli.launching import (
     options_from_parameters,
     save_at_signals,
 )
-from ampcompare.cli.output import note_on_stderr, print_document, say_on_stdout
+from ampcompare.cli.output import note_on_stderr, print_document, print_json
 from ampcompare.cli.settings import ScriptCommand, add_script_options, print_script_metrics, request_from
 from ampcompare.cli.shared_options import (
     add_arm_options,
@@ -99,7 +99,6 @@ def command(asked: Form, **parameters: Any) -> int:
     """
     from ampcompare.cli.progress_display import ProgressDisplay
     from ampcompare.experiment.single_run import check_run, run_single, verify_resume_of_run
-    from ampcompare.results.records.document import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
     sources = settings_sources_from(parameters)
@@ -111,7 +110,7 @@ def command(asked: Form, **parameters: Any) -> int:
         return print_script_metrics(options.config)
     if asked is DRY_RUN:
         check_run(options)
-        click.echo(dump_json(options.config))
+        print_json(options.config)
         return 0
     if asked is VERIFY_RESUME:
         with ProgressDisplay(quiet=quiet, bar=not parameters["no_progress"]) as display:
@@ -150,12 +149,11 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     from ampcompare.experiment.run_directory import record_with_label
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.analysis.summary import summarize
-    from ampcompare.results.records.document import dump_json
     from ampcompare.results.report.documents.comparison import comparison_document
 
     record = outcome.record
     if as_json:
-        say_on_stdout(dump_json(record))
+        print_json(record)
     if record.status == "failed":
         error = printable_line(record.error or "", 2000, keep_end=600)
         note_on_stderr(
@@ -176,11 +174,9 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
 
 def _show_verification(verification: ResumeVerification, *, as_json: bool) -> None:
     """Print whether a run that was stopped and resumed equals one that was not."""
-    from ampcompare.results.records.document import dump_json
-
     stopped = f"stopped after step {verification.step} of {verification.steps}"
     if as_json:
-        click.echo(dump_json(asdict(verification)))
+        print_json(asdict(verification))
     elif verification.difference:
         click.echo(f"{stopped}; the first difference: {verification.difference}")
     else:

@@ -1,6 +1,5 @@
 """`ampcompare shim`: make `from apex import amp` work in an environment, and take it back."""
 
-import json
 from dataclasses import asdict
 
 import click
@@ -8,6 +7,7 @@ import click
 from ampcompare.base.shim.switch import ShimStatus, shim_status, switch_shim_off, switch_shim_on
 from ampcompare.cli.forms import Form, plain_form
 from ampcompare.cli.help import Command, option
+from ampcompare.cli.output import print_json
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import WordChoice
 
@@ -57,7 +57,7 @@ def command(asked: Form, action: str, answered: tuple[str, ...], as_json: bool) 
         status = switch_shim_off() if action == "off" else shim_status()
     if as_json:
         found = {**asdict(status.apex), "path": None if status.apex.path is None else str(status.apex.path)}
-        click.echo(json.dumps({**asdict(status), "folder": str(status.folder), "apex": found}))
+        print_json({**asdict(status), "folder": str(status.folder), "apex": found}, indent=None)
     else:
         for line in _status_lines(status):
             click.echo(line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,7 @@ from ampcompare.experiment.launch.places import Places, places_for_cells
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.preflight import error_of_failed_arms, run_trials_of_rows
 from ampcompare.experiment.run_options import LaunchOptions
+from ampcompare.results.records.batch_limit import BatchLimit, BatchTry
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.stack import StackConfig, arms_with_stacks, require_used_stacks
@@ -26,43 +27,6 @@ STEPS = 5  # the first ones may overflow, and an optimizer creates its state in 
 GIB = 2**30
 TOO_FEW = "fewer than one batch"  # of `Data.num_batches`
 OUT_OF_MEMORY = ("out of memory", "out-of-memory")
-
-
-@dataclass(frozen=True)
-class BatchTry:
-    """The result of one batch size, in samples of each process: why it does not fit, and its peak where it ended."""
-
-    batch: int
-    reason: str
-    peak_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class BatchLimit:
-    """The largest batch that an arm fits.
-
-    Attributes:
-        fits: None if no batch does.
-        fails: the smallest batch that was tried and does not fit.
-        limit_bytes: memory that a run may take; None where only the device decides.
-        stack: the name of the other environment in which it trains; None for this one.
-        error: why nothing could be tried in that environment.
-        environment: versions and devices there, or here, as the last try that ended has them.
-    """
-
-    arm: str
-    fits: BatchTry | None = None
-    fails: BatchTry | None = None
-    limit_bytes: int | None = None
-    tries: int = 0
-    stack: str | None = None
-    error: str | None = None
-    environment: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """What its row is called: the arm, with its stack."""
-        return self.arm if self.stack is None else f"{self.arm}@{self.stack}"
 
 
 @dataclass(frozen=True)

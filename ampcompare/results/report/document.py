@@ -125,7 +125,7 @@ class Table:
         narrows: whether it is the one table of a document: a narrow terminal shortens and drops its columns, rather
             than continuing them below, and a page shows the looks of its rows.
         caption: what it is called where its title is not shown; "" for the title.
-        prose: whether its cells are sentences.
+        prose: whether its cells are sentences, of which a terminal folds the last one of each row.
         links: of each row: address of its log, or "".
     """
 

@@ -25,7 +25,7 @@ from ampcompare.results.report.document import (
     Text,
     Tone,
 )
-from ampcompare.results.report.tables import grid_text
+from ampcompare.results.report.tables import grid_text, listing_text
 
 WIDTH = 100  # of text in a file, and at most of text on a terminal
 GAP = "  "
@@ -119,7 +119,8 @@ class Terminal(Reporter):
             if self.width is not None and not self.details:
                 legend.append(_hidden_columns_line(found.hidden))
         else:
-            text = grid_text(table.texts, table.heads, self.width)
+            layout = listing_text if table.prose else grid_text
+            text = layout(table.texts, table.heads, self.width)
         named = f"{table.title}\n{text}" if table.title else text
         return "\n\n".join(filter(None, [named, self._lines_text(legend)]))
 

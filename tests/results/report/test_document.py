@@ -23,7 +23,7 @@ from ampcompare.results.report.document import (
     Table,
     Text,
 )
-from ampcompare.results.report.documents.outlook import outlook_document, outlook_text
+from ampcompare.results.report.documents.outlook import outlook_document
 from ampcompare.results.report.outlines import LEAD, OUTLINES, PAGES
 from ampcompare.results.report.tables import grid_text, listing_text, terminal_width
 from ampcompare.results.report.terminal import Terminal
@@ -178,7 +178,7 @@ def _outlook(*, rates_known: bool = True) -> Outlook:
 
 
 def test_a_line_for_each_arm() -> None:
-    lines = outlook_text(_outlook(), 100).splitlines()
+    lines = Terminal(100).document_text(outlook_document(_outlook())).splitlines()
     assert lines[2].split("  ") == ["half:bf16", "will not hold", "weights", "60 % are lost -> kahan"]
     assert lines[3].split() == ["O2", "cannot", "know", "-", "-"]
     assert lines[5].startswith("100 steps in fp32; learning rates ahead: its scheduler, to step 2000; a twin")

@@ -1,25 +1,13 @@
 """The outlook of some arms: a line for each, what all of them share, and on a page the share lost by step."""
 
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
 from ampcompare.base.formatting import format_count, format_rough_percent_number, printable_line
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.results.report.document import Document, Figure, Section, Table, Text
-from ampcompare.results.report.tables import listing_text
 
 HEADS = ("arm", "word", "part", "why")
-
-
-def outlook_text(found: Outlook, width: int) -> str:
-    """Return the outlook of arms as text: a table, and what it is based on.
-
-    Args:
-        found: the outlook.
-        width: of a line, in characters.
-    """
-    return f"{listing_text(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_run_text(found), width)}"
 
 
 def outlook_document(found: Outlook) -> Document:
