@@ -37,6 +37,16 @@ IN_FP32 = (
     "Softmax", "NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits",
     "MseLoss", "L1Loss", "SmoothL1Loss", "KlDiv", "SoftMarginLoss", "CtcLoss",
 )  # fmt: skip
+# Operations that round nothing: their result has the type of what they get.
+EXACT = (
+    "AccumulateGrad", "ToCopy", "Copys", "Copy", "Clone", "Alias", "Detach", "T", "Transpose", "Permute", "Movedim",
+    "View", "UnsafeView", "ReshapeAlias", "Expand", "Unsqueeze", "Squeeze", "AsStrided", "Repeat", "Flip", "Roll",
+    "Select", "Slice", "Split", "SplitWithSizes", "Unbind", "Cat", "Stack", "Index", "IndexSelect", "Gather", "Where",
+    "MaskedFill", "MaskedSelect", "ConstantPadNd", "Relu", "Threshold", "Hardtanh", "Clamp", "ClampMin", "ClampMax",
+    "Neg", "Abs", "Max", "Min", "Amax", "Amin", "Maximum", "Minimum", "Topk", "Sort", "MaxPool2DWithIndices",
+    "MaxPool3DWithIndices", "AdaptiveMaxPool2D", "Embedding", "CppFunction",
+)  # fmt: skip
+MAX_KINDS = 6  # of operations that a line names
 
 
 def compare_runs(
@@ -67,6 +77,8 @@ def compare_runs(
         _compare_weights(original, rewritten, apart),
     ]
     compared += [*_compare_types(original, rewritten), *_compare_evaluations(original, rewritten)]
+    if line := _line_on_more_16bit_work(original, rewritten):
+        compared.append((EQUAL, line))  # what it makes of numbers, the others compare
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
     beyond = [_gradient_difference_text(original, rewritten), _precision_difference_text(original, rewritten)]
     beyond += _lines_on_settings_few_steps_hide(original, rewritten)
@@ -373,7 +385,7 @@ def _precision_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str
     for number, (first, second) in enumerate(zip(original.passes, rewritten.passes, strict=False), 1):
         for name in sorted(first.keys() & second.keys()):
             (half, wide), (new_half, new_wide) = first[name], second[name]
-            kind = name.rstrip("0123456789").removesuffix("Backward")
+            kind = _operation_of_node(name)
             where = f"precision: {DIFFERENT}; in backward pass {number}, {new_half} of {kind} are in 16 bits"
             if kind in PRODUCTS and (new_half - half) * (new_wide - wide) < 0:
                 place = "outside of autocast" if new_half < half else "under autocast that had its casts off"
@@ -381,6 +393,26 @@ def _precision_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str
             if kind in IN_FP32 and not half and new_half:
                 return f"{where}, none in the unchanged script: is a loss outside of autocast?"
     return ""
+
+
+def _line_on_more_16bit_work(original: ScriptRun, rewritten: ScriptRun) -> str:
+    """Return which operations run in 16 bits more often than in the unchanged script; "" for none."""
+    for number, (first, second) in enumerate(zip(original.passes, rewritten.passes, strict=False), 1):
+        more = []
+        for name, (half, _) in sorted(second.items()):
+            before, kind = first.get(name, (0, 0))[0], _operation_of_node(name)
+            if half > before and kind not in EXACT:
+                more.append(f"{kind} {half}, not {before}")
+        if more:
+            rest = f" and {len(more) - MAX_KINDS} more" if len(more) > MAX_KINDS else ""
+            what = "operations that run in 16 bits more often than in the unchanged script"
+            return f"precision: {what}, in backward pass {number}: {'; '.join(more[:MAX_KINDS])}{rest}"
+    return ""
+
+
+def _operation_of_node(name: str) -> str:
+    """Return the operation of a node of the autograd graph: `Addmm` of `AddmmBackward0`."""
+    return name.rstrip("0123456789").removesuffix("Backward")
 
 
 def _lines_on_settings_few_steps_hide(original: ScriptRun, rewritten: ScriptRun) -> list[str]:

@@ -232,6 +232,20 @@ def test_what_is_more_than_roundings_is_different_however_near_losses_are(
     assert any(words in line for line in lines)
 
 
+def test_more_work_in_16_bits_is_said() -> None:
+    """A verdict stays that of the numbers; that a part of them has fewer bits than before is no secret."""
+    passes = [{"AddmmBackward0": (2, 0), "GeluBackward0": (0, 2), "TBackward0": (0, 2)}]
+    run = dataclasses.replace(RUN, passes=passes)
+    more = [{"AddmmBackward0": (2, 0), "GeluBackward0": (2, 0), "TBackward0": (2, 0), "BmmBackward0": (1, 0)}]
+    verdict, lines = compare_runs(run, dataclasses.replace(run, passes=more))
+    assert verdict == EQUAL
+    said = [line for line in lines if "more often" in line]
+    assert [line.partition("pass 1: ")[2] for line in said] == ["Bmm 1, not 0; Gelu 2, not 0"]
+    assert not any("more often" in line for line in compare_runs(run, run)[1])
+    less = dataclasses.replace(run, passes=[{"AddmmBackward0": (2, 0), "GeluBackward0": (0, 1)}])
+    assert not any("more often" in line for line in compare_runs(run, less)[1])
+
+
 PARTS = """
 import torch
 from apex import amp
