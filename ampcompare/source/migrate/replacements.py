@@ -601,15 +601,33 @@ def is_in_type_test(module: Module, node: ast.AST) -> bool:
 
 def _is_asked_for_by_name(module: Module, statement: ast.AST, value: ast.AST) -> bool:
     """Return whether a statement gives a tuple of types a name, by which the module only asks for types."""
-    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-    if not isinstance(target, ast.Name) or not isinstance(value, (ast.Tuple, ast.List)):
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target: ast.expr = statement.targets[0]
+    elif isinstance(statement, ast.AnnAssign):
+        target = statement.target
+    else:
         return False
-    uses = [node for node in module.nodes if isinstance(node, ast.Name) and node.id == target.id]
-    calls = [module.parent(node) for node in uses if isinstance(node.ctx, ast.Load)]
-    asks = [
-        isinstance(each, ast.Call) and last_name(each.func) in ("isinstance", "issubclass") for each in calls
+    name = last_name(target)
+    if not name or not isinstance(value, (ast.Tuple, ast.List)):
+        return False
+    uses = [
+        node
+        for node in module.nodes
+        if isinstance(node, (ast.Name, ast.Attribute))
+        and last_name(node) == name
+        and isinstance(node.ctx, ast.Load)
     ]
-    return bool(asks) and all(asks)
+    return bool(uses) and all(_stands_in_type_question(module, each) for each in uses)
+
+
+def _stands_in_type_question(module: Module, node: ast.AST) -> bool:
+    """Return whether what a name holds is a type, or several, for which `isinstance` or a comparison asks."""
+    below, outer = node, module.parent(node)
+    while isinstance(outer, (ast.BinOp, ast.Tuple, ast.List, ast.Starred)):
+        below, outer = outer, module.parent(outer)
+    if isinstance(outer, ast.Call):
+        return last_name(outer.func) in ("isinstance", "issubclass") and below in outer.args[1:]
+    return isinstance(outer, ast.Compare) and below in outer.comparators
 
 
 def _is_option_off(value: ast.expr | None) -> bool:

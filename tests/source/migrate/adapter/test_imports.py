@@ -400,11 +400,30 @@ def test_what_the_adapter_has_is_found_by_every_name_of_apex(module: str, form: 
         assert names["found"] is found, result.text
 
 
-@pytest.mark.parametrize(("use", "count"), [("isinstance(model, kinds)", 0), ("kinds[1](model)", 1)])
-def test_a_class_in_a_tuple_of_types_wraps_nothing(use: str, count: int) -> None:
-    kinds = "kinds = (torch.nn.DataParallel, apex.parallel.distributed.DistributedDataParallel)\n"
-    result = adapt_text(f"import apex\nimport torch\n{kinds}{use}\n")
-    assert len(result.findings) == count
+@pytest.mark.parametrize(
+    ("use", "count"),
+    [
+        ("isinstance(model, kinds)", 0),
+        ("isinstance(model, (torch.nn.Module, *kinds))", 0),
+        ("isinstance(model, kinds + (list,))", 0),
+        ("if type(model) in kinds: pass", 0),
+        ("kinds[1](model)", 1),
+        ("wrap(model, kinds)", 1),
+        ("len(kinds)", 1),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        "kinds = {0}\n{1}\n",
+        "kinds: tuple[type, ...] = {0}\n{1}\n",
+        "class Loop:\n    kinds = {0}\n    def run(self, model):\n        {2}\n",
+    ],
+)
+def test_a_class_in_a_tuple_of_types_wraps_nothing(form: str, use: str, count: int) -> None:
+    kinds = "(torch.nn.DataParallel, apex.parallel.distributed.DistributedDataParallel)"
+    text = form.format(kinds, use, use.replace("kinds", "self.kinds"))
+    assert len(adapt_text(f"import apex\nimport torch\n{text}").findings) == count
 
 
 @pytest.mark.parametrize(
