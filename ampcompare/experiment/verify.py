@@ -28,11 +28,12 @@ from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
 from ampcompare.script.examination.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.invocation.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
+from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.choice import choose_adapter_for_all, choose_rewrite_or_adapter
 from ampcompare.source.migrate.adapter.imports import adapter_text
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
 from ampcompare.source.migrate.read.finding import NOTE
-from ampcompare.source.project import Project
+from ampcompare.source.project import ImportIndex
 
 # O2 and O3 have no equivalent, so what they train is apart from autocast by more than a rounding where training
 # amplifies it. O1 is what they are rewritten to: it shows whether the rewrite is at fault, or the level.
@@ -279,13 +280,10 @@ class _Verification:
 
 def _project_files_with_apex(script: Path) -> list[str]:
     """Return a script and the files of its project that it imports, if they use Apex, as from its folder."""
-    project, path = Project(script), Path(os.path.abspath(script))
+    imports, path = ImportIndex(), absolute_path(script)
     waiting, found = [path], [path]
     while waiting:
-        each = waiting.pop()
-        module = project.module_of_file(each)
-        imported = [] if module is None else project.files_imported_by(module, each)
-        new = [other for other in imported if other not in found]
+        new = [other for other in imports.files_imported_by(waiting.pop()) if other not in found]
         found += new
         waiting += new
     own = Path(PACKAGE)
@@ -383,7 +381,8 @@ def migrate_whole_files(paths: list[Path], how: str) -> MigratedFiles:
     if is_adapter:
         results, adapters = choice.files, [each.path for each in choice.adapters if each.is_new]
     else:
-        results = [migrate_file(path, within=paths) for path in paths]
+        imports = ImportIndex(paths)
+        results = [migrate_file(path, imports=imports) for path in paths]
     for result in results:
         if result.fault is not None:
             raise ConfigError(result.lines()[0])

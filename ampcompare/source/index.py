@@ -231,7 +231,7 @@ class Index:
         """The module itself and those around it."""
         if self._project is None or self._project.path is None or self._alone:
             return [self.module]
-        return [self.module, *(each for _, each in self._project.modules_around(self._project.path))]
+        return [self.module, *(each for _, each in self._project.modules_around())]
 
     def index_seen_from(self, module: Module) -> Index:
         """Return the same index, as it is looked at from another one of its modules."""

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
@@ -15,9 +15,10 @@ from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages
 from ampcompare.source.migrate.read.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import ModuleImports
-from ampcompare.source.migrate.read.neighbors import neighbors_of_file
+from ampcompare.source.migrate.read.neighbors import Neighbors
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, migrate_text
 from ampcompare.source.module import Module
+from ampcompare.source.project import ImportIndex
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import Versions, known_versions
 
@@ -142,7 +143,7 @@ def migrate_file(
     must_parse: bool = False,
     examine: Examine = lambda text: [],
     versions: Versions | None = None,
-    within: Iterable[str | Path] = (),
+    imports: ImportIndex | None = None,
 ) -> FileMigration:
     """Return what becomes of a file; nothing is written.
 
@@ -151,7 +152,7 @@ def migrate_file(
         must_parse: whether it must be Python even if it does not use Apex.
         examine: returns the mistakes of a module, each with line, code and message; it sees the text and its result.
         versions: of the libraries that the result is for; by default those that are installed.
-        within: folders and files that were named together, as those of one project.
+        imports: which file of the project imports which, as one run asks it; None to ask for this file alone.
     """
     try:
         content = read_source_bytes(path)
@@ -161,11 +162,12 @@ def migrate_file(
     except FileFault as fault:
         return FileMigration(path, fault=str(fault))
     try:
-        migration, around = None, neighbors_of_file(path, within)
+        imports = ImportIndex() if imports is None else imports
+        migration, around = None, Neighbors(path, imports)
         if may_use_apex(document.text):
             migration = migrate_text(document.text, around, versions or known_versions())
             migration = _migration_with_mistakes(document.text, migration, examine)
-            migration = migration_with_questions(path, document.text, migration)
+            migration = migration_with_questions(path, document.text, migration, imports)
         elif must_parse:
             parse_tree(document.text)
         if OLD_NAMES.search(document.text) and not around.runs_with_adapter(
@@ -182,17 +184,20 @@ def migrate_file(
         return FileMigration(path, document, fault=str(error))
 
 
-def migration_with_questions(path: Path, before: str, migration: Migration) -> Migration:
+def migration_with_questions(
+    path: Path, before: str, migration: Migration, imports: ImportIndex
+) -> Migration:
     """Return a migration that changes a file with what the file asks other packages of Apex.
 
     Args:
         path: of the file.
         before: its text, as it is now.
         migration: of the file.
+        imports: of the project.
     """
     if migration.text == before:
         return migration
-    asking = questions_to_other_packages(path, before)
+    asking = questions_to_other_packages(path, before, imports)
     return replace(migration, findings=sorted({*migration.findings, *asking}))
 
 

@@ -24,7 +24,7 @@ from ampcompare.source.migrate.read.finding import (
     origins_of_lines,
 )
 from ampcompare.source.migrate.read.names import ModuleImports
-from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors, neighbors_of_file
+from ampcompare.source.migrate.read.neighbors import ALONE, Neighbors
 from ampcompare.source.migrate.read.replacement_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.replacements import OTHER_CLASSES, UseRewriter, classes_asked_for
 from ampcompare.source.module import Block, Module
@@ -305,8 +305,9 @@ class _ModuleRewrite:
         """Return whether the program names a GradScaler of its own, where this module has a fused optimizer."""
         if not any(meaning.startswith("apex.optimizers.") for _, meaning in self.names.uses):
             return False  # no other file need be read
-        others = (each for _, each in self._around.modules_of_program(self.module))
-        return any("GradScaler" in each.text for each in (self.module, *others))
+        return _names_scaler(self.module) or bool(
+            self._around.files_of_program_that(self.module, _names_scaler)
+        )
 
     def rewrite_imports(self) -> None:
         """Import what the module needs now; what other modules import from it stays."""
@@ -491,9 +492,13 @@ def _file_left_by_hand(around: Neighbors, module: Module) -> str:
     return ""
 
 
+def _names_scaler(module: Module) -> bool:
+    return "GradScaler" in module.text
+
+
 def _is_core_rewritten(path: Path, module: Module, around: Neighbors) -> bool:
     """Return whether the core of another file of a project is rewritten, or is so already."""
-    return migrate_text(module.text, neighbors_of_file(path, around.within), alone=True).whole
+    return migrate_text(module.text, Neighbors(path, around.imports), alone=True).whole
 
 
 def _is_name_of_core(meaning: str) -> bool:

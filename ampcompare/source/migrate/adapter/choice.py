@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from ampcompare.source.migrate.ordinary.training import find_what_is_not_ordinar
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
 from ampcompare.source.migrate.read.finding import BY_HAND, Finding, without_advice
 from ampcompare.source.migrate.read.names import ModuleImports
-from ampcompare.source.migrate.read.neighbors import initializes_apex, needs_scaler, neighbors_of_file
+from ampcompare.source.migrate.read.neighbors import Neighbors, has_part_of_training
 from ampcompare.source.migrate.rewrite import Migration
 from ampcompare.source.module import Module
+from ampcompare.source.project import ImportIndex
 from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
@@ -31,6 +32,7 @@ LEFT_BY_HAND = "a rewrite would leave this by hand"
 STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
 STAYS_BESIDE = "{0} stays on Apex, and whether this runs with its casts is not seen, so this file stays too"
 FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
+HAS_ADAPTER = "it runs with {0}, which has the adapter"
 
 
 @dataclass(frozen=True)
@@ -79,37 +81,37 @@ def choose_rewrite_or_adapter(
         versions: of the libraries that the result is for; by default those that are installed.
         within: folders and files that were named together, as those of one project.
     """
-    within = tuple(within)
+    imports = ImportIndex(within)
     results = [
         migrate_file(
-            path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, within=within
+            path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, imports=imports
         )
         for path in paths
     ]
     if not only_ordinary:
-        return MigrationChoice(_results_with_cast_requests_on_apex(results, within))
+        return MigrationChoice(_results_with_cast_requests_on_apex(results, imports))
     known = {absolute_path(each.path): each for each in results}
     exceptions: dict[Path, str] = {}
 
     def why(path: Path) -> str:
         if path not in exceptions:
             result = known.get(path) or migrate_file(
-                path, examine=find_mistakes, versions=versions, within=within
+                path, examine=find_mistakes, versions=versions, imports=imports
             )
-            exceptions[path] = _text_on_what_is_not_ordinary(result)
+            exceptions[path] = _text_on_what_is_not_ordinary(result, imports)
         return exceptions[path]
 
     reasons: dict[Path, str] = {}
     for result in results:
         if result.fault is None and result.migration is not None:
-            reason = why(absolute_path(result.path)) or _why_follows_others(result, within, why)
+            reason = why(absolute_path(result.path)) or _why_follows_others(result, imports, why)
             if reason:
                 reasons[result.path] = reason
-    return _choice_with_neighbors_on_adapter(results, reasons, within)
+    return _choice_with_neighbors_on_adapter(results, reasons, imports)
 
 
 def _choice_with_neighbors_on_adapter(
-    results: list[FileMigration], reasons: dict[Path, str], within: tuple[str | Path, ...]
+    results: list[FileMigration], reasons: dict[Path, str], imports: ImportIndex
 ) -> MigrationChoice:
     """Return the choice where some files take the adapter, with those next to them that may run with them.
 
@@ -117,27 +119,46 @@ def _choice_with_neighbors_on_adapter(
         results: of a rewrite of all.
         reasons: why some of them take the adapter instead.
     """
-    # What no training is seen to run with may be reached in another way.
-    others = (
-        [each.path for each in results if each.path not in reasons and _is_apart_from_trainings(each, within)]
-        if reasons
-        else []
+    others = _paths_apart_from_trainings(results, reasons, imports)
+    plans, faults = adapter_plans_and_unread_files(
+        [*reasons, *others], [each.path for each in results], imports
     )
-    plans, faults = adapter_plans_and_unread_files([*reasons, *others], [each.path for each in results])
-    plans = [plan for plan in plans if any(each.path in reasons for each in plan.files)]
+    plans = [
+        plan
+        for plan in plans
+        if plan.adapter.present is not None or any(each.path in reasons for each in plan.files)
+    ]
     for plan in plans:
-        first = next(each.path for each in plan.files if each.path in reasons)
+        first = next((each.path for each in plan.files if each.path in reasons), plan.adapter.path)
         for each in plan.files:
             reasons.setdefault(each.path, FOLLOWS_UNSEEN.format(os.path.relpath(first, each.path.parent)))
     files = [each for plan in plans for each in plan.files]
     rest = [each for each in results if each.path not in {file.path for file in files}]
     if plans:  # a file that has Apex's functions through another one has them from the adapter then
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
-    rest = _results_with_cast_requests_on_apex(rest, within, files)
+    rest = _results_with_cast_requests_on_apex(rest, imports, files)
     changed = {each.path for each in files if each.is_changed}
     return MigrationChoice(
         [*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed}
     )
+
+
+def _paths_apart_from_trainings(
+    results: list[FileMigration], reasons: Container[Path], imports: ImportIndex
+) -> list[Path]:
+    """Return files that no training is seen to run with, and that may be reached in another way.
+
+    None where nothing takes the adapter, nor has it.
+
+    Args:
+        reasons: of files that take it.
+    """
+    has_adapter = any(imports.imports_adapter(absolute_path(each.path)) for each in results)
+    if not has_adapter and not any(each.path in reasons for each in results):
+        return []
+    return [
+        each.path for each in results if each.path not in reasons and _is_apart_from_trainings(each, imports)
+    ]
 
 
 def choose_adapter_for_all(paths: Iterable[Path]) -> MigrationChoice:
@@ -146,14 +167,14 @@ def choose_adapter_for_all(paths: Iterable[Path]) -> MigrationChoice:
     return MigrationChoice(faults, plans)
 
 
-def _text_on_what_is_not_ordinary(result: FileMigration) -> str:
+def _text_on_what_is_not_ordinary(result: FileMigration, imports: ImportIndex) -> str:
     """Return why the training of a file takes the adapter; "" for an ordinary one, and for a file without."""
     migration, document = result.migration, result.document
     if migration is None or document is None:
         return ""
     found: Finding | None = None
     if result.by_hand and (
-        not migration.whole or migration.core is not None or not files_needing_apex([result.path])
+        not migration.whole or migration.core is not None or not files_needing_apex([result.path], imports)
     ):
         found = migration.left_by_hand[0]
         # What a message advises is for a rewrite; its message may be of a rewrite of other files, too.
@@ -168,18 +189,20 @@ def _text_on_what_is_not_ordinary(result: FileMigration) -> str:
     )
 
 
-def _why_follows_others(
-    result: FileMigration, within: tuple[str | Path, ...], why: Callable[[Path], str]
-) -> str:
+def _why_follows_others(result: FileMigration, imports: ImportIndex, why: Callable[[Path], str]) -> str:
     """Return why a file takes the adapter as a training does that runs with it; "" if none does."""
-    for path in _trainings_around(result, within):
+    for path in _trainings_around(result, imports):
         if why(path):
             return FOLLOWS.format(os.path.relpath(path, absolute_path(result.path).parent))
+    around, module = _neighbors_and_module(result, imports)
+    # as an earlier run left it
+    if (user := around.user_of_adapter(module)) is not None:
+        return HAS_ADAPTER.format(around.relative_path_of(user))
     return ""
 
 
 def _results_with_cast_requests_on_apex(
-    results: list[FileMigration], within: tuple[str | Path, ...], others: Iterable[FileMigration] = ()
+    results: list[FileMigration], imports: ImportIndex, others: Iterable[FileMigration] = ()
 ) -> list[FileMigration]:
     """Return results in which functions stay decorated for Apex where a program that may run them stays on it.
 
@@ -187,19 +210,19 @@ def _results_with_cast_requests_on_apex(
 
     Args:
         results: of files that do not take the adapter.
-        within: folders and files that were named together.
+        imports: of the project.
         others: of files that take the adapter, or stay since others do.
     """
     staying = {absolute_path(each.path) for each in (*results, *others) if _lets_apex_still_cast(each)}
     if not staying:
         return results
     results = [
-        _left_if_running_with(each, staying, within) if _find_cast_request(each) is not None else each
+        _left_if_running_with(each, staying, imports) if _find_cast_request(each) is not None else each
         for each in results
     ]
     kept = {absolute_path(each.path) for each in results if not each.is_changed and _find_cast_request(each)}
     return [
-        _left_if_running_with(each, kept, within)
+        _left_if_running_with(each, kept, imports)
         if each.migration is not None and each.migration.core is not None
         else each
         for each in results
@@ -224,17 +247,14 @@ def _find_cast_request(result: FileMigration) -> ast.AST | None:
     )
 
 
-def _left_if_running_with(
-    result: FileMigration, staying: set[Path], within: tuple[str | Path, ...]
-) -> FileMigration:
+def _left_if_running_with(result: FileMigration, staying: set[Path], imports: ImportIndex) -> FileMigration:
     """Return what becomes of a file that stays as it is if one of some others, which stay, may run with it."""
     if not staying or not result.is_changed or result.document is None:
         return result
-    around = neighbors_of_file(result.path, within)
-    module = around.module_of_text(result.document.text)
-    left = next((path for path, _ in around.modules_of_program(module) if path in staying), None)
+    around, module = _neighbors_and_module(result, imports)
+    left = next((path for path in around.files_of_program(module) if path in staying), None)
     reason = STAYS_WITH
-    if left is None and _is_apart_from_trainings(result, within):
+    if left is None and _is_apart_from_trainings(result, imports):
         left, reason = min(staying), STAYS_BESIDE
     if left is None:
         return result
@@ -243,21 +263,22 @@ def _left_if_running_with(
     return replace(result, migration=Migration(result.document.text, [finding]))
 
 
-def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> list[Path]:
+def _trainings_around(result: FileMigration, imports: ImportIndex) -> list[Path]:
     """Return the other files with a part of Apex's core that run where a file does."""
+    around, module = _neighbors_and_module(result, imports)
+    return around.files_of_program_that(module, has_part_of_training)
+
+
+def _neighbors_and_module(result: FileMigration, imports: ImportIndex) -> tuple[Neighbors, Module]:
+    """Return what is around a file that was read, and its module."""
     assert result.document is not None
-    around = neighbors_of_file(result.path, within)
-    module = around.module_of_text(result.document.text)
-    return [
-        path
-        for path, each in around.modules_of_program(module)
-        if initializes_apex(each) or needs_scaler(each)
-    ]
+    around = Neighbors(result.path, imports)
+    return around, around.module_of_text(result.document.text)
 
 
-def _is_apart_from_trainings(result: FileMigration, within: tuple[str | Path, ...]) -> bool:
+def _is_apart_from_trainings(result: FileMigration, imports: ImportIndex) -> bool:
     """Return whether a file has something of Apex, but no core, and no training is seen to run with it."""
     migration = result.migration
     if migration is None or result.fault is not None or not result.is_changed:
         return False
-    return migration.core is None and not _trainings_around(result, within)
+    return migration.core is None and not _trainings_around(result, imports)

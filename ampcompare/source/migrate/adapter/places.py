@@ -5,29 +5,21 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
-from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import APEX
 from ampcompare.source.document import parse_document, read_source_bytes
-from ampcompare.source.find import absolute_path, find_sources, folders_up_to_repository
-from ampcompare.source.project import TOP
+from ampcompare.source.find import absolute_path, folders_up_to_repository
+from ampcompare.source.project import LEVELS, MAX_FILES, TOP, ImportIndex, file_of_module, names_in_imports
 
 STANDARD = sys.stdlib_module_names | {"test"}
 MAX_WAY = 2  # folders, from one above a file down to one that `sys.path` leads to
-MAX_FILES = 2000  # of a project whose imports are read
-# Imports, wherever they stand: a syntax tree takes 20 times as long, 16 s for 2000 files of 500 lines.
-FROM = re.compile(
-    r"(?:^|[;:])[ \t]*from[ \t]+([\w.]+)[ \t]+import[ \t]*(\((?:[^)#]|#[^\n]*)*\)|[^\n#;]*)", re.MULTILINE
-)
-IMPORT = re.compile(r"(?:^|[;:])[ \t]*import[ \t]+([^\n#;]*)", re.MULTILINE)
-COMMENT = re.compile(r"#[^\n]*")
-WORD = re.compile(r"\w+")
 # Packages that a project does not install, or that stand in the place of a module of Python's own.
 SCRATCH = re.compile(r"(?i)(?:tests?|testing|te?mp|scratch|sandbox|examples?|demos?)(?:_.*|\d*)")
+SHOWN = re.compile(r"(?i)(?:tests?|testing|examples?|demos?|docs?)(?:_.*|\d*)")
 PATH = re.compile(rb"\bsys\.path\b")
 
 
@@ -36,11 +28,15 @@ class ImportRoots:
 
     Args:
         paths: files that are named together.
+        index: which file imports which, as one run asks it.
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], index: ImportIndex) -> None:
         self._given = [absolute_path(path) for path in paths]
+        self._index = index
         self._known: dict[tuple[Path, str], Path | None] = {}
+        self._folders: dict[tuple[Path, Path], list[Path]] = {}
+        self._roots: dict[Path, tuple[Counter[Path], Counter[Path]]] = {}
 
     def root_of(self, path: Path, text: str) -> Path:
         """Return the folder from which a file imports the modules of its project, as `sys.path` must have it.
@@ -78,7 +74,7 @@ class ImportRoots:
         """Return whether a file in a folder itself, none below it, imports a file from there."""
         own, folder = absolute_path(path), absolute_path(root)
         return any(
-            importer.parent == folder and _file_of(folder, name.split(".")) == own
+            importer.parent == folder and self._index.file_of_module_below(folder, name) == own
             for importer, name in self._imports
         )
 
@@ -98,7 +94,7 @@ class ImportRoots:
         if sum(map(tops.__getitem__, packages)) < len(paths):
             packages = [name for name in packages if self._is_imported_from_outside(root / name)]
         if not packages and not any(path.parent == root for path in paths):
-            return _package_imported_by_all(root, paths)
+            return self._package_imported_by_all(root, paths)
         return max(packages, key=tops.__getitem__, default="")
 
     def _is_imported_from_outside(self, package: Path) -> bool:
@@ -124,8 +120,8 @@ class ImportRoots:
         return any(
             self._root_above(own.parent, name, base) is None
             and not any(_has_module_in_folder_below(folder, name.split(".")) for folder in nearer)
-            for name in _imported_names(_text_of_file_or_empty(path))
-            if _file_of(root, name.split("."))
+            for name in self._absolute_imports_of(own)
+            if self._index.file_of_module_below(root, name)
         )
 
     def _roots_of_file_and_of_neighbors(self, path: Path) -> tuple[Counter[Path], Counter[Path]]:
@@ -134,42 +130,56 @@ class ImportRoots:
         Of imports that lead nowhere from where they stand, as in a file that changes `sys.path`, is run by one that
         does, or uses the package as it is installed, those by the bare name of the file count only without others.
         """
-        own, base = absolute_path(path), self._base_of(path)
+        own = absolute_path(path)
+        if own not in self._roots:
+            self._roots[own] = self._count_roots_of_file_and_of_neighbors(own)
+        return self._roots[own]
+
+    def _count_roots_of_file_and_of_neighbors(self, own: Path) -> tuple[Counter[Path], Counter[Path]]:
+        base = self._base_of(own)
         project = _topmost_project_folder(own, base)
         named = (
             Path(os.path.commonpath([each.parent for each in self._given])) if len(self._given) > 1 else base
         )
         exact, near, guesses_by_bare_name = Counter[Path](), Counter[Path](), Counter[Path]()
-        above = [each for each in own.parents if each.is_relative_to(base) and each != base]
-        names = {own.stem, *(each.name for each in above)}
-        for importer, name in self._imports:
-            parts = name.split(".")
-            # a module of the project that is called `apex` is none that other files mean by this name
-            if parts[0] not in names or parts[0] in APEX or importer == own:
+        above = _folders_up_to(own, base)
+        # a module of the project that is called `apex` is none that other files mean by this name
+        names = {own.stem, *(each.name for each in above if each != base)} - set(APEX)
+        beside: dict[Path, bool] = {}  # whether what an importer names may lie with the file
+        for importer, name in chain.from_iterable(
+            self._imports_by_first_part.get(each, ()) for each in names
+        ):
+            if importer == own:
                 continue
             found = (exact, near)
             root = self._root_above(importer.parent, name, base)
-            if root is None and importer.is_relative_to(project) and importer.is_relative_to(named):
-                root = next(
-                    (each for each in own.parents if each.is_relative_to(base) and _file_of(each, parts)),
-                    None,
-                )
+            if root is None:
+                if importer not in beside:
+                    beside[importer] = importer.is_relative_to(project) and importer.is_relative_to(named)
+                if not beside[importer]:
+                    continue
+                root = next((each for each in above if self._index.file_of_module_below(each, name)), None)
                 found = (guesses_by_bare_name, near) if root == own.parent else (exact, near)
-            if root is None or not own.is_relative_to(root):
+            if root is None or root not in above:
                 continue
-            if _file_of(root, parts) == own:
+            if self._index.file_of_module_below(root, name) == own:
                 found[0][root] += 1
-            elif own.relative_to(root).parts[0] == parts[0]:
+            elif own.relative_to(root).parts[0] == name.partition(".")[0]:
                 found[1][root] += 1
         return exact or guesses_by_bare_name, near
 
     def _root_above(self, folder: Path, name: str, base: Path) -> Path | None:
         """Return the nearest folder, from one upwards, that has a module of a name."""
         if (folder, name) not in self._known:
-            parts = name.split(".")
-            above = (each for each in (folder, *folder.parents) if each.is_relative_to(base))
+            first = name.partition(".")[0]
+            if (folder, base) not in self._folders:
+                self._folders[folder, base] = _folders_up_to(folder / "_", base)
             self._known[folder, name] = next(
-                (each for each in above if _file_of(each, parts) and not _is_package_named(each, parts[0])),
+                (
+                    each
+                    for each in self._folders[folder, base]
+                    if self._index.file_of_module_below(each, name) and not _is_package_named(each, first)
+                ),
                 None,
             )
         return self._known[folder, name]
@@ -182,13 +192,30 @@ class ImportRoots:
         """
         bases = {self._base_of(path) for path in self._given}
         tops = [each for each in bases if not any(each != one and each.is_relative_to(one) for one in bases)]
-        around = islice(map(absolute_path, find_sources(sorted(map(str, tops)))), MAX_FILES)
+        around = islice(chain.from_iterable(map(self._index.files_below, sorted(tops))), MAX_FILES)
         return [
             (file, name)
             for file in dict.fromkeys([*self._given, *around])
             if file.suffix == ".py"
-            for name in _imported_names(_text_of_file_or_empty(file))
+            for name in self._absolute_imports_of(file)
         ]
+
+    @cached_property
+    def _imports_by_first_part(self) -> dict[str, list[tuple[Path, str]]]:
+        found: dict[str, list[tuple[Path, str]]] = {}
+        for file, name in self._imports:
+            found.setdefault(name.partition(".")[0], []).append((file, name))
+        return found
+
+    def _absolute_imports_of(self, file: Path) -> list[str]:
+        return [name for name in self._index.names_in_imports_of(file) if not name.startswith(".")]
+
+    def _package_imported_by_all(self, root: Path, paths: Sequence[Path]) -> str:
+        """Return a package of a folder that all files import; "" for none."""
+        imported = [_top_packages(self._index.names_in_imports_of(absolute_path(path))) for path in paths]
+        names = set[str].intersection(*imported) if imported else set[str]()
+        found = (name for name in sorted(names) if _is_package(root / name) and not SCRATCH.fullmatch(name))
+        return next(found, "")
 
     def _base_of(self, path: Path) -> Path:
         """Return the folder that holds all of the project: of a repository, or the working directory."""
@@ -197,13 +224,26 @@ class ImportRoots:
         return Path(os.path.commonpath([each.parent for each in (absolute_path(path), *self._given)]))
 
 
+def _folders_up_to(path: Path, base: Path) -> list[Path]:
+    """Return the folders above a file, up to a base and with it; none where the base is not above."""
+    return [each for each in path.parents if each.is_relative_to(base)]
+
+
 def _topmost_project_folder(path: Path, base: Path) -> Path:
     """Return the topmost folder above a file, up to a base, with what lies in the folder of a project; else the base.
 
     Of projects that lie side by side, none imports what another one has.
     """
-    above = [each for each in path.parents if each.is_relative_to(base)]
-    return next((each for each in reversed(above) if any((each / name).exists() for name in TOP)), base)
+    above = reversed(_folders_up_to(path, base))
+    return next((each for each in above if any((each / name).exists() for name in TOP)), base)
+
+
+def is_test_or_example(path: Path) -> bool:
+    """Return whether a file says by its name or a folder of its repository that it only shows the use of others."""
+    own = absolute_path(path)
+    base = _topmost_project_folder(own, [*own.parents][:LEVELS][-1])
+    names = own.relative_to(base).with_suffix("").parts
+    return any(map(SHOWN.fullmatch, names))
 
 
 def is_script(path: Path) -> bool:
@@ -259,47 +299,14 @@ def _is_of_apex(statement: ast.Import | ast.ImportFrom) -> bool:
     return not statement.level and (statement.module or "").split(".")[0] in APEX
 
 
-def _text_of_file_or_empty(path: Path) -> str:
-    try:
-        return read_source_bytes(path).decode("utf-8", errors="replace")
-    except FileFault:
-        return ""
-
-
-def _imported_names(text: str) -> Iterator[str]:
-    """Yield the dotted names of modules that a text imports, and of what it takes from them, without relative ones."""
-    text = text.replace("\\\n", " ")
-    for found in FROM.finditer(text):
-        if not found[1].startswith("."):
-            yield found[1]
-            for name in COMMENT.sub("", found[2]).strip("() \t\r\n").split(","):
-                if word := WORD.match(name.strip()):
-                    yield f"{found[1]}.{word[0]}"
-    for found in IMPORT.finditer(text):
-        for name in found[1].split(","):
-            if name.strip():
-                yield name.split()[0]
-
-
 def _num_folders_up(text: str) -> int:
     """Return how many folders the relative imports of a text go up, with its own; 0 without any."""
-    modules = [found[1] for found in FROM.finditer(text)]
-    return max((len(name) - len(name.lstrip(".")) for name in modules), default=0)
+    return max((len(name) - len(name.lstrip(".")) for name in names_in_imports(text)), default=0)
 
 
 def _has_module_in_folder_below(folder: Path, parts: Sequence[str]) -> bool:
     """Return whether a folder right below another one has a module."""
-    return any(_file_of(each, parts) for each in folder.glob("*"))
-
-
-def _file_of(root: Path, parts: Sequence[str]) -> Path | None:
-    """Return the file of a module below a folder; of a package without `__init__.py` the folder; None without any."""
-    place = root.joinpath(*parts)
-    if (file := place.with_name(f"{place.name}.py")).is_file():
-        return file
-    if (file := place / "__init__.py").is_file():
-        return file
-    return place if place.is_dir() else None
+    return any(file_of_module(each, parts) for each in folder.glob("*"))
 
 
 def _scales_at_top(path: Path, content: bytes) -> bool:
@@ -318,17 +325,6 @@ def _is_package(folder: Path) -> bool:
     return (folder / "__init__.py").is_file() and absolute_path(folder).name.isidentifier()
 
 
-def _package_imported_by_all(root: Path, paths: Sequence[Path]) -> str:
-    """Return a package of a folder that all files import; "" for none."""
-    names = (
-        set.intersection(*(_top_packages_imported(_text_of_file_or_empty(path)) for path in paths))
-        if paths
-        else set()
-    )
-    found = (name for name in sorted(names) if _is_package(root / name) and not SCRATCH.fullmatch(name))
-    return next(found, "")
-
-
 def _is_package_named(folder: Path, name: str) -> bool:
     """Return whether a folder is the package that its own files mean by a name, whatever module of that name it has."""
     return absolute_path(folder).name == name and _is_package(folder)
@@ -345,7 +341,11 @@ def _top_packages_imported(text: str) -> set[str]:
 
     A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.
     """
-    return {name.split(".")[0] for name in _imported_names(text)} - {"apex", "torch"} - STANDARD
+    return _top_packages(names_in_imports(text))
+
+
+def _top_packages(names: Iterable[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names} - {"apex", "torch", ""} - STANDARD
 
 
 def _has_module(folder: Path, name: str, path: Path) -> bool:

@@ -11,12 +11,18 @@ from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import ADAPTER, public_full_name
 from ampcompare.source.document import parse_document, read_source_bytes
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
-from ampcompare.source.migrate.adapter.places import ImportRoots, apex_import_above_path_change, is_script
+from ampcompare.source.migrate.adapter.places import (
+    ImportRoots,
+    apex_import_above_path_change,
+    is_script,
+    is_test_or_example,
+)
 from ampcompare.source.migrate.project import FileMigration, migration_with_questions
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
+from ampcompare.source.project import ImportIndex
 from ampcompare.source.syntax import SourceInvalid
 
 CORE_STAYS = (
@@ -25,8 +31,10 @@ CORE_STAYS = (
 )
 LATE = "this stands above the line that lets `sys.path` lead to {}, where the adapter of all files lies; move it below"
 NOT_INITIALIZED = (
-    "no file that is named here calls amp.initialize: what calls this must call that of {}, not that of Apex"
+    "no file that is named here calls amp.initialize{}: what calls this must call that of {}, "
+    "not that of Apex"
 )
+EXCEPT_EXAMPLES = ", except tests and examples"
 INITIALIZES = re.compile(r"\binitialize\b")
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
@@ -76,20 +84,22 @@ class AdapterPlan:
 
 
 def adapter_plans_and_unread_files(
-    paths: Iterable[Path], others: Iterable[Path] = ()
+    paths: Iterable[Path], others: Iterable[Path] = (), imports: ImportIndex | None = None
 ) -> tuple[list[AdapterPlan], list[FileMigration]]:
     """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed.
 
     Args:
         paths: files that take the adapter.
         others: further files of the project, whose imports of these say where the adapter is found.
+        imports: which file of the project imports which, as one run asks it; None to ask again.
     """
     faults: list[FileMigration] = []
     groups: dict[Path, list[Path]] = {}
     # scripts that import Apex before `sys.path` leads elsewhere, with the import
     early: dict[Path, ast.stmt] = {}
     paths, others = list(paths), list(others)
-    places = ImportRoots(dict.fromkeys([*paths, *others]))
+    imports = ImportIndex() if imports is None else imports
+    places = ImportRoots(dict.fromkeys([*paths, *others]), imports)
     for path in paths:
         try:
             content = read_source_bytes(path)
@@ -107,13 +117,12 @@ def adapter_plans_and_unread_files(
     _give_early_scripts_own_adapter(groups, early)
     _share_adapter_of_folder_around(groups, places)
     plans = [
-        _adapter_plan_of_project(root, places.package_for_adapter(root, files), files, early)
+        _adapter_plan_of_project(root, places.package_for_adapter(root, files), files, early, imports)
         for root, files in sorted(groups.items())
     ]
     plans = _plans_with_cores_on_apex(plans)
-    if not any(map(_may_file_initialize_apex, dict.fromkeys([*paths, *others]))):
-        plans = [_plan_with_initialize_noted(each) for each in plans]
-    return plans, faults
+    initializing = [each for each in dict.fromkeys([*paths, *others]) if _may_file_initialize_apex(each)]
+    return [_plan_with_initialize_noted(each, initializing) for each in plans], faults
 
 
 def _may_file_initialize_apex(path: Path) -> bool:
@@ -127,9 +136,9 @@ def _may_file_initialize_apex(path: Path) -> bool:
     )
 
 
-def files_needing_apex(paths: Iterable[Path]) -> list[Path]:
+def files_needing_apex(paths: Iterable[Path], imports: ImportIndex | None = None) -> list[Path]:
     """Return the files that need Apex even with the adapter, or cannot be read."""
-    plans, faults = adapter_plans_and_unread_files(paths)
+    plans, faults = adapter_plans_and_unread_files(paths, imports=imports)
     files = [file for plan in plans for file in plan.files]
     return [each.path for each in (*files, *faults) if each.by_hand or each.fault]
 
@@ -141,7 +150,7 @@ def movable_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _adapter_plan_of_project(
-    root: Path, package: str, paths: list[Path], early: Mapping[Path, ast.stmt]
+    root: Path, package: str, paths: list[Path], early: Mapping[Path, ast.stmt], imports: ImportIndex
 ) -> AdapterPlan:
     name = f"{package}.{ADAPTER}" if package else ADAPTER
     place = root / package / f"{ADAPTER}.py"
@@ -152,7 +161,7 @@ def _adapter_plan_of_project(
         is_inside = package and path.is_relative_to(place.parent)
         depth = len(path.parent.relative_to(place.parent).parts) if is_inside else None
         migration = adapt_text(document.text, name, depth=depth, exports=path.name == "__init__.py")
-        migration = migration_with_questions(path, document.text, migration)
+        migration = migration_with_questions(path, document.text, migration, imports)
         if path in early and path.parent not in (root, place.parent):
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = replace(migration, findings=sorted({*migration.findings, late}))
@@ -163,15 +172,27 @@ def _adapter_plan_of_project(
     return AdapterPlan(AdapterFile(place, name, present), files)
 
 
-def _plan_with_initialize_noted(plan: AdapterPlan) -> AdapterPlan:
-    """Return a plan with a note on each file whose losses are scaled for optimizers that no file initializes."""
+def _plan_with_initialize_noted(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:
+    """Return a plan with a note on each file whose losses are scaled for optimizers that others initialize.
+
+    What tests and examples of a library do, all of its other callers must do.
+
+    Args:
+        initializing: files that may call `amp.initialize`.
+    """
+    shown = [each for each in initializing if is_test_or_example(each)]
     files = []
     for each in plan.files:
+        if len(shown) < len(initializing) or (shown and is_test_or_example(each.path)):
+            files.append(each)
+            continue
         scaling = [
             node for node, name in _core_uses_with_names(each) if name in ("scale_loss", "master_params")
         ]
         if scaling and each.is_changed and each.migration is not None:
-            note = Finding.of_node(scaling[0], NOTE, NOT_INITIALIZED.format(plan.adapter.name))
+            note = Finding.of_node(
+                scaling[0], NOTE, NOT_INITIALIZED.format(EXCEPT_EXAMPLES * bool(shown), plan.adapter.name)
+            )
             findings = sorted({*each.migration.findings, note})
             each = replace(each, migration=replace(each.migration, findings=findings))
         files.append(each)

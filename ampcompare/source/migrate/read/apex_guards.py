@@ -6,12 +6,13 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX
 from ampcompare.source.edits import Edits
+from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.read.options import expression_as_bool
 from ampcompare.source.migrate.read.replacement_table import IMPORTED
 from ampcompare.source.module import Module
-from ampcompare.source.project import Project
+from ampcompare.source.project import ImportIndex
 from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name
 
 ANSWERED = (
@@ -58,24 +59,24 @@ def answer_apex_questions(module: Module, edits: Edits) -> list[Finding]:
     return findings
 
 
-def questions_to_other_packages(path: Path, text: str) -> list[Finding]:
+def questions_to_other_packages(path: Path, text: str, imports: ImportIndex) -> list[Finding]:
     """Return a finding for each use of what a package outside of the project says of Apex.
 
     Args:
         path: of the module.
         text: as it is before it is changed.
+        imports: of the project.
     """
     if AVAILABILITY.search(text) is None:  # before it is parsed
         return []
-    module, project = Module(text), Project(path)
-    assert project.path is not None
+    module, own = Module(text), absolute_path(path)
     findings = []
     for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not AVAILABILITY.fullmatch(last_name(node)):
             continue
         full = module.resolve(node, follow=False) or ""
         is_imported = "." in full and isinstance(node.ctx, ast.Load) and full.partition(".")[0] not in APEX
-        if is_imported and project.find_file_and_name_of_definition(project.path, full) is None:
+        if is_imported and imports.find_file_and_name_of_definition(own, full) is None:
             findings.append(Finding.of_node(node, BY_HAND, ASKS_ANOTHER.format(full)))
     return findings
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ampcompare.source.amp_names import ADAPTER, APEX, CORE, is_of_adapter
 from ampcompare.source.index import Index
 from ampcompare.source.module import Module
-from ampcompare.source.project import MAX_MODULES, Project
+from ampcompare.source.project import MAX_MODULES, ImportIndex, Project
 from ampcompare.source.syntax import dotted_name, last_name
 
 # the attribute of an optimizer by which files that an earlier version migrated share a scaler
@@ -27,23 +27,30 @@ class Neighbors:
 
     Attributes:
         path: of the module; None if it is text alone.
-        within: folders and files that were named together, as those of one project.
+        imports: which file of the project imports which, as one run asks it.
     """
 
     path: Path | None = None
-    within: tuple[Path, ...] = ()
+    imports: ImportIndex = field(default_factory=ImportIndex, compare=False, repr=False)
     _projects: dict[Module, Project] = field(default_factory=dict, compare=False, repr=False)
 
     def project_of(self, module: Module) -> Project:
         """Return the project in which a module is the file of this path."""
-        return self._projects.setdefault(module, Project(self.path, module, self.within))
+        if self.path is None:
+            return Project(module=module)
+        return self._projects.setdefault(module, Project(self.path, module, self.imports))
+
+    def _imports_and_path(self, module: Module) -> tuple[ImportIndex, Path] | None:
+        """Return which file imports which where a module has this path, and the path; None for text alone."""
+        project = self.project_of(module)
+        return None if project.path is None else (project.imports, project.path)
 
     def index_of(self, module: Module) -> Index:
         """Return the calls of a module, and of those around it."""
         project = self.project_of(module)
         if project.path is None:
             return Index(module)
-        modules = frozenset([module, *(each for _, each in project.modules_around(project.path))])
+        modules = frozenset([module, *(each for _, each in project.modules_around())])
         if modules not in INDEXES:
             if len(INDEXES) >= MAX_INDEXES:
                 INDEXES.clear()
@@ -56,24 +63,23 @@ class Neighbors:
 
     def module_of_text(self, text: str) -> Module:
         """Return the module of a text, that of the file where it is its own."""
-        return Project(self.path).module_of_text(text)
+        return Project(self.path, imports=self.imports).module_of_text(text)
 
     def modules_linked_to(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the other modules with a part of Apex's core through which the same training may go.
 
         One imports the other, or a third one both; where a file imports too many to look at, it may import any.
         """
-        if self.path is None:
+        if (place := self._imports_and_path(module)) is None:
             return
-        project = self.project_of(module)
-        assert project.path is not None
-        around = dict(project.modules_around(project.path))
-        reached = {path: _files_imported_directly_or_not(project, path) for path in (*around, project.path)}
-        for path, other in around.items():
-            if initializes_apex(other) or needs_scaler(other):
-                both = {path, project.path}
-                if any(_may_reach_both(both, {one, *theirs}) for one, theirs in reached.items()):
-                    yield path, other
+        imports, own = place
+        around = imports.files_around(own)
+        reached = [{path, *imports.files_reached_from(path)} for path in (*around, own)]
+        for path in around:
+            if imports.does_module_answer(path, has_part_of_training):
+                both = {path, own}
+                if any(_may_reach_both(both, theirs) for theirs in reached):
+                    yield from self.project_of(module).modules_of_files([path])
 
     def paths_sharing_training(self, module: Module, *, everywhere: bool) -> Iterator[Path]:
         """Yield the other files that may have a part of the same training.
@@ -83,18 +89,17 @@ class Neighbors:
         Args:
             everywhere: whether all of the project may, as where a registry or a string leads to them.
         """
-        if self.path is None:
+        if (place := self._imports_and_path(module)) is None:
             return
-        project = self.project_of(module)
-        assert project.path is not None
-        for path, other in self.modules_linked_to(module):
-            apart = project.path not in _files_imported_directly_or_not(
-                project, path
-            ) and path not in _files_imported_directly_or_not(project, project.path)
-            if not (apart and _trains_alone(module) and _trains_alone(other)):
+        imports, own = place
+        for path, _ in self.modules_linked_to(module):
+            apart = own not in imports.files_reached_from(path) and path not in imports.files_reached_from(
+                own
+            )
+            if not (apart and _trains_alone(module) and imports.does_module_answer(path, _trains_alone)):
                 yield path
-        for path, other in project.modules_with(project.path, frozenset(APEX)) if everywhere else ():
-            if path != project.path and needs_scaler(other):
+        for path in imports.files_of_project_with(own, frozenset(APEX)) if everywhere else ():
+            if path != own and imports.does_module_answer(path, needs_scaler):
                 yield path
 
     def modules_checking_apex(self, module: Module) -> Iterator[tuple[Path, Module]]:
@@ -102,73 +107,67 @@ class Neighbors:
 
         They import it, if only through other files, or it imports them, as a test does.
         """
-        if self.path is None:
+        if (place := self._imports_and_path(module)) is None:
             return
-        project = self.project_of(module)
-        assert project.path is not None
-        own = _files_imported_directly_or_not(project, project.path)
-        for path, other in project.modules_around(project.path):
-            if (initializes_apex(other) or needs_scaler(other)) and (
-                path in own or project.path in _files_imported_directly_or_not(project, path)
-            ):
-                yield path, other
+        imports, own = place
+        checking = [
+            path
+            for path in imports.files_around(own)
+            if imports.does_module_answer(path, has_part_of_training)
+            and (path in imports.files_reached_from(own) or own in imports.files_reached_from(path))
+        ]
+        yield from self.project_of(module).modules_of_files(checking)
 
     def modules_above(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the modules of the project that import one, and in turn those that import these."""
-        if self.path is None:
-            return
-        project = self.project_of(module)
-        assert project.path is not None
-        seen, waiting = {project.path}, [project.path]
-        while waiting and len(seen) < MAX_MODULES:
-            for other in project.files_importing(waiting.pop()):
-                if other not in seen and (found := project.module_of_file(other)) is not None:
-                    seen.add(other)
-                    waiting.append(other)
-                    yield other, found
+        if place := self._imports_and_path(module):
+            imports, own = place
+            yield from self.project_of(module).modules_of_files(imports.files_above(own))
 
     def modules_below(self, module: Module) -> Iterator[Module]:
         """Yield the modules of the project that one imports, and in turn those that these do."""
-        if self.path is not None:
-            project = self.project_of(module)
-            assert project.path is not None
-            for path in sorted(_files_imported_directly_or_not(project, project.path) - {project.path}):
-                if (found := project.module_of_file(path)) is not None:
-                    yield found
+        if place := self._imports_and_path(module):
+            imports, own = place
+            files = sorted(imports.files_reached_from(own) - {own})
+            yield from (each for _, each in self.project_of(module).modules_of_files(files))
+
+    def files_of_program(self, module: Module) -> list[Path]:
+        """Return the other files that run where a module does, as `ImportIndex` finds them."""
+        place = self._imports_and_path(module)
+        return [] if place is None else place[0].files_of_program(place[1])
 
     def modules_of_program(self, module: Module) -> Iterator[tuple[Path, Module]]:
-        """Yield the other files that run where a module does: what it imports, what imports it, and all of theirs."""
-        if self.path is not None:
-            project = self.project_of(module)
-            assert project.path is not None
-            found = _files_imported_directly_or_not(project, project.path)
-            for path, _ in self.modules_above(module):
-                found |= {path} | _files_imported_directly_or_not(project, path)
-            for path in sorted(found - {project.path}):
-                if (other := project.module_of_file(path)) is not None:
-                    yield path, other
+        """Yield the modules of the other files that run where a module does."""
+        yield from self.project_of(module).modules_of_files(self.files_of_program(module))
+
+    def files_of_program_that(self, module: Module, question: Callable[[Module], bool]) -> list[Path]:
+        """Return the other files that run where a module does and of whose modules a question is true."""
+        program = self.files_of_program(module)
+        return [path for path in program if self.imports.does_module_answer(path, question)]
 
     def runs_with_adapter(self, module: Module) -> bool:
         """Return whether a module, or another file that runs with it, imports the adapter."""
+        return self.user_of_adapter(module) is not None
+
+    def user_of_adapter(self, module: Module) -> Path | None:
+        """Return the first file that imports the adapter: that of a module, or another one that runs with it."""
         if any(is_of_adapter(full) for _, _, full in module.imports):
-            return True
-        project = self.project_of(module)
-        if project.path is None or not any(project.modules_with(project.path, frozenset({ADAPTER}))):
-            return False  # before all of the program is looked at
-        program = (each for _, each in self.modules_of_program(module))
-        return any(is_of_adapter(full) for each in program for _, _, full in each.imports)
+            return self.path or Path()
+        place = self._imports_and_path(module)
+        if place is None or not place[0].files_of_project_with(place[1], frozenset({ADAPTER})):
+            return None  # before all of the program is looked at
+        return next(filter(place[0].imports_adapter, self.files_of_program(module)), None)
 
     def importers_of_names(self, module: Module, names: Collection[str]) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
         found: dict[str, Path] = {}
-        if self.path is None or not names:
+        if not names or (place := self._imports_and_path(module)) is None:
             return found
+        imports, own = place
         project = self.project_of(module)
-        assert project.path is not None
-        for other in project.files_importing(project.path):
-            if (theirs := project.module_of_file(other)) is not None:
-                for name in _names_imported_or_read_from(project, other, theirs, names):
-                    found.setdefault(name, other)
+        for other, theirs in project.modules_of_files(imports.files_importing(own)):
+            for name in _names_imported_or_read_from(project, other, theirs, names):
+                found.setdefault(name, other)
         return found
 
 
@@ -196,6 +195,11 @@ def needs_scaler(module: Module) -> bool:
     )
 
 
+def has_part_of_training(module: Module) -> bool:
+    """Return whether a module initializes Apex, or needs what one that does has made."""
+    return initializes_apex(module) or needs_scaler(module)
+
+
 def _trains_alone(module: Module) -> bool:
     """Return whether a module initializes and scales a loss, so that it may train without another one."""
     scales = any(
@@ -209,20 +213,6 @@ def _is_call_of_amp(module: Module, call: ast.Call) -> bool:
     if full.startswith("apex.amp.") and full.removeprefix("apex.amp.") in CORE:
         return True
     return isinstance(call.func, ast.Attribute) and last_name(call.func.value) == "amp" and not full
-
-
-def _files_imported_directly_or_not(project: Project, path: Path) -> set[Path]:
-    """Return the files that one imports, and in turn those that these do."""
-    found: set[Path] = set()
-    waiting = [path]
-    while waiting and len(found) < MAX_MODULES:
-        current = waiting.pop()
-        module = project.module_of_file(current)
-        for each in [] if module is None else project.files_imported_by(module, current):
-            if each not in found:
-                found.add(each)
-                waiting.append(each)
-    return found
 
 
 def _may_reach_both(both: set[Path], reached: set[Path]) -> bool:
@@ -249,12 +239,3 @@ def _names_imported_or_read_from(
     for node in module.nodes if own else ():
         if isinstance(node, ast.Attribute) and node.attr in names and dotted_name(node.value) in own:
             yield node.attr
-
-
-def neighbors_of_file(path: Path, within: Iterable[str | Path] = ()) -> Neighbors:
-    """Return what the files around a module have to do with it.
-
-    Args:
-        within: folders and files that were named together, as those of one project.
-    """
-    return Neighbors(path, tuple(map(Path, within)))

@@ -503,6 +503,13 @@ def test_a_library_whose_callers_initialize_says_whose_function_they_must_call(t
     assert notes() == []
     (tmp_path / "use.py").write_text("def begin(weights):\n    return weights.initialize()\n")
     assert len(notes()) == 1
+    (tmp_path / "README.md").touch()
+    for shown in ("tests/test_finder.py", "docs/examples/use.py", "test_use.py"):
+        (tmp_path / shown).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / shown).write_text(f"{USE}import finder\nfinder.step(*amp.initialize(model, optimizer))\n")
+    found = [message for name, message in notes() if "must call" in message]
+    assert len(found) == 1
+    assert "except tests and examples" in found[0]
 
 
 def test_an_import_without_use_stays_with_a_core_that_stays(tmp_path: Path) -> None:

@@ -25,22 +25,58 @@ def train(model, optimizer, batches):
 """
 BESIDE = "import train\nimport torch as pt\n\npt.backends.cuda.matmul.allow_tf32 = True\n"
 FUSED = "from apex.optimizers import FusedLAMB\n"
+RATES = "from apex.parallel import LARC\n\n\ndef wrap(optimizer):\n    return LARC(optimizer)\n"
+ASKING = """\
+import rates
 
 
-@pytest.mark.parametrize("head", ["", FUSED], ids=["whole", "with a part of Apex"])
-def test_a_second_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], head: str) -> None:
+def is_there():
+    has_apex = True
+    try:
+        import apex
+    except ImportError:
+        has_apex = False
+    return has_apex
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "others"),
+    [
+        ("", {}),
+        (FUSED, {}),
+        ("import rates\n", {"rates.py": RATES}),
+        ("import rates\n", {"rates.py": RATES, "asking.py": ASKING}),
+        ("", {"rates.py": RATES, "asking.py": ASKING}),
+    ],
+    ids=[
+        "whole",
+        "with a part of Apex",
+        "with a file on Apex",
+        "with a question for it",
+        "next to a file on Apex",
+    ],
+)
+def test_a_second_run_changes_nothing_and_says_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], head: str, others: dict[str, str]
+) -> None:
     """Functions of the adapter are no calls of what nothing names, and what it leaves stays as it is."""
     files = {
-        "train.py": LOOP + (f"\n\n{head}made = FusedLAMB" if head else ""),
+        "train.py": LOOP + (f"\n\n{head}made = 1" if head else ""),
         "main.py": BESIDE,
         "README.md": "",
+        **others,
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    main(["migrate", "--write", str(tmp_path)])
+    code = main(["migrate", "--write", str(tmp_path)])
     assert "torch_amp_adapter" in (tmp_path / "train.py").read_text(encoding="utf-8")
     first = {name: (tmp_path / name).read_text(encoding="utf-8") for name in files}
-    capsys.readouterr()
-    assert main(["migrate", "--write", str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "by hand: " in line]
+    assert code == bool(said)
+    assert main(["migrate", "--write", str(tmp_path)]) == code
     assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in files} == first
-    assert "by hand" not in capsys.readouterr().err
+    again = [line for line in capsys.readouterr().err.splitlines() if "by hand: " in line]
+    assert [line.partition("by hand: ")[2] for line in again] == [
+        line.partition("by hand: ")[2] for line in said
+    ]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.project import ImportIndex
 
 HEAD = "import torch\nfrom apex import amp\n"
 TRAIN = """
@@ -306,7 +307,9 @@ def test_files_that_only_lie_nearby_are_of_no_project(tmp_path: Path) -> None:
         (tmp_path / name / "train.py").write_text(text, encoding="utf-8")
     script, said = tmp_path / "one" / "train.py", "a part of Apex's core is in ../two/train.py too"
     assert "no file calls scale_loss" in "\n".join(migrate_file(script).lines())
-    assert "no file calls scale_loss" in "\n".join(migrate_file(script, within=[tmp_path / "one"]).lines())
-    assert said in "\n".join(migrate_file(script, within=[tmp_path]).lines())
+    assert "no file calls scale_loss" in "\n".join(
+        migrate_file(script, imports=ImportIndex([tmp_path / "one"])).lines()
+    )
+    assert said in "\n".join(migrate_file(script, imports=ImportIndex([tmp_path])).lines())
     (tmp_path / "setup.py").touch()
     assert said in "\n".join(migrate_file(script).lines())
