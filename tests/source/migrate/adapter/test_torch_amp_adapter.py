@@ -410,6 +410,24 @@ def test_functions_that_apex_does_not_list_keep_their_types(forked_python: Any, 
     _compare(forked_python, tmp_path, text)
 
 
+@pytest.mark.integration
+def test_functions_of_the_modules_of_torch_that_apex_does_not_list_keep_their_types(
+    forked_python: Any, tmp_path: Path
+) -> None:
+    """Autocast casts products, norms and logarithms under all of their names."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "linalg, special = torch.linalg, torch.special\n"
+        "half = net(x).sigmoid()[:2]\n"
+        "for a in (half, x[:2, :2]):\n"
+        "    found = (linalg.matmul(a, a), linalg.multi_dot([a, a]), linalg.vecdot(a, a), linalg.vector_norm(a),\n"
+        "             special.expm1(a), special.softmax(a, 1), special.log_softmax(a, 1), special.logsumexp(a, 1),\n"
+        "             special.log1p(a.abs()), linalg.norm(a.flatten()))\n"
+        "    print([(one.dtype, one.flatten().tolist()) for one in found])\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
 LOADED = "net.load_state_dict({key: torch.full_like(one, k) for key, one in net.state_dict().items()})"
 FILLED = "for each in net.parameters(): each.data.fill_(k)"
 PUT_IN = "for each in net.parameters(): each.data = torch.full_like(each, k)"
@@ -473,6 +491,33 @@ def test_inputs_in_fp64_go_into_products_in_fp16(forked_python: Any, tmp_path: P
         "        scaled_loss.backward()\n"
         "    optimizer.step()\n"
         "    print(out.dtype, loss.item(), (wide @ wide.T).dtype)\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_inputs_in_fp64_go_into_recurrent_layers_in_fp16(forked_python: Any, tmp_path: Path) -> None:
+    text = HEAD + (
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.lstm, self.gru, self.rnn = nn.LSTM(8, 4), nn.GRU(4, 4), nn.RNN(4, 4)\n"
+        "        self.cells = nn.ModuleList([nn.LSTMCell(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 2)])\n"
+        "    def forward(self, x):\n"
+        "        for layer in (self.lstm, self.gru, self.rnn):\n"
+        "            x = layer(x.double())[0]\n"
+        "            print(x.dtype)\n"
+        "        x = self.cells[0](x.double())[0]\n"
+        "        return self.cells[2](self.cells[1](x.double(), x.double()).double())\n"
+        "net = Net().cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "for _ in range(3):\n"
+        "    out = net(x.double())\n"
+        "    with amp.scale_loss(nn.functional.cross_entropy(out, y), optimizer) as scaled_loss:\n"
+        "        scaled_loss.backward()\n"
+        "    optimizer.step()\n"
+        "    print(out.dtype, out.flatten().tolist())\n"
     )
     _compare(forked_python, tmp_path, text)
 
