@@ -209,6 +209,7 @@ class Module(SourceText):
         self.calls: list[ast.Call] = []
         self.imports: list[ImportedName] = []
         self._bindings = defaultdict[tuple[Scope, str], list[tuple[ast.stmt, str]]](list)
+        self._bound: dict[tuple[Scope, str], list[tuple[ast.stmt, str | None]]] = {}
         self._known: dict[tuple[Scope, str], str | None] = {}
         self._resolved: dict[tuple[ast.AST, Scope, bool], str | None] = {}
         self._passing = 0
@@ -435,8 +436,9 @@ class Module(SourceText):
     ) -> str | None:
         """Return the full name of an expression by imports, such as `apex.amp.initialize`, or None.
 
-        Where several imports bind a name, that of Apex counts, else the last. A parameter is what all calls of its
-        function in this module pass for it.
+        Where several imports bind a name, and none surely follows the others, that of Apex counts, else the last. What
+        the module binds itself below them takes their place. A parameter is what all calls of its function in this
+        module pass for it.
 
         Args:
             scope: in which it is looked up; by default that in which it stands.
@@ -457,7 +459,11 @@ class Module(SourceText):
         head, _, rest = text.partition(".")
         for one in scope.lookup_scopes():
             if head in one.imports:
-                return _public_full_name(self._imported_name_at(node, one, head), rest)
+                full = self._imported_name_at(node, one, head)
+                if full is not None:
+                    return _public_full_name(full, rest)
+                if head in one.functions:
+                    return None  # its own, which stands below the imports
             values = one.values.get(head)
             if values is not None and not (len(values) == 1 and dotted_name(values[0]) == head):
                 return self._resolve_through_value(values, one, rest, depth) if follow else None
@@ -474,18 +480,80 @@ class Module(SourceText):
             )
         return None
 
-    def _imported_name_at(self, node: ast.AST, scope: Scope, name: str) -> str:
-        """Return the full name that the imports of a scope bind to a name, where a node stands."""
+    def _imported_name_at(self, node: ast.AST, scope: Scope, name: str) -> str | None:
+        """Return the full name that the imports of a scope bind to a name, where a node stands.
+
+        None where what the scope binds itself, below all of them, surely takes their place.
+        """
         names = scope.imports[name]
-        if len(names) > 1 and isinstance(node, ast.expr) and self.scope_of.get(node) is scope:
-            place = node.lineno, node.col_offset
-            above = [
-                each for each in self._bindings[scope, name] if (each[0].lineno, each[0].col_offset) < place
-            ]
-            statement, full = above[-1] if above else (None, "")
-            if statement is not None and self._always_runs_before(statement, node):
+        if len(names) == 1 and name not in scope.functions and name not in scope.values:
+            return names[0]
+        is_there = isinstance(node, ast.expr) and self._runs_where_it_stands(node, scope)
+        end = (node.lineno, node.col_offset) if is_there and isinstance(node, ast.expr) else None
+        bindings = self._lasting_bindings(scope, name, end)
+        if is_there and len(names) > 1 and bindings:
+            statement, full = bindings[-1]
+            if full is not None and self._always_runs_before(statement, node):
                 return full
-        return next((full for full in names if full.partition(".")[0] in APEX), names[-1])
+        found = [full for _, full in bindings if full is not None]
+        if bindings and not found:
+            return None
+        found = found or names
+        return next((full for full in found if full.partition(".")[0] in APEX), found[-1])
+
+    def _runs_where_it_stands(self, node: ast.expr, scope: Scope) -> bool:
+        """Return whether an expression of a scope is evaluated with the statement around it, not in a later call."""
+        below: ast.AST = node
+        for outer in self.ancestors(node):
+            if outer is scope.node:
+                return True
+            if isinstance(outer, ast.Lambda) or (
+                isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) and below in outer.body
+            ):
+                return False
+            below = outer
+        return False
+
+    def _lasting_bindings(
+        self, scope: Scope, name: str, end: tuple[int, int] | None
+    ) -> list[tuple[ast.stmt, str | None]]:
+        """Return the statements that bind a name in a scope, each with the full name that an import has for it.
+
+        One behind which another one surely follows is left out.
+
+        Args:
+            end: the place that they stand above; None for all of the scope, as what a function finds.
+        """
+        if (scope, name) not in self._bound:
+            both = [*self._bindings[scope, name], *self._own_bindings(scope, name)]
+            self._bound[scope, name] = sorted(both, key=lambda each: _end_of_statement(each[0]))
+        found = self._bound[scope, name]
+        if end is not None:
+            found = [each for each in found if _end_of_statement(each[0]) < end]
+        return [each for each in found if not any(self._surely_rebinds(other, each[0]) for other, _ in found)]
+
+    def _own_bindings(self, scope: Scope, name: str) -> Iterator[tuple[ast.stmt, None]]:
+        """Yield the functions, classes and assignments of a scope that bind a name, without those of what it has."""
+        for node in self.nodes:
+            if self.scope_of[node] is not scope:
+                continue
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                if node.name == name:
+                    yield node, None
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if any(isinstance(each, ast.Name) and each.id == name for each in targets) and not any(
+                    isinstance(each, ast.Name) and each.id == name for each in ast.walk(node.value)
+                ):
+                    yield node, None
+
+    def _surely_rebinds(self, later: ast.stmt, earlier: ast.stmt) -> bool:
+        """Return whether a statement runs behind another one of its scope whenever that runs, and stands below it."""
+        return (
+            _end_of_statement(earlier) < _end_of_statement(later)
+            and self.scope_of[later] is self.scope_of[earlier]
+            and self._always_runs_before(later, earlier)
+        )
 
     def _always_runs_before(self, statement: ast.stmt, node: ast.AST) -> bool:
         """Return whether a statement stands in a block that holds a node below it."""
@@ -542,6 +610,10 @@ class Module(SourceText):
             len(one.imports.get(head, ())) > 1 or (head in one.imports and head in one.values)
             for one in self.scope_of[node].lookup_scopes()
         )
+
+
+def _end_of_statement(statement: ast.stmt) -> tuple[int, int]:
+    return statement.end_lineno or 0, statement.end_col_offset or 0
 
 
 def _public_full_name(name: str, rest: str) -> str:

@@ -36,7 +36,7 @@ def resolved(text: str) -> list[str | None]:
         ("def f():\n from apex import amp\n if x:\n  from torch import amp\n  amp.f()", "torch.amp.f"),
         ("def f():\n from torch import amp\n from apex import amp\n amp.f()", "apex.amp.f"),
         ("from apex import amp\nif x:\n from torch import amp\namp.f()", "apex.amp.f"),
-        ("from apex import amp\ndef f():\n amp.f()\nfrom torch import amp", "apex.amp.f"),
+        ("from apex import amp\ndef f():\n amp.f()\nfrom torch import amp", "torch.amp.f"),
         ("from apex import amp\namp.f()\nfrom torch import amp", "apex.amp.f"),
         ("from apex import amp\ndef train(amp):\n amp.f()", None),
         ("from apex import amp\ndef train(a, b):\n b.f()\ntrain(0, amp)", "apex.amp.f"),
@@ -146,3 +146,67 @@ def test_what_is_not_python(text: str, line: int) -> None:
 def test_doubtful_escapes_warn_nobody() -> None:
     """A warning of the parser is not for the user of a linter; under pytest it would be an error."""
     parse_tree("x = '\\d'\n")
+
+
+OWN = "def read(value):\n    return round(float(value))\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "full"),
+    [
+        ("from apex.fp16_utils import to_python_float as read\n", "apex.fp16_utils.to_python_float"),
+        (f"from apex.fp16_utils import to_python_float as read\n{OWN}", None),
+        (f"{OWN}from apex.fp16_utils import to_python_float as read\n", "apex.fp16_utils.to_python_float"),
+        ("from apex.fp16_utils import to_python_float as read\nfrom own import read\n", "own.read"),
+        (
+            "from own import read\nfrom apex.fp16_utils import to_python_float as read\n",
+            "apex.fp16_utils.to_python_float",
+        ),
+        ("from apex.fp16_utils import to_python_float as read\nread = float\n", None),
+        (
+            "from apex.fp16_utils import to_python_float as read\nread = wrap(read)\n",
+            "apex.fp16_utils.to_python_float",
+        ),
+        # which of two is there, a run decides
+        (
+            "try:\n    from apex.fp16_utils import to_python_float as read\nexcept ImportError:\n    from own import read\n",
+            "apex.fp16_utils.to_python_float",
+        ),
+        (
+            "try:\n    from apex.fp16_utils import to_python_float as read\nexcept ImportError:\n    read = None\n",
+            "apex.fp16_utils.to_python_float",
+        ),
+        (
+            "read = None\nif fp16:\n    from apex.fp16_utils import to_python_float as read\n",
+            "apex.fp16_utils.to_python_float",
+        ),
+        (
+            "from apex.fp16_utils import to_python_float as read\nif own:\n    from own import read\n",
+            "apex.fp16_utils.to_python_float",
+        ),
+        (
+            "try:\n    from apex.fp16_utils import to_python_float as read\nexcept ImportError:\n    raise\nfrom own import read\n",
+            "own.read",
+        ),
+        (
+            "try:\n    from apex.fp16_utils import to_python_float as read\n    from own import read\nexcept ImportError:\n    raise\n",
+            "own.read",
+        ),
+    ],
+)
+def test_what_a_module_binds_last_is_what_its_functions_find(text: str, full: str | None) -> None:
+    module = Module(f"{text}def show(loss):\n    print(read(loss))\nprint(read(loss))\n")
+    inside, below = (call.func for call in module.calls if ast.unparse(call) == "read(loss)")
+    assert module.resolve(inside, follow=False) == full
+    assert module.resolve(below, follow=False) == full
+
+
+def test_what_stands_above_a_binding_has_the_one_before() -> None:
+    module = Module(
+        "from apex.optimizers import FusedAdam\nmade = FusedAdam()\n"
+        "class FusedAdam(FusedAdam):\n    pass\nlater = FusedAdam()\n"
+    )
+    first, later = (call.func for call in module.calls)
+    (base,) = (each for node in module.nodes if isinstance(node, ast.ClassDef) for each in node.bases)
+    names = [module.resolve(each, follow=False) for each in (first, base, later)]
+    assert names == ["apex.optimizers.FusedAdam", "apex.optimizers.FusedAdam", None]
