@@ -149,49 +149,27 @@ def test_doubtful_escapes_warn_nobody() -> None:
 
 
 OWN = "def read(value):\n    return round(float(value))\n"
+THEIRS = "from apex.fp16_utils import to_python_float as read\n"
+APEX = "apex.fp16_utils.to_python_float"
 
 
 @pytest.mark.parametrize(
     ("text", "full"),
     [
-        ("from apex.fp16_utils import to_python_float as read\n", "apex.fp16_utils.to_python_float"),
-        (f"from apex.fp16_utils import to_python_float as read\n{OWN}", None),
-        (f"{OWN}from apex.fp16_utils import to_python_float as read\n", "apex.fp16_utils.to_python_float"),
-        ("from apex.fp16_utils import to_python_float as read\nfrom own import read\n", "own.read"),
-        (
-            "from own import read\nfrom apex.fp16_utils import to_python_float as read\n",
-            "apex.fp16_utils.to_python_float",
-        ),
-        ("from apex.fp16_utils import to_python_float as read\nread = float\n", None),
-        (
-            "from apex.fp16_utils import to_python_float as read\nread = wrap(read)\n",
-            "apex.fp16_utils.to_python_float",
-        ),
+        (THEIRS, APEX),
+        (f"{THEIRS}{OWN}", None),
+        (f"{OWN}{THEIRS}", APEX),
+        (f"{THEIRS}from own import read\n", "own.read"),
+        (f"from own import read\n{THEIRS}", APEX),
+        (f"{THEIRS}read = float\n", None),
+        (f"{THEIRS}read = wrap(read)\n", APEX),
         # which of two is there, a run decides
-        (
-            "try:\n    from apex.fp16_utils import to_python_float as read\nexcept ImportError:\n    from own import read\n",
-            "apex.fp16_utils.to_python_float",
-        ),
-        (
-            "try:\n    from apex.fp16_utils import to_python_float as read\nexcept ImportError:\n    read = None\n",
-            "apex.fp16_utils.to_python_float",
-        ),
-        (
-            "read = None\nif fp16:\n    from apex.fp16_utils import to_python_float as read\n",
-            "apex.fp16_utils.to_python_float",
-        ),
-        (
-            "from apex.fp16_utils import to_python_float as read\nif own:\n    from own import read\n",
-            "apex.fp16_utils.to_python_float",
-        ),
-        (
-            "try:\n    from apex.fp16_utils import to_python_float as read\nexcept ImportError:\n    raise\nfrom own import read\n",
-            "own.read",
-        ),
-        (
-            "try:\n    from apex.fp16_utils import to_python_float as read\n    from own import read\nexcept ImportError:\n    raise\n",
-            "own.read",
-        ),
+        (f"try:\n    {THEIRS}except ImportError:\n    from own import read\n", APEX),
+        (f"try:\n    {THEIRS}except ImportError:\n    read = None\n", APEX),
+        (f"read = None\nif fp16:\n    {THEIRS}", APEX),
+        (f"{THEIRS}if own:\n    from own import read\n", APEX),
+        (f"try:\n    {THEIRS}except ImportError:\n    raise\nfrom own import read\n", "own.read"),
+        (f"try:\n    {THEIRS}    from own import read\nexcept ImportError:\n    raise\n", "own.read"),
     ],
 )
 def test_what_a_module_binds_last_is_what_its_functions_find(text: str, full: str | None) -> None:

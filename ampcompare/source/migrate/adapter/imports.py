@@ -8,6 +8,7 @@ from pathlib import Path
 from ampcompare.source.amp_names import ADAPTER, APEX, STARS, is_of_no_apex, public_full_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.adapter.mark import INNER, ITSELF, OFFERED
+from ampcompare.source.migrate.read.apex_callers import find_apex_callers
 from ampcompare.source.migrate.read.apex_guards import FINDERS, is_only_asked_for
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding, UnsureRewrite
 from ampcompare.source.migrate.read.names import ModuleImports
@@ -56,10 +57,7 @@ NO_STATE = "_amp_state of the adapter has no {0}; change or remove this"
 STATE = frozenset({"", "opt_properties", "loss_scalers", "verbosity"})  # what `_amp_state` has of Apex's
 NO_CLASS = "FusedAdam of the adapter is a function that makes torch.optim.AdamW or Adam, so it is no type; name these"
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
-SCALED_BY_TIMM = (
-    "ApexScaler of timm scales the loss by the installed Apex, so the file stays on it; take timm's NativeScaler, and "
-    "autocast"
-)
+CALLS_APEX = "{0} the installed Apex, so the file stays on it{1}"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
 ALWAYS_THERE = (
     "this asks whether Apex is there; the adapter always is, so what ran where Apex is missing does no longer"
@@ -128,8 +126,11 @@ def adapt_text(
     module = Module(text)
     names = ModuleImports(module)
     edits = Edits(module)
-    if timm := [Finding.of_node(each, BY_HAND, SCALED_BY_TIMM) for each in _timm_scaler_calls(module)]:
-        return Migration(text, timm, len(names.uses), len(names.uses))
+    if callers := [
+        Finding.of_node(each.node, BY_HAND, CALLS_APEX.format(each.does, each.instead))
+        for each in find_apex_callers(module)
+    ]:
+        return Migration(text, callers, len(names.uses), len(names.uses))
     missing = [(node, full) for node, full in names.uses if name_in_adapter_of(full) is None]
     guarded = [
         each for each in missing if not is_of_no_apex(each[1]) and _runs_with_apex_alone(names, each[0])
@@ -205,14 +206,6 @@ def _runs_with_apex_alone(names: ModuleImports, use: ast.Name | ast.Attribute) -
                 node in inside and name_in_adapter_of(full) is not None for node, full in names.uses
             )
     return False
-
-
-def _timm_scaler_calls(module: Module) -> Iterator[ast.Call]:
-    for call in module.calls:
-        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith(
-            "timm."
-        ):
-            yield call
 
 
 def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:

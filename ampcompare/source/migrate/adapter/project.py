@@ -1,8 +1,9 @@
 """Plan the move of a project's files to the adapter: which files change, and where the adapter lies."""
 
 import ast
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import ADAPTER, public_full_name
 from ampcompare.source.document import parse_document, read_source_bytes
+from ampcompare.source.find import absolute_path
 from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
 from ampcompare.source.migrate.adapter.places import (
     ImportRoots,
@@ -18,12 +20,18 @@ from ampcompare.source.migrate.adapter.places import (
     is_test_or_example,
 )
 from ampcompare.source.migrate.project import FileMigration, migration_with_questions
+from ampcompare.source.migrate.read.apex_callers import (
+    calls_apex_of_package,
+    calls_with_model_and_optimizer,
+    find_own_autocast,
+    opens_own_autocast,
+)
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
 from ampcompare.source.project import ImportIndex
-from ampcompare.source.syntax import SourceInvalid
+from ampcompare.source.syntax import SourceInvalid, argument, last_part
 
 CORE_STAYS = (
     "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what "
@@ -35,6 +43,17 @@ NOT_INITIALIZED = (
     "not that of Apex"
 )
 EXCEPT_EXAMPLES = ", except tests and examples"
+CALLED_ELSEWHERE = (
+    "{} calls a package that scales losses, or steps, by the installed Apex, which the adapter is not"
+)
+OWN_AUTOCAST = (
+    "{} switches torch.autocast on; where that runs under Apex's O1, both cast; with the adapter, what autocast alone "
+    "casts (such as softmax of a tensor, log1p, einsum) has no casts there"
+)
+RECEIVED = (
+    "{} of {} gets model and optimizer: if it scales losses, or saves their state, by the installed Apex, the adapter "
+    "is not that one"
+)
 INITIALIZES = re.compile(r"\binitialize\b")
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
@@ -122,7 +141,8 @@ def adapter_plans_and_unread_files(
     ]
     plans = _plans_with_cores_on_apex(plans)
     initializing = [each for each in dict.fromkeys([*paths, *others]) if _may_file_initialize_apex(each)]
-    return [_plan_with_initialize_noted(each, initializing) for each in plans], faults
+    plans = [_plan_with_initialize_noted(each, initializing) for each in plans]
+    return [_plan_with_program_noted(each, imports) for each in plans], faults
 
 
 def _may_file_initialize_apex(path: Path) -> bool:
@@ -197,6 +217,54 @@ def _plan_with_initialize_noted(plan: AdapterPlan, initializing: Collection[Path
             each = replace(each, migration=replace(each.migration, findings=findings))
         files.append(each)
     return replace(plan, files=files)
+
+
+def _plan_with_program_noted(plan: AdapterPlan, imports: ImportIndex) -> AdapterPlan:
+    """Return a plan with notes, on each `amp.initialize`, on what the program does with it that Apex alone does."""
+    files = []
+    for each in plan.files:
+        calls = [node for node, name in _core_uses_with_names(each) if name == "initialize"]
+        if calls and each.is_changed and each.document is not None and each.migration is not None:
+            planned = {absolute_path(one.path) for one in plan.files}
+            found = _notes_on_program(each, planned, imports)
+            findings = sorted({*each.migration.findings, *found})
+            each = replace(each, migration=replace(each.migration, findings=findings))
+        files.append(each)
+    return replace(plan, files=files)
+
+
+def _notes_on_program(
+    file: FileMigration, planned: Container[Path], imports: ImportIndex
+) -> Iterator[Finding]:
+    """Yield notes on what else casts, or calls Apex, where a file that initializes runs.
+
+    Args:
+        planned: files of which something is said already.
+    """
+    assert file.document is not None
+    own, module = absolute_path(file.path), Module(file.document.text)
+    names = ModuleImports(module)
+    uses = [node for node, full in names.uses if public_full_name(full) == "apex.amp.initialize"]
+    initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
+    others = [each for each in imports.files_of_program(own) if each not in planned]
+    for path in others:
+        if imports.does_module_answer(path, calls_apex_of_package):
+            yield Finding.of_node(
+                initialize, NOTE, CALLED_ELSEWHERE.format(os.path.relpath(path, own.parent))
+            )
+    level = argument(initialize, "opt_level", 3) if isinstance(initialize, ast.Call) else None
+    if not isinstance(level, ast.Constant) or level.value == "O1":
+        block = find_own_autocast(module)
+        place = None if block is None else f"line {getattr(block, 'lineno', 1)}"
+        for path in imports.files_of_program(own) if place is None else ():
+            if imports.does_module_answer(path, opens_own_autocast):
+                place = os.path.relpath(path, own.parent)
+                break
+        if place is not None:
+            yield Finding.of_node(initialize, NOTE, OWN_AUTOCAST.format(place))
+    for call, full in calls_with_model_and_optimizer(names):
+        if imports.find_file_and_name_of_definition(own, full) is None:
+            yield Finding.of_node(call, NOTE, RECEIVED.format(last_part(full), full.partition(".")[0]))
 
 
 def _migration_still_asking_for_apex(file: FileMigration, left: str) -> FileMigration:

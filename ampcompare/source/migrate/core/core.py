@@ -27,6 +27,7 @@ from ampcompare.source.migrate.core.steps import (
     refuse_half_leaves,
     rewrite_steps,
 )
+from ampcompare.source.migrate.read.apex_callers import find_apex_callers
 from ampcompare.source.migrate.read.apex_guards import (
     PASSED_ON,
     SWITCHED,
@@ -207,14 +208,9 @@ def _refuse_apex_passed_on(module: Module, names: ModuleImports) -> None:
 
 
 def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> None:
-    """Refuse a loss that a library scales by Apex: timm's `ApexScaler`, or the Trainer of transformers."""
-    for call in module.calls:
-        if last_name(call.func) == "ApexScaler" and (module.resolve(call.func) or "timm.").startswith(
-            "timm."
-        ):
-            raise UnsureRewrite(
-                call, "ApexScaler of timm scales the loss by Apex; take timm's NativeScaler, and autocast"
-            )
+    """Refuse a loss that a library scales by Apex, such as timm's `ApexScaler`, or the Trainer of transformers."""
+    for each in find_apex_callers(module):
+        raise UnsureRewrite(each.node, f"{each.does} Apex{each.instead}")
     holder = module.class_of(initialize.function)
     bases = {dotted_name(base) for base in holder.bases} if holder is not None else set()
     for _, alias, full in module.imports:
