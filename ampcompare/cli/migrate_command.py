@@ -199,7 +199,7 @@ def _write_or_print_migrations(
         _say_on_stderr(line)
     for plan in choice.plans:
         output.put_project_plan(plan)
-    adapted = len(output.changed)
+    adapted = sum(each.takes_adapter for each in output.changed)
     output.put_files(choice.rewritten)
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
@@ -214,7 +214,8 @@ def _write_or_print_migrations(
         flag = "--adapter " * adapter + "--rewrite " * rewrite
         _say_command_that_comes_next(files, output, f"ampcompare migrate {flag}--verify")
     if moved:
-        _say_lines_requiring_apex([each.path for each in moved], is_whole=not left and not output.faults)
+        is_whole = not left and not output.faults and not any(each.imports_apex for each in choice.files)
+        _say_lines_requiring_apex([each.path for each in moved], is_whole=is_whole)
     return ConfigError.exit_code if output.faults else int(left > 0)
 
 
@@ -242,7 +243,7 @@ class _MigrationOutput:
         """Put the files of a project that take the adapter, and the adapter first."""
         from ampcompare.source.migrate.adapter.project import KEPT_FILE
 
-        count = sum(each.is_changed for each in plan.files)
+        count = sum(each.takes_adapter for each in plan.files)
         is_new = plan.adapter.is_new and plan.adapter.path not in self._added
         try:
             if count and is_new:
@@ -325,7 +326,7 @@ def _say_lines_requiring_apex(files: list[Path], *, is_whole: bool) -> None:
     from ampcompare.source.migrate.leftovers import requirements_of_apex
 
     when = (
-        "can go, unless a file that was not named here imports it"
+        "can go, unless a file that was not named here, or another package, imports it"
         if is_whole
         else "stays as long as a file needs it"
     )

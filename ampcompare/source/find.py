@@ -21,11 +21,11 @@ def find_sources(
     exclude: Sequence[str] = (),
     unreadable: Callable[[Path, str], None] | None = None,
 ) -> Iterator[Path]:
-    """Yield the files below paths, sorted within each folder, and none twice.
+    """Yield the files below paths, sorted within each folder, and none twice, links to files last.
 
     A file that is named is yielded whatever its suffix. Below folders, files with one of `SUFFIXES` are yielded; hidden
     folders, virtual environments, copies of Apex and `SKIPPED_FOLDERS` are left out. Links to folders are followed
-    once, links to files are yielded under the name of the link.
+    once. A link to a file that is found without it stands for nothing, any other is yielded under its own name.
 
     Args:
         paths: files and folders, which exist.
@@ -46,7 +46,7 @@ def _walk_folder(
     unreadable: Callable[[Path, str], None] | None,
     seen: set[tuple[int, int]],
 ) -> Iterator[Path]:
-    waiting = [folder]
+    waiting, links = [folder], list[Path]()
     while waiting:
         current = waiting.pop()
         if not _is_new_path(current, seen):
@@ -65,9 +65,12 @@ def _walk_folder(
             if _is_folder(entry):
                 if _holds_source(path):
                     folders.append(path)
+            elif entry.name.endswith(SUFFIXES) and entry.is_symlink():
+                links.append(path)
             elif entry.name.endswith(SUFFIXES) and _is_new_path(path, seen):
                 yield path
         waiting += reversed(folders)
+    yield from (path for path in links if _is_new_path(path, seen))
 
 
 def _is_new_path(path: Path, seen: set[tuple[int, int]]) -> bool:

@@ -61,7 +61,17 @@ def test_links(tmp_path: Path) -> None:
     (tmp_path / "a" / "y.py").symlink_to("x.py")
     (tmp_path / "a" / "nothing.py").symlink_to("missing.py")
 
-    assert found(tmp_path) == ["a/nothing.py", "a/x.py"]
+    assert found(tmp_path) == ["a/x.py", "a/nothing.py"]
+
+
+def test_a_link_to_a_file_that_is_found_stands_for_nothing(tmp_path: Path) -> None:
+    """Where a file lies says from where it imports."""
+    write(tmp_path, "pkg/run.py", "elsewhere/tool.py")
+    (tmp_path / "pkg" / "a.py").symlink_to("run.py")
+    (tmp_path / "run.py").symlink_to("pkg/run.py")
+    (tmp_path / "pkg" / "tool.py").symlink_to("../elsewhere/tool.py")
+    assert found(tmp_path) == ["elsewhere/tool.py", "pkg/run.py"]
+    assert [each.name for each in find_sources([tmp_path / "pkg"])] == ["run.py", "tool.py"]
 
 
 @pytest.mark.parametrize("pattern", ["old", "old/", "*_old.py", "a/old", "*/old/*"])

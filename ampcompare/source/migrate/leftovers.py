@@ -73,6 +73,11 @@ def _names_at_top(path: Path) -> frozenset[str]:
             bound.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             bound |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
+        if (
+            isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
+        ):  # of the module: names that it knows
+            words = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+            bound |= {each for each in words if isinstance(each, str) and each.isidentifier()}
         bound |= {
             each.id
             for each in ast.walk(node)

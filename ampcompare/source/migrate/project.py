@@ -10,6 +10,7 @@ from typing import ClassVar, TypeAlias
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.base.notebook_display import ShownInNotebook
+from ampcompare.source.amp_names import ADAPTER
 from ampcompare.source.document import SourceDocument, parse_document, read_source_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.read.apex_guards import questions_to_other_packages
@@ -64,6 +65,11 @@ class FileMigration(ShownInNotebook):
             and self.migration is not None
             and self.migration.text != self.document.text
         )
+
+    @property
+    def takes_adapter(self) -> bool:
+        """Whether the text becomes one that names the adapter."""
+        return self.is_changed and self.migration is not None and ADAPTER in self.migration.text
 
     @property
     def is_marked_alone(self) -> bool:

@@ -15,6 +15,7 @@ from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQ
 from ampcompare.source.migrate.core.model_casts import fp16_level_of_file
 from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.read.apex_guards import answer_apex_questions, simplify_constant_conditions
+from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_names
 from ampcompare.source.migrate.read.finding import (
     BY_HAND,
     MARK,
@@ -265,6 +266,11 @@ class _ModuleRewrite:
                 keep_cpu_outputs_fp32(self.core, outputs)
                 note_casts(self.core, outputs)
                 self.findings += self.core.findings
+                if not fp16_level_of_file(self.core.sites):
+                    early = find_early_names(self.module).items()
+                    self.findings += [
+                        Finding.of_node(node, NOTE, BOUND_EARLY.format(name)) for node, name in early
+                    ]
         except UnsureRewrite as error:
             self.is_whole = False
             self.edits = Edits(self.module)

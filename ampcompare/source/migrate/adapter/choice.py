@@ -27,7 +27,7 @@ from ampcompare.source.project import ImportIndex
 from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
-FOLLOWS = "it runs with {0}, which takes the adapter"
+FOLLOWS = "it runs with {0}, which is not rewritten"
 LEFT_BY_HAND = "a rewrite would leave this by hand"
 STAYS_WITH = "{0} stays on Apex, whose casts both run with, so this file stays too"
 STAYS_BESIDE = "{0} stays on Apex, and whether this runs with its casts is not seen, so this file stays too"
@@ -52,7 +52,7 @@ class MigrationChoice:
     @property
     def adapters(self) -> list[AdapterFile]:
         """The files of the adapter that are needed."""
-        return [plan.adapter for plan in self.plans if any(each.is_changed for each in plan.files)]
+        return [plan.adapter for plan in self.plans if any(each.takes_adapter for each in plan.files)]
 
     @property
     def files(self) -> list[FileMigration]:
@@ -129,7 +129,10 @@ def _choice_with_neighbors_on_adapter(
         if plan.adapter.present is not None or any(each.path in reasons for each in plan.files)
     ]
     for plan in plans:
-        first = next((each.path for each in plan.files if each.path in reasons), plan.adapter.path)
+        first = next(
+            (each.path for each in plan.files if each.path in reasons and each.takes_adapter),
+            plan.adapter.path,
+        )
         for each in plan.files:
             reasons.setdefault(each.path, FOLLOWS_UNSEEN.format(os.path.relpath(first, each.path.parent)))
     files = [each for plan in plans for each in plan.files]
@@ -137,7 +140,7 @@ def _choice_with_neighbors_on_adapter(
     if plans:  # a file that has Apex's functions through another one has them from the adapter then
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
     rest = _results_with_cast_requests_on_apex(rest, imports, files)
-    changed = {each.path for each in files if each.is_changed}
+    changed = {each.path for each in files if each.takes_adapter}
     return MigrationChoice(
         [*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed}
     )

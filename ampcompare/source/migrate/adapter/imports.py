@@ -56,6 +56,10 @@ NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, 
 NO_STATE = "_amp_state of the adapter has no {0}; change or remove this"
 STATE = frozenset({"", "opt_properties", "loss_scalers", "verbosity"})  # what `_amp_state` has of Apex's
 NO_CLASS = "FusedAdam of the adapter is a function that makes torch.optim.AdamW or Adam, so it is no type; name these"
+NO_METHOD = (
+    "DistributedDataParallel of the adapter has no {}; accumulate under no_sync() of torch's, or leave it out"
+)
+DDP_METHODS = ("disable_allreduce", "enable_allreduce")
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
 CALLS_APEX = "{0} the installed Apex, so the file stays on it{1}"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
@@ -220,6 +224,8 @@ def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
             kept = None if call is None else argument(call, "retain_allreduce_buffers", 5)
             if kept is not None and not is_literal(kept, False):
                 found.append(Finding.of_node(kept, NOTE, NO_BUFFERS))
+    for call, _ in module.method_calls(*DDP_METHODS):
+        found.append(Finding.of_node(call, BY_HAND, NO_METHOD.format(last_name(call.func))))
     return found
 
 
@@ -282,7 +288,7 @@ def _change_imports_and_find_tries(
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_import_of_kept_names(statement, lines.kept)]
-        hiding = _try_hiding_failure(names.module, statement) if lines.new and not lines.kept else None
+        hiding = None if lines.kept else _try_hiding_failure(names.module, statement)
         if hiding is not None:
             in_try.setdefault(hiding, {})[statement] = list(dict.fromkeys(new))
         if new:
@@ -291,8 +297,9 @@ def _change_imports_and_find_tries(
             edits.remove(statement)
     for hiding, changed in in_try.items():  # an adapter that is not found must be an error
         gone = {each for each in hiding.body if each in changed or edits.is_removed(each)}
-        if not remove_try_of_imports(edits, hiding, gone):
-            edits.insert_above(hiding, dict.fromkeys(line for new in changed.values() for line in new))
+        new = list(dict.fromkeys(line for lines in changed.values() for line in lines))
+        if not remove_try_of_imports(edits, hiding, gone) and new:
+            edits.insert_above(hiding, new)
     for node, full in names.uses:
         if (name := name_in_adapter_of(full)) is not None and isinstance(node, ast.Attribute):
             _change_chain(edits, node, name, is_root_kept=root_name(node) in roots)

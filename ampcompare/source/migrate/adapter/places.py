@@ -59,7 +59,11 @@ class ImportRoots:
             if roots is exact:
                 names = _top_packages_imported(text)
                 for folder in folders:
-                    if any(_has_module(folder, name, path) for name in names):
+                    if any(
+                        _has_module(folder, name, path)
+                        and absolute_path(folder / f"{name}.py") not in self._files_imported_relatively
+                        for name in names
+                    ):
                         return folder
                 if path.name != "__init__.py" and is_script(path):
                     return folders[0]
@@ -166,7 +170,9 @@ class ImportRoots:
                 found[0][root] += 1
             elif own.relative_to(root).parts[0] == name.partition(".")[0]:
                 found[1][root] += 1
-        return exact or guesses_by_bare_name, near
+        if not exact and own not in self._files_imported_relatively:
+            exact = guesses_by_bare_name
+        return exact, near
 
     def _root_above(self, folder: Path, name: str, base: Path) -> Path | None:
         """Return the nearest folder, from one upwards, that has a module of a name."""
@@ -183,6 +189,19 @@ class ImportRoots:
                 None,
             )
         return self._known[folder, name]
+
+    @cached_property
+    def _files_imported_relatively(self) -> set[Path]:
+        """The files that another one imports as modules of its package, so that their bare names mean others."""
+        found = set[Path]()
+        for importer in dict.fromkeys(file for file, _ in self._imports):
+            for name in self._index.names_in_imports_of(importer):
+                count = len(name) - len(name.lstrip("."))
+                folders = [*importer.parents][count - 1 : count] if count and name.strip(".") else []
+                file = self._index.file_of_module_below(folders[0], name[count:]) if folders else None
+                if file is not None:
+                    found.add(file)
+        return found
 
     @cached_property
     def _imports(self) -> list[tuple[Path, str]]:

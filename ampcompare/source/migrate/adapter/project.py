@@ -26,11 +26,12 @@ from ampcompare.source.migrate.read.apex_callers import (
     find_own_autocast,
     opens_own_autocast,
 )
+from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_names, has_early_names
 from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
-from ampcompare.source.project import ImportIndex
+from ampcompare.source.project import ImportIndex, names_in_imports
 from ampcompare.source.syntax import SourceInvalid, argument, last_part
 
 CORE_STAYS = (
@@ -43,6 +44,10 @@ NOT_INITIALIZED = (
     "not that of Apex"
 )
 EXCEPT_EXAMPLES = ", except tests and examples"
+TWO_WAYS = (
+    "this file imports {0} as a script does and as a module of its package, and the adapter as {1} alone; import that "
+    "in both ways too"
+)
 CALLED_ELSEWHERE = (
     "{} calls a package that scales losses, or steps, by the installed Apex, which the adapter is not"
 )
@@ -50,6 +55,7 @@ OWN_AUTOCAST = (
     "{} switches torch.autocast on; where that runs under Apex's O1, both cast; with the adapter, what autocast alone "
     "casts (such as softmax of a tensor, log1p, einsum) has no casts there"
 )
+BOUND_EARLY_IN = "in {}, " + BOUND_EARLY.format("functions of torch")
 RECEIVED = (
     "{} of {} gets model and optimizer: if it scales losses, or saves their state, by the installed Apex, the adapter "
     "is not that one"
@@ -180,16 +186,33 @@ def _adapter_plan_of_project(
         document = parse_document(path, read_source_bytes(path))
         is_inside = package and path.is_relative_to(place.parent)
         depth = len(path.parent.relative_to(place.parent).parts) if is_inside else None
-        migration = adapt_text(document.text, name, depth=depth, exports=path.name == "__init__.py")
+        # a script finds what lies next to it before it changes `sys.path`
+        is_beside = path in early and path.parent == place.parent
+        own = ADAPTER if is_beside else name
+        migration = adapt_text(document.text, own, depth=depth, exports=path.name == "__init__.py")
         migration = migration_with_questions(path, document.text, migration, imports)
         if path in early and path.parent not in (root, place.parent):
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
             migration = replace(migration, findings=sorted({*migration.findings, late}))
+        both = _name_imported_in_two_ways(path, document.text, imports)
+        if both and own != ADAPTER and ADAPTER in migration.text:
+            start = Finding(1, 0, BY_HAND, TWO_WAYS.format(both, own))
+            migration = replace(migration, findings=sorted({*migration.findings, start}))
         files.append(FileMigration(path, document, migration))
     left = next((each.path.name for each in files if each.by_hand and not each.is_changed), None)
     if left is not None:
         files = [_migration_still_asking_for_apex(each, left) for each in files]
     return AdapterPlan(AdapterFile(place, name, present), files)
+
+
+def _name_imported_in_two_ways(path: Path, text: str, imports: ImportIndex) -> str:
+    """Return a module next to a file that it imports as a script does, and as a module of its package; "" for none."""
+    names = list(names_in_imports(text))
+    bare = {each.partition(".")[0] for each in names}
+    relative = {each[1:].partition(".")[0] for each in names if each.startswith(".")}
+    folder = absolute_path(path).parent
+    both = (each for each in sorted(bare & relative - {""}) if imports.file_of_module_below(folder, each))
+    return next(both, "")
 
 
 def _plan_with_initialize_noted(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:
@@ -262,6 +285,13 @@ def _notes_on_program(
                 break
         if place is not None:
             yield Finding.of_node(initialize, NOTE, OWN_AUTOCAST.format(place))
+        for node, name in find_early_names(module).items():
+            yield Finding.of_node(node, NOTE, BOUND_EARLY.format(name))
+        for path in imports.files_of_program(own):
+            if imports.does_module_answer(path, has_early_names):
+                yield Finding.of_node(
+                    initialize, NOTE, BOUND_EARLY_IN.format(os.path.relpath(path, own.parent))
+                )
     for call, full in calls_with_model_and_optimizer(names):
         if imports.find_file_and_name_of_definition(own, full) is None:
             yield Finding.of_node(call, NOTE, RECEIVED.format(last_part(full), full.partition(".")[0]))

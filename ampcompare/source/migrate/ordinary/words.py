@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ampcompare.source.migrate.read.early_names import find_early_names
 from ampcompare.source.migrate.read.finding import UnsureRewrite
 from ampcompare.source.migrate.read.networks import network_classes
 from ampcompare.source.project import MAX_MODULES
@@ -105,6 +106,7 @@ MANY = "it runs with more files than are read"
 IN_NETWORK = "{0} has {1} in a network, which is not on the list of what O1 and autocast compute alike"
 WIDE = "{0} has {1}, which may be of fp64, as numpy makes it: O1 casts such inputs, autocast leaves them"
 UNLISTED = "{0} names {1}, which is not on the list of what O1 and autocast compute alike"
+EARLY = "{0} binds {1} before amp.initialize, so O1 does not cast it under this name, and autocast does"
 ASKS = "{0} asks for Apex by a text"
 
 
@@ -160,6 +162,8 @@ def _forbidden_nodes_of(core: ApexCore, module: Module) -> Iterator[tuple[ast.AS
             yield statement, (PACKAGE, package)
         if last_part(full) in FORBIDDEN and full.startswith(("torch", "apex")):
             yield statement, (NAMED, full)
+    for node, name in find_early_names(module).items():
+        yield node, (EARLY, name)
     for node in module.nodes:
         if isinstance(node, ast.Call):
             yield from _forbidden_nodes_in_call(module, node)

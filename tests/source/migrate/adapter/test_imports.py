@@ -458,3 +458,11 @@ def test_a_function_in_the_place_of_a_class_is_named(use: str, count: int) -> No
 )  # fmt: skip
 def test_what_a_name_of_the_adapter_has_stays_behind_it(text: str, result: str) -> None:
     assert adapt_text(text).text == result
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("disable_allreduce", 1), ("enable_allreduce", 1), ("parameters", 0)]
+)
+def test_methods_of_ddp_that_the_adapter_lacks_are_named(name: str, count: int) -> None:
+    text = "from apex.parallel import DistributedDataParallel as DDP\nnet = DDP(net, delay_allreduce=True)\n"
+    assert len(adapt_text(f"{text}net.{name}()\n").findings) == count

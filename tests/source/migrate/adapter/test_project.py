@@ -533,3 +533,45 @@ def test_a_module_finds_the_adapter_in_the_folder_of_its_script_before_it_change
     assert not [
         each for plan in plans for file in plan.files if file.migration for each in file.migration.findings
     ]
+
+
+def test_a_module_named_as_an_installed_library_is_none_that_bare_imports_mean(tmp_path: Path) -> None:
+    """Its package imports it relatively; `from library import x` elsewhere is of the library."""
+    files = {
+        "src/__init__.py": "",
+        "src/models/library.py": f"from library.parts import x\n{USE}",
+        "src/models/net.py": f"from .library import y\n{USE}",
+        "src/tasks/run.py": f"from library import z\nfrom src.models.net import Net\n{MAIN}",
+    }
+    assert [*_plans(tmp_path, files)] == [f"src/{ADAPTER}.py"]
+
+
+def test_a_script_takes_the_adapter_next_to_it_by_its_bare_name_above_its_change_of_the_path(
+    tmp_path: Path,
+) -> None:
+    script = f"import sys\n{USE}sys.path.append('..')\nfrom nets.net import Net\nfrom train.level import x\n"
+    main = "if __name__ == '__main__':\n    amp.initialize(model, optimizer)\n"
+    files = {f"train/run{at}.py": f"{script}{main}" for at in range(3)}
+    files |= {
+        "train/__init__.py": "",
+        "train/level.py": "x = 1\n",
+        "nets/__init__.py": "",
+        "nets/net.py": USE,
+    }
+    assert [*_plans(tmp_path, files)] == [f"train/{ADAPTER}.py"]
+    (plan,), _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
+    texts = {each.path.name: each.migration.text for each in plan.files if each.migration}
+    assert f"import train.{ADAPTER} as amp" in texts["net.py"]
+    for name in ("run0.py", "run1.py", "run2.py"):
+        assert f"import {ADAPTER} as amp" in texts[name]
+
+
+def test_a_file_that_imports_its_own_modules_in_two_ways_is_named(tmp_path: Path) -> None:
+    """As a script it does not find the adapter of its package."""
+    both = "try:\n    from parts import x\nexcept ImportError:\n    from .parts import x\n"
+    files = {"pkg/__init__.py": "", "pkg/parts.py": "x = 1\n", "pkg/train.py": f"{both}{USE}{MAIN}"}
+    files["use.py"] = "from pkg.train import x\n"
+    _plans(tmp_path, files)
+    (plan,), _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
+    said = [one.message for each in plan.files if each.migration for one in each.migration.findings]
+    assert any("imports parts as a script does and as a module of its package" in each for each in said)
