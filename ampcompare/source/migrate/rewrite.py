@@ -82,6 +82,7 @@ PHRASES = (
         "https://docs.pytorch.org/docs/stable/amp.html",
     ),
 )
+LEVEL_WORDS = re.compile(r"\bO[0-3]\b|(?i:\bopt(?:imi[sz]ation)?[ _]levels?\b)")
 # Since when torch has a name, and that which earlier versions have.
 OLDER = (
     ((2, 3), '{torch}.amp.GradScaler("cuda", ', "{torch}.cuda.amp.GradScaler("),
@@ -590,7 +591,7 @@ def _rewrite_help_texts(module: Module, edits: Edits, names: ModuleImports) -> N
         )
         if words is not None:
             old = new = module.source(words)
-            for pattern, text in PHRASES:
+            for pattern, text in () if LEVEL_WORDS.search(old) else PHRASES:  # torch.amp has no levels
                 new = pattern.sub(text, new)
             if new != old:
                 edits.replace(words, new)
