@@ -205,16 +205,13 @@ def _write_or_print_migrations(
     left = sum(each.by_hand for each in waiting)
     moved = [each for each in output.changed if not each.is_marked_alone]
     _say_on_stderr(_counts_line(len(files), output, adapted, left, len(waiting)))
-    on_adapter = [each for plan in choice.plans for each in plan.files]
-    runs = {each.path for each in on_adapter if each.migration is not None and not each.migration.left}
-    staying = [each.path for each in waiting if each.path not in runs and each.imports_apex]
-    if staying:
+    if staying := choice.paths_staying_on_apex():
         _say_command_for_unmigrated(staying, paths, adapter=adapter, some_written=bool(moved) and write)
     elif moved and not output.faults:
         flag = "--adapter " * adapter + "--rewrite " * rewrite
         _say_command_that_comes_next(files, output, f"ampcompare migrate {flag}--verify")
     if moved:
-        is_whole = not left and not output.faults and not any(each.imports_apex for each in choice.files)
+        is_whole = not left and not output.faults and not choice.imports_apex
         _say_lines_requiring_apex([each.path for each in moved], is_whole=is_whole)
     return ConfigError.exit_code if output.faults else int(left > 0)
 

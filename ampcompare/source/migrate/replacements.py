@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import MappingProxyType
 
-from ampcompare.source.amp_names import is_of_no_apex
+from ampcompare.source.amp_names import APEX, is_of_no_apex
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.read.apex_guards import (
     PASSED_ON,
@@ -96,6 +96,9 @@ UNUSED = (
     "Apex's DistributedDataParallel takes parameters that never get a gradient; torch's raises an error in the second "
     "step: pass {0} if there are any that do not have requires_grad=False"
 )
+LATER_STAR = (
+    "{0} is of `import *` of Apex, and a later `import *` may bind it to something else; import it by name"
+)
 # Classes of torch that take the place of classes of Apex which are no subclass of them.
 OTHER_CLASSES = ("LayerNorm", "DistributedDataParallel")
 ASKED_FOR = "{0} asks for torch's {1} by `isinstance`, and Apex's {1} is none; torch's in its place is one"
@@ -148,6 +151,8 @@ class UseRewriter:
         """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
         if isinstance(node, ast.Name) and node.id in self._switches:
             raise UnsureRewrite(self._switches[node.id], SWITCHED.format(node.id))
+        if self._may_be_of_later_star(node):
+            raise UnsureRewrite(node, LATER_STAR.format(node.id if isinstance(node, ast.Name) else ""))
         if self._is_about_absence_of_apex(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
             return not stays and self._rewrite_absence(node)
@@ -172,6 +177,16 @@ class UseRewriter:
         raise UnsureRewrite(
             node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch"
         )
+
+    def _may_be_of_later_star(self, node: ast.Name | ast.Attribute) -> bool:
+        """Return whether a name comes from `import *` of Apex alone, and another such import follows that."""
+        if not isinstance(node, ast.Name):
+            return False
+        imports = self._module.imports
+        if any((alias.asname or alias.name) == node.id for _, alias, _ in imports):
+            return False
+        stars = [full.partition(".")[0] in APEX for _, alias, full in imports if alias.name == "*"]
+        return True in stars and False in stars[stars.index(True) :]
 
     def _answer_question(self, node: ast.Name | ast.Attribute) -> bool:
         """Answer where `apex.amp` is only asked whether it is there."""

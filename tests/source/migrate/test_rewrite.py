@@ -247,3 +247,20 @@ def test_a_choice_of_two_known_levels_is_no_unknown_level(otherwise: str, is_kno
 def test_what_flattens_tensors_has_a_twin_in_torch() -> None:
     (finding,) = migrate_text("from apex_C import flatten\nflat = flatten(tensors)\n").findings
     assert "apex_C.flatten stays: torch._utils._flatten_dense_tensors does the same" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("imports", "is_left"),
+    [
+        ("from apex.fp16_utils import *\nfrom own import *\n", True),
+        ("from own import *\nfrom apex.fp16_utils import *\n", False),
+        ("from apex.fp16_utils import to_python_float\nfrom own import *\n", False),
+    ],
+)
+def test_a_name_that_a_later_star_import_may_bind_is_left(imports: str, is_left: bool) -> None:
+    result = migrate_text(f"{imports}def show(loss):\n    print(to_python_float(loss))\n")
+    assert ("loss.item()" in result.text) is not is_left
+    assert (
+        any(" is of `import *` of Apex, and a later `import *`" in each.message for each in result.findings)
+        is is_left
+    )

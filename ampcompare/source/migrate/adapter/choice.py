@@ -59,6 +59,19 @@ class MigrationChoice:
         """What becomes of each file."""
         return [*self.rewritten, *(each for plan in self.plans for each in plan.files)]
 
+    @property
+    def imports_apex(self) -> bool:
+        """Whether a file still imports something of Apex, or may."""
+        return any(each.imports_apex for each in self.files)
+
+    def paths_staying_on_apex(self) -> list[Path]:
+        """Return the files that wait for a hand and import Apex, without those that run with the adapter."""
+        on_adapter = [each for plan in self.plans for each in plan.files]
+        runs = {each.path for each in on_adapter if each.migration is not None and not each.migration.left}
+        return [
+            each.path for each in self.files if each.by_hand and each.path not in runs and each.imports_apex
+        ]
+
     def reason_lines(self) -> list[str]:
         """Return for each file that takes the adapter why it does."""
         return [TAKES.format(path, reason) for path, reason in self.reasons.items()]

@@ -1,7 +1,7 @@
 """Change the imports of one module from Apex to the adapter: text in, text and findings out."""
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,7 @@ NO_METHOD = (
 )
 DDP_METHODS = ("disable_allreduce", "enable_allreduce")
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
-CALLS_APEX = "{0} the installed Apex, so the file stays on it{1}"
+INSTALLED = "the installed Apex, so the file stays on it"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
 ALWAYS_THERE = (
     "this asks whether Apex is there; the adapter always is, so what ran where Apex is missing does no longer"
@@ -111,7 +111,12 @@ class _ImportChange:
 
 
 def adapt_text(
-    text: str, adapter: str = ADAPTER, *, depth: int | None = None, exports: bool = False
+    text: str,
+    adapter: str = ADAPTER,
+    *,
+    depth: int | None = None,
+    exports: bool = False,
+    is_of_project: Callable[[str], object] = lambda full: None,
 ) -> Migration:
     """Return a module that imports the adapter in the place of Apex.
 
@@ -121,6 +126,7 @@ def adapt_text(
         depth: how many folders below that of the adapter, in its package, the module lies; None outside of a package.
             A module whose own imports are relative so far up imports the adapter so, and finds it however it is run.
         exports: whether other modules may have any name from this one, so that none is dropped as unused.
+        is_of_project: returns whether a full name is one of the project, not of another package.
 
     Raises:
         SourceInvalid: it is not Python 3, or nested too deeply.
@@ -130,10 +136,7 @@ def adapt_text(
     module = Module(text)
     names = ModuleImports(module)
     edits = Edits(module)
-    if callers := [
-        Finding.of_node(each.node, BY_HAND, CALLS_APEX.format(each.does, each.instead))
-        for each in find_apex_callers(module)
-    ]:
+    if callers := _apex_caller_findings(module, is_of_project):
         return Migration(text, callers, len(names.uses), len(names.uses))
     missing = [(node, full) for node, full in names.uses if name_in_adapter_of(full) is None]
     guarded = [
@@ -161,6 +164,15 @@ def adapt_text(
     return Migration(
         edits.edited_text() if edits else text, sorted(set(findings)), len(names.uses), len(missing)
     )
+
+
+def _apex_caller_findings(module: Module, is_of_project: Callable[[str], object]) -> list[Finding]:
+    """Return what keeps a file on the installed Apex, since another package calls that."""
+    return [
+        Finding.of_node(each.node, BY_HAND, each.text_with_apex(INSTALLED))
+        for each in find_apex_callers(module)
+        if not (each.full and is_of_project(each.full))
+    ]
 
 
 def _rename_lookups(module: Module, edits: Edits, adapter: str) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import unified_diff
+from functools import partial
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
@@ -21,9 +22,10 @@ from ampcompare.source.migrate.adapter.places import (
 )
 from ampcompare.source.migrate.project import FileMigration, migration_with_questions
 from ampcompare.source.migrate.read.apex_callers import (
-    calls_apex_of_package,
     calls_with_model_and_optimizer,
+    find_apex_callers_of_file,
     find_own_autocast,
+    may_call_apex_of_package,
     opens_own_autocast,
 )
 from ampcompare.source.migrate.read.early_names import BOUND_EARLY, find_early_names, has_early_names
@@ -31,7 +33,7 @@ from ampcompare.source.migrate.read.finding import BY_HAND, NOTE, Finding
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
-from ampcompare.source.project import ImportIndex, names_in_imports
+from ampcompare.source.project import ImportIndex
 from ampcompare.source.syntax import SourceInvalid, argument, last_part
 
 CORE_STAYS = (
@@ -189,7 +191,10 @@ def _adapter_plan_of_project(
         # a script finds what lies next to it before it changes `sys.path`
         is_beside = path in early and path.parent == place.parent
         own = ADAPTER if is_beside else name
-        migration = adapt_text(document.text, own, depth=depth, exports=path.name == "__init__.py")
+        place_of = partial(imports.find_file_and_name_of_definition, absolute_path(path))
+        migration = adapt_text(
+            document.text, own, depth=depth, exports=path.name == "__init__.py", is_of_project=place_of
+        )
         migration = migration_with_questions(path, document.text, migration, imports)
         if path in early and path.parent not in (root, place.parent):
             late = Finding.of_node(early[path], BY_HAND, LATE.format(root.as_posix()))
@@ -206,13 +211,26 @@ def _adapter_plan_of_project(
 
 
 def _name_imported_in_two_ways(path: Path, text: str, imports: ImportIndex) -> str:
-    """Return a module next to a file that it imports as a script does, and as a module of its package; "" for none."""
-    names = list(names_in_imports(text))
-    bare = {each.partition(".")[0] for each in names}
-    relative = {each[1:].partition(".")[0] for each in names if each.startswith(".")}
+    """Return a module next to a file that it imports in a `try` as a script does, else as of its package, or reversed.
+
+    "" for none.
+    """
     folder = absolute_path(path).parent
-    both = (each for each in sorted(bare & relative - {""}) if imports.file_of_module_below(folder, each))
-    return next(both, "")
+    for node in ast.walk(ast.parse(text)) if "try" in text else ():
+        if not isinstance(node, ast.Try):
+            continue
+        first, second = (
+            {
+                (each.level, (each.module or "").partition(".")[0])
+                for each in block
+                if isinstance(each, ast.ImportFrom) and each.level < 2
+            }
+            for block in (node.body, [each for handler in node.handlers for each in handler.body])
+        )
+        for level, name in first:
+            if name and (1 - level, name) in second and imports.file_of_module_below(folder, name):
+                return name
+    return ""
 
 
 def _plan_with_initialize_noted(plan: AdapterPlan, initializing: Collection[Path]) -> AdapterPlan:
@@ -271,7 +289,12 @@ def _notes_on_program(
     initialize = next((each for each in map(module.parent, uses) if isinstance(each, ast.Call)), uses[0])
     others = [each for each in imports.files_of_program(own) if each not in planned]
     for path in others:
-        if imports.does_module_answer(path, calls_apex_of_package):
+        other = (
+            imports.module_of_file(path)
+            if imports.does_module_answer(path, may_call_apex_of_package)
+            else None
+        )
+        if other is not None and find_apex_callers_of_file(path, other, imports):
             yield Finding.of_node(
                 initialize, NOTE, CALLED_ELSEWHERE.format(os.path.relpath(path, own.parent))
             )

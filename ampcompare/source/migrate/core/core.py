@@ -210,7 +210,7 @@ def _refuse_apex_passed_on(module: Module, names: ModuleImports) -> None:
 def _refuse_scaling_by_library(module: Module, initialize: InitializeCall) -> None:
     """Refuse a loss that a library scales by Apex, such as timm's `ApexScaler`, or the Trainer of transformers."""
     for each in find_apex_callers(module):
-        raise UnsureRewrite(each.node, f"{each.does} Apex{each.instead}")
+        raise UnsureRewrite(each.node, each.text_with_apex("Apex"))
     holder = module.class_of(initialize.function)
     bases = {dotted_name(base) for base in holder.bases} if holder is not None else set()
     for _, alias, full in module.imports:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from ampcompare.source.migrate.read.names import ModuleImports
 from ampcompare.source.module import Module
+from ampcompare.source.project import ImportIndex
 from ampcompare.source.syntax import argument, argument_values, dotted_name, is_literal, last_name
 
 # Functions and classes that scale a loss by the Apex that is installed (timm 0.x and 1.0, torch_lr_finder 0.2.0 and
@@ -29,11 +31,17 @@ class ApexCaller(NamedTuple):
         node: of the use.
         does: what it does by Apex, in words before that name.
         instead: what to do, in words behind.
+        full: the full name of what is used; "" where nothing says.
     """
 
     node: ast.AST
     does: str
     instead: str
+    full: str
+
+    def text_with_apex(self, apex: str) -> str:
+        """Return what it does by Apex, which is called so, and what to do."""
+        return f"{self.does} {apex}{self.instead}"
 
 
 def find_apex_callers(module: Module) -> Iterator[ApexCaller]:
@@ -42,16 +50,33 @@ def find_apex_callers(module: Module) -> Iterator[ApexCaller]:
         name = last_name(call.func)
         package, instead = SCALING.get(name, ("", ""))
         if package and _is_of_package(module, call.func, package):
-            yield ApexCaller(call, f"{name} of {package} scales the loss by", instead)
+            full = module.resolve(call.func) or ""
+            yield ApexCaller(call, f"{name} of {package} scales the loss by", instead, full)
     for node in module.nodes:
         for base in node.bases if isinstance(node, ast.ClassDef) else ():
             package = CALLING_BASES.get(last_name(base), "")
-            if package and (module.resolve(base) or "").startswith(f"{package}."):
-                yield ApexCaller(base, f"{last_name(base)} of {package} steps, saves and loads by", "")
+            full = module.resolve(base) or ""
+            if package and full.startswith(f"{package}."):
+                yield ApexCaller(base, f"{last_name(base)} of {package} steps, saves and loads by", "", full)
 
 
-def calls_apex_of_package(module: Module) -> bool:
-    """Return whether a module calls what calls the installed Apex."""
+def find_apex_callers_of_file(path: Path, module: Module, imports: ImportIndex) -> list[ApexCaller]:
+    """Return what of other packages than the project itself calls the installed Apex in a file.
+
+    Args:
+        path: of the file.
+        module: of the file.
+        imports: of the project.
+    """
+    return [
+        each
+        for each in find_apex_callers(module)
+        if not each.full or imports.find_file_and_name_of_definition(path, each.full) is None
+    ]
+
+
+def may_call_apex_of_package(module: Module) -> bool:
+    """Return whether a module calls what calls the installed Apex, be it of the project."""
     return any(True for _ in find_apex_callers(module))
 
 

@@ -24,7 +24,7 @@ def test_all_that_runs_with_a_training_follows_it(tmp_path: Path) -> None:
     paths = put(tmp_path, a=OWN, b=BASE, network=LAYER + NETWORK, net=NETWORK)
     choice = choose_rewrite_or_adapter(paths)
     assert {path.stem for path in choice.reasons} == {"a", "network"}
-    assert choice.reasons[paths[2]] == "it runs with a.py, which takes the adapter"
+    assert choice.reasons[paths[2]] == "it runs with a.py, which is not rewritten"
     assert [each.path.stem for each in choice.rewritten if each.is_changed] == ["b"]
     assert [each.path for each in choice.adapters] == [tmp_path / "torch_amp_adapter.py"]
     assert choice.reason_lines()[0].startswith(

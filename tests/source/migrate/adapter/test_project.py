@@ -575,3 +575,7 @@ def test_a_file_that_imports_its_own_modules_in_two_ways_is_named(tmp_path: Path
     (plan,), _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
     said = [one.message for each in plan.files if each.migration for one in each.migration.findings]
     assert any("imports parts as a script does and as a module of its package" in each for each in said)
+    # two modules of one name
+    (tmp_path / "pkg" / "train.py").write_text(f"from parts import x\nfrom .parts import y\n{USE}{MAIN}")
+    (plan,), _ = adapter_plans_and_unread_files(sorted(tmp_path.rglob("*.py")))
+    assert not any(each.by_hand for each in plan.files)

@@ -104,3 +104,12 @@ def test_a_training_with_a_finder_of_rates_that_scales_by_apex_stays(tmp_path: P
     rates = f"from torch_lr_finder import LRFinder\ndef find(model, optimizer, loss=0):\n    {use}\n"
     found = _notes(tmp_path, rates=rates)
     assert any("rates.py calls a package" in each for each in found)
+
+
+def test_what_the_project_itself_has_is_no_other_package(tmp_path: Path) -> None:
+    """A package that has such a task, and initializes, takes the adapter with it."""
+    (tmp_path / "classy_vision").mkdir()
+    (tmp_path / "classy_vision" / "tasks.py").write_text("class ClassificationTask: pass\n")
+    task = "from classy_vision.tasks import ClassificationTask\nclass Task(ClassificationTask): pass\n"
+    assert _notes(tmp_path, train=TRAIN.format(task, "", "")) == []
+    assert _notes(tmp_path, train=TRAIN.format("import task", "", ""), task=task) == []
