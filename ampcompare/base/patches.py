@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import autocast_mode
+from torch.jit import _builtins
 from torch.nn.utils import stateless
 from torch.optim import Optimizer
 
@@ -97,7 +98,18 @@ class _ReplacedFunction:
                 return self._chain(*args, **kwargs)
 
             self._replacement = replacement
+            keep_operator_for_jit(self._original, replacement)
         return self._replacement
+
+
+def keep_operator_for_jit(original: Any, replacement: Any) -> None:
+    """Let `torch.jit.script` compile a call of `replacement` as the operator that `original` is.
+
+    It knows functions of C++ by their id, and reads the source of any other.
+    """
+    operator = _builtins._find_builtin(original)
+    if operator is not None:
+        _builtins._register_builtin(replacement, operator)
 
 
 _places: dict[tuple[int, str], _ReplacedFunction] = {}  # of this process

@@ -43,6 +43,7 @@ class PrefixWatch(StepObserver):
         self.steps = steps
         self.total = total
         self.loops: Sequence[float] = ()  # around a step of a script, innermost first
+        self.planned: int | None = None  # by a trainer, which has loops of its own
         self.losses: list[float | Tensor] = []
         self._made: dict[int, int] = {}
         self._rates: dict[int, RateForecast] = {}
@@ -104,12 +105,13 @@ class PrefixWatch(StepObserver):
             name: max((float(counts[name]) for counts in self._no_denominator), default=0.0) for name in TYPES
         }
         steps = max(self._made.values(), default=0)
-        total = max((each.total for each in rates if each.total), default=self.total)
+        total = max((each.total for each in rates if each.total), default=self.total or self.planned)
         ahead = MAX_STEPS if total is None else total - steps
         errors = dict(zip(TYPES, self._state.largest_step_errors(list(TYPES.values()), ahead), strict=True))
         return Prefix(
             steps=steps,
             total=total,
+            total_from=self._source_of_total(total),
             basis=min(rates, key=lambda each: (each.known, not each.basis)).basis if rates else "",
             rates_known=all(each.known for each in rates),
             is_floor=self._is_floor,
@@ -124,6 +126,18 @@ class PrefixWatch(StepObserver):
                 if rows
             },
         )
+
+    def _source_of_total(self, total: int | None) -> str:
+        """Return who says how many steps the training makes; "" where nobody does."""
+        if total is None:
+            return ""
+        if self._schedule is not None:
+            return "the recipe"
+        if self.total is not None:
+            return "--steps"
+        if self.loops and total == math.ceil(math.prod(self.loops)):
+            return f"the loops around a step, {' x '.join(f'{each:g}' for each in reversed(self.loops))}"
+        return "the trainer" if total == self.planned else "its scheduler"
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         grads = [param.grad for param in owned_params(optimizer) if param.grad is not None]
@@ -182,7 +196,9 @@ class PrefixWatch(StepObserver):
                 for step in range(made, self.total)
             ]
             return RateForecast(f"the recipe's schedule, to step {self.total}", True, self.total, made, rows)
-        return self._histories[id(optimizer)].forecast_rates(self.total, self.loops)
+        return self._histories[id(optimizer)].forecast_rates(
+            self.total, self.loops or ([self.planned] if self.planned else ())
+        )
 
 
 def lost_update_masses(

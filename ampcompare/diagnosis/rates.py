@@ -59,15 +59,20 @@ class RateFollower:
     def forecast_rates(self, total: int | None = None, loops: Sequence[float] = ()) -> RateForecast:
         """Return the rates from the step on that was noted last: a copy of each scheduler steps a dummy optimizer.
 
-        `loops`: how often each loop of the script around a step runs, innermost first.
+        Args:
+            total: optimizer steps of the training; None where its scheduler or the loops say.
+            loops: how often each loop of the script around a step runs, innermost first.
         """
         now = len(self._rows) - 1
+        of_loops = math.ceil(math.prod(loops)) if loops else None
         schedulers = self._schedulers
         if any(isinstance(each, ReduceLROnPlateau) for each in schedulers):
-            return RateForecast("a plateau of a metric decides them", False, total)
+            return RateForecast("a plateau of a metric decides them", False, total or of_loops)
         if not schedulers:
             varies = any(row != self._rows[0] for row in self._rows)
-            return RateForecast("the script sets them itself" if varies else "", not varies, total)
+            return RateForecast(
+                "the script sets them itself" if varies else "", not varies, total or of_loops
+            )
         has_moved = any(row != self._moves[0] for row in self._moves)
         epoch = round(math.prod(loops[:-1])) if len(loops) > 1 and not has_moved else None
         paces = [
@@ -76,14 +81,14 @@ class RateFollower:
             if (pace := self._find_moves_of_scheduler(number, epoch)) is not None
         ]
         if len(paces) < len(schedulers):
-            return RateForecast("its scheduler made no step so far", False, total)
+            return RateForecast("its scheduler made no step so far", False, total or of_loops)
         if total is None:
             ends = [
                 pace.step_of_move(end)
                 for each, pace in zip(schedulers, paces, strict=True)
                 if (end := _find_num_moves_to_end(each))
             ]
-            total = max(ends, default=math.ceil(math.prod(loops)) if loops else None)
+            total = max(ends, default=of_loops)
         if total is None or total <= now:
             return RateForecast("its scheduler does not say when it ends: give --steps", False, total)
         try:

@@ -84,7 +84,7 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     # its updates are rounded in the second half of what there is
     if MIN_STEPS <= prefix.steps < options.prefix:
         say(f"it has ended after {prefix.steps} steps: running these again")
-        options = replace(options, prefix=prefix.steps)
+        options = replace(options, prefix=prefix.steps, steps=prefix.steps)
         prefix = _prefix_of_training(options, environment, is_twin=False)
     distance = None
     if options.twin:

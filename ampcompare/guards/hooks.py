@@ -1,5 +1,6 @@
 """Report what a script does to the guards, by replaced functions of torch and Apex."""
 
+import functools
 import inspect
 import sys
 import warnings
@@ -15,10 +16,11 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import GuardError
-from ampcompare.base.location import Location, find_code_of_callable, is_users_file, user_location
+from ampcompare.base.location import Location, is_users_file, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detection.detector import EVENTS, Detector
+from ampcompare.guards.detection.gradient_hooks import GradientHooks, follow_limits
 from ampcompare.guards.detection.library_remedies import remedies_of_calling_library
 from ampcompare.guards.detection.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.detection.script_state import EnteredAutocast, ScaleLossBlock, ScriptState
@@ -42,6 +44,7 @@ class GuardHooks:
 
     def __init__(self, sink: ViolationSink, passes: int | None = None) -> None:
         self.facts = ScriptState()
+        self.facts.hooks = GradientHooks()
         self._passes = passes
         self._events = Subscriptions(Layer.GUARDS)
         self._casts: Subscriptions | None = None  # from the first autocast on, for some blocks
@@ -112,13 +115,8 @@ class GuardHooks:
             facts.autocasts.clear()
             return result
 
-        def register_hook(original: Any, tensor: Any, hook: Any) -> Any:
-            if (code := find_code_of_callable(hook)) is not None and is_users_file(code.co_filename):
-                facts.hooks.add(code)
-            return original(tensor, hook)
-
         self._events.wrap(*Points.BACKWARD, backward)
-        self._events.wrap(Tensor, "register_hook", register_hook)
+        self.facts.hooks.follow_registrations(self._events)
 
     def _watch_optimizers(self) -> None:
         watched: set[type] = set()
@@ -244,16 +242,10 @@ class GuardHooks:
             for owner in (clip_grad, nn.utils):
                 self._events.wrap(owner, name, clip)
 
-        def clamp(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(tensor, *args, **kwargs)
-            if self.facts.holds_scaled_gradients() or self.facts.is_inside_scale_loss_block():
-                if is_users_file(calling_frame().f_code.co_filename):
-                    self._notify_listeners("after_clamp", tensor, result)
-            return result
+        def is_scaled() -> bool:
+            return self.facts.holds_scaled_gradients() or self.facts.is_inside_scale_loss_block()
 
-        for name in ("clamp", "clip", "clamp_", "clip_"):
-            for place in (Tensor, torch):
-                self._events.wrap(place, name, clamp)
+        follow_limits(self._events, is_scaled, functools.partial(self._notify_listeners, "after_clamp"))
 
     def _report_state_read(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._notify_listeners("at_state_read")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ampcompare.base.patches import (
     GRADIENT_READS,
@@ -153,6 +153,18 @@ def test_traced_code_has_no_subscribers(subscribe) -> None:
     )
     traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     assert "view" not in str(traced.graph)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripted_code_has_no_subscribers(subscribe) -> None:
+    """TorchScript compiles calls of functions that are replaced as those of torch."""
+    subscribe(Layer.RECORD).wrap(torch, "clamp", lambda inner, *args: pytest.fail("called"))
+
+    @torch.jit.script
+    def limit(x: Tensor) -> Tensor:
+        return torch.clamp(x, 0.0, 0.5)
+
+    assert limit(torch.ones(2)).tolist() == [0.5, 0.5]
 
 
 def test_readers_of_gradients(subscribe) -> None:

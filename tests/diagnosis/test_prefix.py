@@ -119,6 +119,33 @@ def test_the_rest_of_the_schedule_is_counted(make: Make, schedule: Make, is_floo
     assert 0 < rest <= counted if is_floor else rest == pytest.approx(counted, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("facts", "total", "source"),
+    [
+        ({"loops": [40, 3]}, 120, "the loops around a step, 3 x 40"),
+        ({"planned": 90}, 90, "the trainer"),
+        ({"loops": [40, 3], "total": 70}, 70, "--steps"),
+        ({}, None, ""),
+    ],
+)
+def test_the_length_of_a_training_without_a_scheduler(
+    facts: dict[str, Any], total: int | None, source: str
+) -> None:
+    """The state is followed to that end, and over 10,000 steps where nobody says it."""
+    param = torch.nn.Parameter(torch.ones(8))
+    watch = PrefixWatch(20)
+    for name, value in facts.items():
+        setattr(watch, name, value)
+    optimizer = Adam([param])
+    for _ in range(20):
+        param.grad = torch.linspace(0.5, 1.0, 8)
+        optimizer.step()
+    watch.close()
+    found = watch.prefix_seen()
+    assert (found.total, found.total_from) == (total, source)
+    assert found.state_errors["bf16"].steps == (10_000 if total is None else total - 20)
+
+
 @pytest.mark.parametrize("make", [Adam, AdamW, RAdam, NAdam, Adagrad, RMSprop])
 def test_an_optimizer_divides_by_zero_in_fp16(make: Any) -> None:
     """Where eps and the second moment are zero in the type; a gradient of zero gives 0 / 0, which is no number."""

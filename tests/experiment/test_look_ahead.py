@@ -52,6 +52,7 @@ def test_a_script(look: Any) -> None:
     assert bf16.share_rest > bf16.share_now > 0
     assert [masters.word, o2.word] == ["no fault in sight"] * 2
     assert (found.prefix.steps, found.prefix.total) == (20, 300)
+    assert found.prefix.total_from == "the loops around a step, 300"
     assert found.prefix.basis == "its scheduler, to step 300"
     assert found.twin is not None
     assert 0 < found.twin < 0.01

@@ -157,6 +157,36 @@ NATIVE_MISTAKES = {
             scaler.update()
             optimizer.zero_grad()
         """,
+    "clip-scaled (a hook of modules)": """
+        def limit(module, grad_input, grad_output):
+            bound = 0.5  # wrong
+            bound = 0.5 * scaler.get_scale()  # right
+            return tuple(None if g is None else g.clamp(-bound, bound) for g in grad_input)  # here
+
+        model[2].register_full_backward_hook(limit)
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+    "clip-scaled (the backward of a function)": """
+        class Limit(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                return torch.clamp_max(grad, 0.5)  # wrong  # here
+                return torch.clamp(grad, min=0)  # right
+
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(Limit.apply(model(x)), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
     "backward-in-autocast": """
         for x, y in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):

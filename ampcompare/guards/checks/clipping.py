@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Sequence
-from types import CodeType, FrameType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location, is_called_by_lightning, user_location
@@ -53,21 +51,9 @@ IN_APEX = (
 OWN_CLIP = "gradients are limited by clamp before scaler.unscale_(optimizer)"
 BEHIND_HOOKS = (
     "limit them behind `scaler.unscale_(optimizer)`, as by `clip_grad_value_`, instead of in a hook; with Apex those "
-    "of `amp.master_params(optimizer)` after the `scale_loss` block"
+    "of `amp.master_params(optimizer)` after the `scale_loss` block; or multiply the limit by `scaler.get_scale()`"
 )
 ACCUMULATING = "clip after the last `scale_loss` block of an update, the one without `delay_unscale`"
-
-
-def _is_gradient_of_hook(tensor: Tensor, hooks: Collection[CodeType]) -> bool:
-    """Return whether a hook that runs has been given a tensor, as the gradient."""
-    frame: FrameType | None = sys._getframe(1) if hooks else None
-    while frame is not None:
-        code = frame.f_code
-        if code in hooks:
-            given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
-            return any(one is tensor for one in given)
-        frame = frame.f_back
-    return False
 
 
 class ClipScaled(Detector):
@@ -76,7 +62,7 @@ class ClipScaled(Detector):
     Silent if a backward pass since the last update did not use the scaler, because it is then unknown whose gradients
     these are, and if `get_scale()` was called in between: the limit may have been scaled too. A function of the
     script's own clips where it limits gradients by `clamp`: in place, with a result that is the gradient when the
-    scaler steps, or in a hook.
+    scaler steps, in a hook, or in the backward of a function of its own.
     """
 
     guard = guard_of_name("clip-scaled")
@@ -122,9 +108,9 @@ class ClipScaled(Detector):
                 )
 
     def after_clamp(self, tensor: Tensor, result: Tensor) -> None:
-        if self.facts.is_in_backward and _is_gradient_of_hook(tensor, self.facts.hooks):
+        if self.facts.is_in_backward and self.facts.hooks.is_gradient(tensor):
             self.report(
-                "gradients are limited by clamp in a hook, which gets them scaled", remedy=BEHIND_HOOKS
+                "gradients are limited within the backward pass, which has them scaled", remedy=BEHIND_HOOKS
             )
             return
         optimizer = self._optimizer_of_gradient(tensor)

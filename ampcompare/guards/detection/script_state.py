@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.location import Location
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from ampcompare.guards.detection.gradient_hooks import GradientHooks
 
 
 @dataclass
@@ -49,7 +50,7 @@ class ScriptState:
     remedies: Mapping[str, str] = field(default_factory=dict)
     # Losses that a scaler or a block has scaled, by id.
     scaled: weakref.WeakValueDictionary[int, Tensor] = field(default_factory=weakref.WeakValueDictionary)
-    hooks: set[CodeType] = field(default_factory=set)  # of gradients, that the script has registered
+    hooks: GradientHooks = field(init=False)  # of the script; its module loads torch
     is_in_backward: bool = False  # of the script, not in a pass of `torch.autograd.grad`
     scale_calls: int = 0  # since the last `update`; like the next three
     window_backwards: int = 0

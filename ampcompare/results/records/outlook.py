@@ -41,6 +41,7 @@ class Prefix(FrozenRecord):
 
     steps: int
     total: int | None = Field(None, description="optimizer steps of the whole training, if known")
+    total_from: str = Field("", description="who says so: --steps, the recipe, a scheduler, loops, a trainer")
     basis: str = Field("", description="where the learning rates ahead come from; empty where the rate stays")
     rates_known: bool = True
     is_floor: bool = Field(

@@ -78,6 +78,7 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     from ampcompare.diagnosis.step_watch import StepOperationsWatch
     from ampcompare.script.arm_process import current_stand_in
     from ampcompare.script.remarks.lost_statistics import LostStatisticsWatch, variance_beyond_fp16_text
+    from ampcompare.script.watch.limited_gradients import LimitedGradientsWatch
     from ampcompare.script.watch.observer import ScriptObserver
 
     observation = Observation()
@@ -87,15 +88,22 @@ def _run_script_diagnosed(request: StepWatchRequest, rank: int) -> int:
     )
     watch.updates.masters = lambda optimizer: current_stand_in().torch_amp.masters(optimizer)
     observer = ScriptObserver(watch)
-    statistics = LostStatisticsWatch()
+    statistics, limited = LostStatisticsWatch(), LimitedGradientsWatch()
     statistics.follow(Subscriptions(Layer.RECORD))  # until the process ends
-    status = _run_with_observer(request, observer.install)
+
+    def install(recorder: Recorder) -> None:
+        limited.follow(Subscriptions(Layer.WATCH))
+        recorder.call_after_each_row(lambda row: limited.end_step() if row["kind"] == "step" else None)
+        observer.install(recorder)
+
+    status = _run_with_observer(request, install)
     observer.end()
     if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
         notes = [compiled] if observer.compiles else []
         if beyond := statistics.find_layers_beyond_fp16():
             notes.append(variance_beyond_fp16_text(beyond))
+        notes += filter(None, [limited.text()])
         arm = Arm.parse(str(request.settings["arm"]))
         found = diagnosis_of_observation(
             observation, arm, reference=reference, subject=request.settings["name"], notes=notes
@@ -166,7 +174,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
     from ampcompare.diagnosis.prefix import PrefixWatch
     from ampcompare.script.arm_process import types_of_lifted_weights
     from ampcompare.script.watch.cell_facts import StepsReached
-    from ampcompare.script.watch.planned_steps import find_repetitions_of_loops_around
+    from ampcompare.script.watch.planned_steps import find_planned_steps, find_repetitions_of_loops_around
 
     watches: list[PrefixWatch] = []
 
@@ -176,6 +184,7 @@ def _run_prefix_watched(request: PrefixWatchRequest, rank: int) -> int:
             watch.see_loss(given["loss"])
         elif given["kind"] == "step":
             watch.loops = watch.loops or find_repetitions_of_loops_around() or ()
+            watch.planned = watch.planned or (None if watch.loops else find_planned_steps())
             if watch.is_over:
                 raise StepsReached(0)
 

@@ -30,9 +30,10 @@ from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
 
+from ampcompare.base.patches import keep_operator_for_jit
 from ampcompare.base.tensors.cuda_casts import install_cuda_casts, switch_cuda_casts
 from ampcompare.script.invocation.stderr import say_once
-from ampcompare.script.legacy.torch_functions import keep_operator_for_jit, use_gloo_for_nccl
+from ampcompare.script.legacy.torch_functions import use_gloo_for_nccl
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 FACTORIES = (

@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
+from ampcompare.base.patches import keep_operator_for_jit
 from ampcompare.script.invocation.stderr import say_once
 
 LIBRARIES = tuple(
@@ -358,15 +359,6 @@ def _accept_verbose_argument(kind: Any) -> None:
         init(self, *args, **kwargs)
 
     kind.__init__ = init_without_verbose
-
-
-def keep_operator_for_jit(original: Any, replacement: Any) -> None:
-    """Let `torch.jit.script` compile a call of `replacement` as the operator that `original` is."""
-    from torch.jit import _builtins
-
-    operator = _builtins._find_builtin(original)
-    if operator is not None:
-        _builtins._register_builtin(replacement, operator)
 
 
 def use_gloo_for_nccl() -> None:

@@ -247,6 +247,73 @@ PAIRS = {
                 scaler.step(optimizer)
                 scaler.update()
     """,
+    "AMP218: limits in a hook of each weight": """
+        for p in model.parameters():
+            p.register_hook(lambda g: g.clamp(-0.1, 0.1))  # wrong
+            p.register_hook(lambda g: torch.clamp(g, min=0))  # right
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    """,
+    "AMP218: limits in a hook of modules": """
+        def limit(module, grad_input, grad_output):
+            bound = 0.1  # wrong
+            bound = 0.1 * scaler.get_scale()  # right
+            return tuple(None if g is None else torch.clamp(g, -bound, bound) for g in grad_input)
+        def train(model, loader):
+            for layer in model.children():
+                layer.register_full_backward_hook(limit)
+            for batch in loader:
+                optimizer.zero_grad()
+                scaler.scale(model(batch)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    """,
+    "AMP218: limits in a hook by partial": """
+        import functools
+        def limit(bound, g):
+            return g.clamp(-bound, bound)  # wrong
+            return g.clamp(-g.std(), g.std())  # right
+        for p in model.parameters():
+            p.register_hook(functools.partial(limit, args.clip))
+        for batch in loader:
+            optimizer.zero_grad()
+            with amp.scale_loss(model(batch), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+    """,
+    "AMP218: limits where a gradient was added": """
+        class Trainer:
+            def __init__(self, model):
+                self.scaler = torch.amp.GradScaler()  # wrong
+                self.scaler = torch.amp.GradScaler(enabled=False)  # right
+                for p in model.parameters():
+                    p.register_post_accumulate_grad_hook(self.limit)
+            def limit(self, p):
+                p.grad.data.clamp_(-self.bound, self.bound)
+            def fit(self, loss):
+                self.optimizer.zero_grad()
+                self.scaler.scale(loss).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+    """,
+    "AMP218: limits in the backward of a function": """
+        class Sign(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.sign()
+            @staticmethod
+            def backward(ctx, grad):
+                return torch.nn.functional.hardtanh(grad)  # wrong
+                return grad * (grad.abs() < 1)  # right
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    """,
     "AMP117: gradients edited by a method": """
         class Sparse:
             def fit(self, loss):

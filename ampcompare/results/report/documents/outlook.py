@@ -60,14 +60,22 @@ def _lost_share_figure_data(prefix: Prefix) -> dict[str, Any]:
     }
 
 
+def _total_text(prefix: Prefix) -> str:
+    """Return how long the training is taken to be, and who says so; "" in what older versions wrote."""
+    if prefix.total is None:
+        return "it is not known how many the training makes (--steps says it)"
+    return f"of {prefix.total} in all, by {prefix.total_from}" if prefix.total_from else ""
+
+
 def _run_text(found: Outlook) -> str:
     """Return what was run, and what it does not cover."""
     prefix = found.prefix
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]
+    words.append(_total_text(prefix))
     words.append(f"learning rates ahead: {prefix.basis}" if prefix.basis else "the learning rate stays")
     if found.twin is not None:
         words.append(
             f"a twin from weights changed by 1/512 differs by {format_rough_percent_number(found.twin)} %"
         )
-    sentence = "; ".join(words)
+    sentence = "; ".join(filter(None, words))
     return f"{sentence[0].upper()}{sentence[1:]}. Not covered: evaluation, and what these steps did not run."
