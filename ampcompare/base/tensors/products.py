@@ -29,8 +29,8 @@ def shown_type_name(tensor: Tensor) -> str:
 
 
 def narrowest_type_name(tensors: Iterable[Tensor]) -> str:
-    """Return the narrowest floating type of some tensors; "" if there is none."""
-    found = {shown_type_name(one) for one in tensors if one.dtype.is_floating_point}
+    """Return the narrowest floating or complex type of some tensors; "" if there is none."""
+    found = {shown_type_name(one) for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
     return next((name for name in NARROW_FIRST if name in found), min(found, default=""))
 
 

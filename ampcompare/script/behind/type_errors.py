@@ -763,8 +763,8 @@ def _has_torch_mixed_types(failure: _ScriptFailure) -> bool:
 
 def _arm_keeping_one_more_module(arm: Arm, name: str) -> Arm:
     """Return an arm that keeps one more module in fp32."""
-    kept = [*filter(None, [arm.keep_fp32]), name]
-    return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(kept)})
+    kept = dict.fromkeys([*(arm.keep_fp32 or "").split("|"), name])
+    return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(filter(None, kept))})
 
 
 def _has_only_16_bit_tensors(trace: types.TracebackType | None) -> bool:

@@ -42,8 +42,8 @@ class WholeNumberWatch:
             return
         self._calls += 1
         for name, tensor in _named_input_tensors(module, args, kwargs):
-            changed = _find_whole_number_and_its_rounding(tensor, dtype)
-            place = f"{name} of {type(module).__name__}"
+            changed, column = _find_rounded_number_and_column(tensor, dtype)
+            place = f"{column}{name} of {type(module).__name__}"
             if changed is not None and place not in self._noted:
                 self._noted.add(place)
                 text = (
@@ -52,8 +52,9 @@ class WholeNumberWatch:
                 )
                 self.seen = self.seen or text
                 if self._rows is not None:
+                    apart = ", apart from the others," if column else ""
                     self._rows.add_remark(
-                        f"{text}; pass them as integers, which nothing casts ({user_location()})"
+                        f"{text}; pass them{apart} as integers, which nothing casts ({user_location()})"
                     )
 
 
@@ -62,7 +63,8 @@ def _named_input_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors among the inputs of a module with their names."""
     try:
-        names = list(inspect.signature(module.forward).parameters)
+        # of the class: an arm has put a function in the place of the model's own
+        names = list(inspect.signature(type(module).forward).parameters)[1:]
     except (TypeError, ValueError):
         names = []
     for at, value in enumerate(args):
@@ -73,14 +75,25 @@ def _named_input_tensors(
             yield name, value
 
 
-def _find_whole_number_and_its_rounding(tensor: Tensor, dtype: torch.dtype) -> tuple[float, float] | None:
-    """Return a whole number of a tensor of whole numbers, and what rounding makes of it; None if it changes none."""
+def _find_rounded_number_and_column(
+    tensor: Tensor, dtype: torch.dtype
+) -> tuple[tuple[float, float] | None, str]:
+    """Return a whole number of a tensor and what rounding makes of it, or None, and "column N of " in front of a name.
+
+    All numbers of the tensor are whole, or all of a column, as of labels that travel with the features.
+    """
     is_wide = tensor.dtype in (torch.float32, torch.float64)
     if not is_wide or not 0 < tensor.numel() <= MAX_ELEMENTS or tensor.requires_grad:
-        return None
-    values = tensor.detach().flatten()
-    apart = values.to(dtype).to(values.dtype) != values
-    if not bool(apart.any()) or not bool((values == values.round()).all()):
-        return None
+        return None, ""
+    values = tensor.detach()
+    apart, whole = values.to(dtype).to(values.dtype) != values, values == values.round()
+    column = ""
+    if values.dim() > 1 and not bool(whole.all()):
+        rounded = whole.flatten(0, -2).all(0) & apart.flatten(0, -2).any(0)
+        number_of_column = int(rounded.double().argmax())
+        column = f"column {number_of_column} of "
+        values, apart, whole = (one[..., number_of_column] for one in (values, apart, whole))
+    if not bool(apart.any()) or not bool(whole.all()):
+        return None, ""
     number = values[apart].abs().max()
-    return float(number), float(number.to(dtype))
+    return (float(number), float(number.to(dtype))), column

@@ -13,6 +13,11 @@ from ampcompare.base.tensors.tree import cast_floating_tensors
 from ampcompare.training.precision.replaced_forward import ReplacedForward
 
 CASTS = {torch.float16: Tensor.half, torch.bfloat16: Tensor.bfloat16, torch.float64: Tensor.double}
+OF_MODULE = {
+    torch.float16: nn.Module.half,
+    torch.bfloat16: nn.Module.bfloat16,
+    torch.float64: nn.Module.double,
+}
 
 
 def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
@@ -25,8 +30,11 @@ def cast_model(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype, *, bn_fp32: bool) -> None:
-    """Cast the parameters and buffers of `model` in place; the arguments are those of `cast_model`."""
-    model.to(dtype)
+    """Cast the parameters and buffers of `model` in place; the arguments are those of `cast_model`.
+
+    Complex ones stay as they are, as under `model.half()`: `model.to(dtype)` would leave their real parts alone.
+    """
+    OF_MODULE[dtype](model)
     if bn_fp32:
         for module in model.modules():
             if isinstance(module, _BatchNorm):

@@ -55,7 +55,7 @@ class MasterWeights(OptimizerWeights):
         optimizer = self._optimizer
         for group in optimizer.param_groups[self._num_groups :]:
             for index, param in enumerate(group["params"]):
-                if param.dtype is torch.float32:
+                if param.dtype is torch.float32 or param.is_complex():  # which an arm leaves as they are
                     continue
                 master = param.detach().float().requires_grad_(param.requires_grad)
                 self._params.append(param)
@@ -150,7 +150,7 @@ class Fp32CopiesPerStep(OptimizerWeights):
         for group in self._optimizer.param_groups:
             held = group["params"]
             for index, param in enumerate(held):
-                if param.dtype is not torch.float32 and param.requires_grad:
+                if param.dtype is not torch.float32 and param.requires_grad and not param.is_complex():
                     self._put_fp32_copy(held, index, param)
 
     def _put_fp32_copy(self, held: list[Tensor], index: int, param: Tensor) -> None:

@@ -336,6 +336,39 @@ def test_whole_numbers_that_an_arm_rounds_are_named(behind: Any, arm: str, time:
     assert not change or f"the whole numbers of time of _Table: {change}; pass them as integers" in found[0]
 
 
+class _Labelled(nn.Module):
+    """Gets its labels in the last column of the features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 5000)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.body(batch[:, :3]).float(), batch[:, 3].long())
+
+
+@pytest.mark.parametrize(("label", "change"), [(4998.0, "4998 becomes 4992"), (4992.0, "")])
+def test_a_column_of_whole_numbers_that_an_arm_rounds_is_named(
+    behind: Any, label: float, change: str
+) -> None:
+    """As labels that travel with the features; what stands in the other columns is not whole."""
+    recorder = Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.call_after_each_row(recorded.append)
+    behind("half:bf16", RecordedSteps(recorder))
+    model = _Labelled()
+    optimizer = SGD(model.parameters(), 0.01)
+    for _ in range(2):
+        model(torch.cat([torch.randn(4, 3), torch.full((4, 1), label)], 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [row["text"] for row in recorded if row["kind"] == "remark"]
+    whole = [text for text in found if "whole numbers" in text]
+    assert len(whole) == bool(change)
+    said = f"the whole numbers of column 3 of batch of _Labelled: {change}; pass them, apart from the others"
+    assert not change or said in whole[0]
+
+
 def test_an_index_out_of_bounds_has_its_reason(behind: Any) -> None:
     """A table of 1,000 rows has none for the timestep that 999 becomes; under another arm torch's words stay."""
     stand_in = behind("half:bf16,masters=fp32")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.training.precision.half_casts import cast_model
+from ampcompare.training.precision.stepped_weights import Fp32CopiesPerStep, MasterWeights
 
 
 class Pair(NamedTuple):
@@ -25,6 +26,25 @@ class Nested(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.seen += [value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         return args[0] if len(args) == 1 and not kwargs else (args, kwargs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("masters", [False, True])
+def test_complex_weights_and_buffers_stay(dtype: torch.dtype, masters: bool) -> None:
+    """As under `model.half()`: what has an imaginary part is no number of 16 bits, nor has it an fp32 master."""
+    model = nn.Linear(2, 2)
+    model.wave = nn.Parameter(torch.full((2,), 1 + 2j))
+    model.register_buffer("turn", torch.full((2,), 3j))
+    cast_model(model, dtype, bn_fp32=False)
+    assert (model.weight.dtype, model.wave.dtype, model.turn.dtype) == (dtype, *[torch.complex64] * 2)
+    assert model.turn.tolist() == [3j, 3j]
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    stepped = MasterWeights(optimizer) if masters else Fp32CopiesPerStep(optimizer, kahan=True)
+    model.wave.grad = torch.full((2,), 1j)
+    stepped.take_gradients()
+    optimizer.step()
+    stepped.give_weights()
+    assert model.wave.tolist() == [1 + 1j, 1 + 1j]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

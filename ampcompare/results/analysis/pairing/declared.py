@@ -136,12 +136,12 @@ def role_comparisons(roles: Roles | None, ledger: Ledger) -> list[RoleComparison
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
         parts: list[RoleComparison] = []
-        for name, text, remark in _observed_parts_with_remarks(ledger):
+        for name, text, remark in _observed_parts_with_remarks(ledger, roles):
             is_skipped = name in ("state", "rounding") and _are_all_steps_skipped(ledger)
             if text or is_skipped or "not seen" in remark:
                 parts.append(RoleComparison(name, "", text, remark=remark))
         return parts
-    observed = {name: (text, remark) for name, text, remark in _observed_parts_with_remarks(ledger)}
+    observed = {name: (text, remark) for name, text, remark in _observed_parts_with_remarks(ledger, roles)}
     if without := _steps_without_declared_products(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operand_type} in step {without[0]})", remark
@@ -196,7 +196,7 @@ def _declared_types_and_agreement_by_part(roles: Roles, ledger: Ledger) -> dict[
         "rounding": (roles.update, ledger.update in ("", roles.update)),
         "loss scale": (
             _declared_scale_text(roles.loss_scale),
-            (roles.loss_scale is None) == (_last_loss_scale(ledger) is None),
+            (roles.loss_scale is None) == (_last_loss_scale(ledger, roles) is None) or not ledger.backward,
         ),
         **{
             name: (str(form), _are_linears_in_declared_format(name, str(form), ledger))
@@ -221,10 +221,10 @@ def _types_allowed_beside_declared(roles: Roles) -> tuple[str, ...]:
     return ("fp32",) if roles.kept else ()
 
 
-def _observed_parts_with_remarks(ledger: Ledger) -> list[tuple[str, str, str]]:
+def _observed_parts_with_remarks(ledger: Ledger, roles: Roles | None) -> list[tuple[str, str, str]]:
     """Return (part, what was seen, remark) of each part."""
     by = ledger.by
-    scale = _last_loss_scale(ledger)
+    scale = _last_loss_scale(ledger, roles)
     skipped = "every step was skipped" if _are_all_steps_skipped(ledger) else ""
     no_state = "" if ledger.types_of_groups("state") else skipped or "the optimizer keeps none"
     one_pass = "" if ledger.accumulated else "one backward pass a step"
@@ -312,7 +312,7 @@ def _largest_gradient_and_why_too_large(ledger: Ledger) -> tuple[str, str]:
         *ledger.types_of_groups("gradients"),
     }:
         return "", ""
-    scale = _last_loss_scale(ledger) or 1.0
+    scale = ledger.loss_scale or 1.0
     size = ledger.largest_gradient * scale
     return f"{size:.3g}", "" if size <= FP16_MAX else f"beyond {FP16_MAX:g}, the largest number of fp16"
 
@@ -384,9 +384,10 @@ def _steps_without_declared_products(roles: Roles | None, ledger: Ledger) -> lis
     return sorted(everything - narrow) if narrow else []
 
 
-def _last_loss_scale(ledger: Ledger) -> float | None:
-    """Return the last loss scale; None for a loss that was not scaled, or by 1."""
-    return None if ledger.loss_scale == 1.0 else ledger.loss_scale
+def _last_loss_scale(ledger: Ledger, roles: Roles | None) -> float | None:
+    """Return the last loss scale; None for a loss that was not scaled, or by 1 where no arm lets the scale move."""
+    moves = roles is not None and roles.loss_scale is not None and roles.loss_scale.interval is not None
+    return None if ledger.loss_scale == 1.0 and not moves else ledger.loss_scale
 
 
 def _declared_scale_text(scale: LossScale | None) -> str:

@@ -94,6 +94,7 @@ def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
         ("native:bf16", ledger(state="uint8"), []),  # an optimizer with a state of 8 bits
         ("native:fp16", ledger("fp16"), ["loss scale"]),
         ("native:fp16", ledger("fp16", loss_scale=1024.0), []),
+        ("native:fp16", ledger("fp16", loss_scale=1.0), []),
         ("apex:O4", ledger("bf16", loss_scale=1.0), []),
         ("apex:O5", ledger("bf16", "bf16", "bf16"), ["masters", "gradients"]),
         ("half:bf16", ledger("bf16", "fp32", "bf16"), []),  # the optimizer keeps it so by itself
