@@ -68,6 +68,7 @@ WHOLE = (torch.int16, torch.int32, torch.int64)
 MAX_READ = 2**20  # numbers of a tensor that are looked at
 LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer of many that are alike
 OUT_OF_BOUNDS = re.compile(r"out of (?:bounds|range)")
+ANOMALY = re.compile(r"^Function '\w+' returned nan values")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
@@ -388,8 +389,22 @@ def _is_of_torch_module_with_casts(failure: _ScriptFailure) -> bool:
     )  # else the script's own line mixes them
 
 
+def _is_overflow_in_anomaly_mode(failure: _ScriptFailure) -> bool:
+    """Return whether torch refuses a pass that overflows at a loss scale which would have skipped its step."""
+    scale = None if failure.arm.roles is None else failure.arm.roles.loss_scale
+    return scale is not None and torch.is_anomaly_enabled() and isinstance(failure.error, RuntimeError)
+
+
 UNSCALED = Arm.parse("native:bf16")
 OTHER_ERRORS = (
+    _FailureKind(
+        ANOMALY,
+        "an overflow at a loss scale, whose step is skipped and the scale halved, is an error by "
+        "torch.autograd.set_detect_anomaly of the script",
+        lambda failure: _arms_without_scale(failure),
+        "leave out set_detect_anomaly, which slows the training too",
+        applies=_is_overflow_in_anomaly_mode,
+    ),
     _FailureKind(
         NUMPY_LACKS,
         "the script passes a bfloat16 tensor to NumPy, which has no such type",
@@ -460,7 +475,7 @@ TYPE_ERRORS = (
         ANY,
         "torch cannot compute this in 16 bits on this device",
         lambda failure: _arms_with_fp32_kernel(failure),
-        "cast its inputs to fp32 there",
+        lambda failure: _remedy_by_fp32_inputs(failure),
         applies=_lacks_half_kernel,
     ),
     _FailureKind(
@@ -534,6 +549,15 @@ TYPE_ERRORS = (
         _remedy_by_one_type,
     ),
 )
+
+
+def _remedy_by_fp32_inputs(failure: _ScriptFailure) -> str:
+    """Return what lets a line compute in fp32: of code of torch in Python, the products inside are cast again."""
+    if failure.find_torch_call is None or failure.stands not in (_StandInKind.AUTOCAST, _StandInKind.O1):
+        return "cast its inputs to fp32 there"
+    is_o1 = failure.stands is _StandInKind.O1
+    off = "amp.disable_casts()" if is_o1 else "torch.autocast(device_type, enabled=False)"
+    return f"call {failure.find_torch_call.name} inside of `with {off}:`, with its inputs cast to fp32"
 
 
 def _arms_with_fp32_kernel(failure: _ScriptFailure) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -157,6 +157,8 @@ def _print_and_explain_error(
         ending.status = meaning.exit_code
         ending.error = error = meaning
         say(str(_error_text_with_line(meaning)))
+        if untried := "" if settings.watch else untried_arms_text(meaning.advice.arms, settings):
+            say(untried)
     elif banned := find_banned_loss_text(error):
         ending.banned_loss = banned
         say(banned)
@@ -173,6 +175,16 @@ def _print_and_explain_error(
         say(f"{shadowed}{helps}")
     elif not settings.compat_torch and may_compat_torch_prevent(f"{type(error).__name__}: {error}"):
         say(COMPAT_HINT)
+
+
+def untried_arms_text(arms: Sequence[str], settings: ExecSettings) -> str:
+    """Return that arms of an advice were not tried, and what tries them; "" for none."""
+    if not arms:
+        return ""
+    return (
+        f"{' and '.join(arms)} {'was' if len(arms) == 1 else 'were'} not tried here: "
+        f"`ampcompare compare --dry-run --arm {settings.arm} -- ...` names those that make a step"
+    )
 
 
 def _find_advice_in_error(error: BaseException | None) -> dict[str, Any] | None:

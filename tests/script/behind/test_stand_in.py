@@ -627,6 +627,10 @@ IN_16_BITS = (
     r"torch cannot compute this in 16 bits on this device \(.*\); compare fp32, or cast "
     r"its inputs to fp32 there$"
 )
+IN_FP32_BLOCK = (
+    r"torch cannot compute this in 16 bits on this device \(.*\); compare fp32, or call {} inside of "
+    r"`with {}.*`, with its inputs cast to fp32$"
+)
 KEPT = r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*; "
 ONE_TYPE = r"give it tensors of one type there, for example with .to\(other.dtype\)$"
 PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
@@ -650,6 +654,18 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
         "\"_amp_foreach_non_finite_check_and_unscale_cpu\" not implemented for 'ComplexFloat'"
     )
     assert str(stand_in.find_refusal_of_error(error)).endswith(f"; compare {advised}")
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "apex:O2", "native:bf16"])
+def test_an_overflow_in_anomaly_mode_has_its_reason(behind: Any, arm: str) -> None:
+    """A loss scale would have skipped the step; under an arm without one the error is the script's own."""
+    stand_in = behind(arm)
+    error = RuntimeError("Function 'AddmmBackward0' returned nan values in its 0th output.")
+    with torch.autograd.set_detect_anomaly(True):
+        found = stand_in.find_refusal_of_error(error)
+    assert (found is None) == (arm == "native:bf16")
+    assert found is None or "leave out set_detect_anomaly" in str(found)
+    assert stand_in.find_refusal_of_error(error) is None
 
 
 @pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
@@ -695,7 +711,18 @@ def test_complex_gradients_are_advised_an_arm_without_a_scale(behind: Any, arm: 
         ),
         ("apex:O2", partial(Inside, largest_eigenvalue), IN_16_BITS.replace(".*", "KeyError: torch.float16")),
         ("apex:O2", partial(Inside, spectrum), IN_16_BITS),
-        ("apex:O1", partial(Inside, spectrum), IN_16_BITS),
+        ("apex:O1", partial(Inside, spectrum), IN_FP32_BLOCK.format("stft", "amp.disable_casts")),
+        *(
+            (
+                "native:bf16",
+                partial(Inside, function),
+                IN_FP32_BLOCK.format("svd_lowrank", "torch.autocast.device_type, enabled=False"),
+            )
+            for function in (
+                lambda x: torch.svd_lowrank(x, 2)[1],
+                lambda x: torch.svd_lowrank(x.float(), 2)[1],
+            )
+        ),
         *(
             (
                 arm,

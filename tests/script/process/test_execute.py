@@ -7,7 +7,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from ampcompare.script.process.execute import _error_text_with_line
+from ampcompare.script.invocation.exec_settings import ExecSettings
+from ampcompare.script.process.execute import _error_text_with_line, untried_arms_text
 
 WORLD = """
     import pickle
@@ -89,6 +90,16 @@ def test_what_cannot_run_is_one_line(command: list[str], code: int, said: str, w
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_arms_of_an_advice_are_said_to_be_untried() -> None:
+    """Under `exec` nothing has tried them; a preflight of `compare` does."""
+    settings = ExecSettings(name="train.py", arm="native:fp16")
+    said = untried_arms_text(["native:bf16", "fp32"], settings)
+    assert said.startswith(
+        "native:bf16 and fp32 were not tried here: `ampcompare compare --dry-run --arm native:fp16"
+    )
+    assert untried_arms_text([], settings) == ""
 
 
 def test_numbers_of_a_tensor_are_left_out_of_a_message() -> None:
