@@ -166,6 +166,8 @@ def _diagnosis_notes(arm: Arm, observation: Observation) -> Iterator[str]:
     if observation.failures:
         names = ", ".join(sorted(observation.failures))
         yield f"the error of {names} is not known, because it did not run in the wide type"
+    for text in observation.reads.values():
+        yield f"{text}; what Python does with such a number is not followed: make it of integers, or in fp32"
     halves = [
         update for update in observation.updates.values() if update.dtype in ("fp16", "bf16") and update.moved
     ]

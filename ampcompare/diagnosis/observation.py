@@ -60,6 +60,9 @@ class Observation:
         self.failures: set[str] = set()  # operations that have no wide run
         self.functions: set[str] = set()  # that ran in fp32 because of their line
         self.device_type = "cpu"
+        self.reads: dict[
+            tuple[str, str], str
+        ] = {}  # numbers that rounding changed, by place and line of the read
         self.updates: dict[str, LostUpdates] = {}
         self._keep = keep
         self._broken_losses = 0
@@ -78,6 +81,14 @@ class Observation:
         is_finite = loss is None or not total_nonfinite_and_lost_of(facts.step.events[loss].row)[1]
         self._broken_losses = 0 if is_finite else self._broken_losses + 1
         self.is_broken |= self._broken_losses >= MAX_BROKEN_LOSSES
+        for read in facts.step.reads:
+            event = facts.step.events[read.at]
+            name = operation_place_of(event.key).name
+            text = f"{read.seen} for {read.exact} in fp32" if read.exact else f"{read.seen} others in fp32"
+            self.reads.setdefault(
+                (name, read.where),
+                f"{name} rounds whole numbers to {dtype_name(event.dtype)}, and {read.where} reads them: {text}",
+            )
         for event in facts.step.events:
             self._totals[event.key].add_event(event)
             module, _, _, phase = event.key

@@ -77,6 +77,10 @@ OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_
 COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isin", "searchsorted", "bucketize"))
 ORDERING = frozenset(("argmax", "argmin", "max", "min", "sort", "topk"))
 CHOOSING = COMPARING | ORDERING | {"_to_copy"}
+# They give Python a number, or as many as there are different ones.
+READING = frozenset(("_local_scalar_dense", "_unique2", "unique_consecutive", "unique_dim"))
+MIN_READ, MAX_WHOLE = 2.0, 2.0**24  # fp32 has all whole numbers up to the second
+MIN_WRONG_READ = 0.01
 COLLECTIVE = ("c10d", "c10d_functional")  # other ranks would wait for a repeated one
 UNSET = ("empty", "new_empty")
 RANDOM = torch.Tag.nondeterministic_seeded
@@ -129,12 +133,29 @@ class OperationResult:
     buffer: str = ""  # that it reads and that the arm has cast
 
 
+@dataclass(frozen=True, slots=True)
+class RoundedRead:
+    """A whole number, or how many there are, that Python reads and that rounding has changed.
+
+    Attributes:
+        at: place of the result that was rounded, among the events of the step.
+        where: file:line of the read.
+        seen, exact: what the arm and the wide run have there, in words.
+    """
+
+    at: int
+    where: str
+    seen: str
+    exact: str
+
+
 @dataclass
 class WatchedStep:
     """What one step showed, drained from the device."""
 
     events: list[OperationResult] = field(default_factory=list)
     losses: list[int] = field(default_factory=list)  # places among the events
+    reads: list[RoundedRead] = field(default_factory=list)
 
     @property
     def index_of_loss(self) -> int | None:
@@ -263,6 +284,8 @@ class OperationWatch(TorchDispatchMode):
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             numbers = [one for one in args if type(one) is float] if key[1] in WITH_NUMBER else []
+            if key[1] in READING:
+                self._note_read(tensors[0], output, exact, decided, where)
             if exact is not None and key[1] in CHOOSING:
                 self._note_choice(key[1], given, output, exact, _dim_of_order(func, args, kwargs))
             self._record_results(
@@ -436,6 +459,32 @@ class OperationWatch(TorchDispatchMode):
             event.choice.share,
         ):
             event.choice = found
+
+    def _note_read(self, tensor: Tensor, output: Any, exact: Any, decided: Iterable[int], where: str) -> None:
+        """Note a whole number that is read from a rounded tensor, or the number of values that are told apart.
+
+        What is read decides in Python, where nothing of it is followed.
+        """
+        if not tensor.is_floating_point():
+            choices = [(at, self._step.events[at].choice) for at in sorted(decided)]
+            for at, choice in choices:
+                if choice is not None and choice.is_whole and choice.share >= MIN_WRONG_READ:
+                    share = f"{100 * choice.share:.3g} %"
+                    self._step.reads.append(
+                        RoundedRead(at, where, f"{share} of the numbers behind it are", "")
+                    )
+                    return
+            return
+        for at, wide in self._place_and_wide_tensor(tensor):
+            if not bool((wide == wide.round()).all()):
+                continue
+            if isinstance(output, int | float) and isinstance(exact, int | float):
+                if MIN_READ <= abs(exact) <= MAX_WHOLE and output != exact:
+                    self._step.reads.append(RoundedRead(at, where, f"{output:.9g}", f"{exact:.9g}"))
+            elif exact is not None and not isinstance(exact, int | float):
+                seen, true = (len(_tensors_in(value)[0]) for value in (output, exact))
+                if seen != true:
+                    self._step.reads.append(RoundedRead(at, where, f"{seen} different numbers", f"{true}"))
 
     def _place_and_wide_tensor(self, tensor: Tensor) -> list[tuple[int, Tensor]]:
         """Return the place of a floating tensor, and its tensor of the wide run; empty where one is not known."""

@@ -248,6 +248,45 @@ def test_indices_that_rounding_makes_others_are_a_fault(way: str, place: str, ar
         assert "autocast" not in found.cure.code
 
 
+class Counted(nn.Module):
+    """Reads a number that it has counted in the type of its input, and takes rows by it."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.inner, self.table, self.way = nn.Linear(8, 8), nn.Embedding(500, 8), way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x)
+        places = torch.cumsum(
+            torch.ones_like(h[:, 0], dtype=torch.float32 if self.way == "fp32" else None), 0
+        )
+        if self.way == "unique":
+            last = len(torch.unique(places))
+        else:
+            last = int((places[-1].long() if self.way == "long" else places[-1]).item())
+        return h + self.table.weight[last - 1]
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("item", "reads them: 300 for 301 in fp32"),
+        ("long", "reads them: 100 % of the numbers behind it are others in fp32"),
+        ("unique", "reads them: 278 different numbers for 301 in fp32"),
+        ("fp32", ""),
+    ],
+)
+def test_a_whole_number_that_python_reads_is_noted(way: str, said: str) -> None:
+    """What is done with it cannot be followed, so that it is no fault with a cure."""
+    loop = loop_of(
+        lambda: nn.Sequential(OrderedDict(net=Counted(way))), lambda m, step: _size_of(m(torch.randn(301, 8)))
+    )
+    found = ampcompare.diagnose(loop, arm="half:bf16,masters=fp32", steps=1, cures=False, device="cpu")
+    notes = [note for note in found.notes if "rounds whole numbers" in note]
+    assert len(notes) == bool(said)
+    assert not said or ("net cumsum" in notes[0] and said in notes[0])
+
+
 def _code_of_cure(arm: str) -> list[str]:
     loop = loop_of(
         lambda: nn.Sequential(OrderedDict(angles=Rotary())), lambda m, step: m(torch.randn(6, 8)).sum()
