@@ -147,7 +147,7 @@ def argument_values(call: ast.Call) -> list[ast.expr]:
 
 
 def parameter_names(
-    function: ast.FunctionDef | ast.AsyncFunctionDef, *, positional: bool = False
+    function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, *, positional: bool = False
 ) -> list[str]:
     """Return the names of the parameters of a function, without those with a star.
 
