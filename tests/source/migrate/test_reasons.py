@@ -62,6 +62,7 @@ REASONS = {
     + "amp._amp_state.loss_scalers[0]._loss_scale = 2**20  #!",
     "amp._amp_state.opt_properties is internal to Apex, and torch.amp has nothing": TRAINING
     + "print(amp._amp_state.opt_properties)  #!",
+    "amp._amp_state is internal to Apex, and torch.amp has nothing": TRAINING + "state = amp._amp_state  #!",
     "amp.scale_loss is used without a with statement of its own": INITIALIZE
     + "for x in data:\n    loss = model(x)\n    amp.scale_loss(loss, optimizer).backward()  #!\n"
     + STEP,

@@ -41,8 +41,10 @@ def refuse_internals(core: ApexCore) -> None:
 
 def _rewrite_scale_read(core: ApexCore, use: ast.expr, meaning: str) -> bool:
     """Rewrite `loss_scalers[0].loss_scale()`; return whether a use is that."""
-    call = next(itertools.islice(core.module.ancestors(use), 2, None))
-    if meaning != f"{AMP_STATE}.loss_scalers" or ast.unparse(call) != f"{ast.unparse(use)}[0].loss_scale()":
+    if meaning != f"{AMP_STATE}.loss_scalers":
+        return False
+    call = next(itertools.islice(core.module.ancestors(use), 2, None), None)
+    if call is None or ast.unparse(call) != f"{ast.unparse(use)}[0].loss_scale()":
         return False
     core.edits.replace(call, f"{core.scaler_expression}.get_scale()")
     return True

@@ -108,6 +108,77 @@ for x, y in ((half, half), (wide, wide), (half, wide)):
 """
 
 
+IN_BACKWARD = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+from apex import amp
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x.mm(weight.t())
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        to_x, to_weight = grad.mm(weight), grad.t().mm(x)
+        print("product", grad.dtype, to_x.dtype, to_weight.dtype, (grad * weight.sum()).dtype)
+        return to_x.to(x.dtype), to_weight.to(weight.dtype)
+
+
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            again = ctx.function(x)
+        print("again", again.dtype, F.softmax(again, 1).dtype)
+        torch.autograd.backward(again, grad)
+        return None, x.grad
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def block(self, x):
+        return F.relu(self.inner(x))
+
+    def forward(self, x):
+        hidden = self.first(x)
+        hidden = Product.apply(hidden.float(), self.inner.weight) + Product.apply(hidden, self.inner.weight)
+        hidden = Recompute.apply(self.block, hidden) + Recompute.apply(self.block, hidden.float())
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: print("hook", grad.mm(self.inner.weight).dtype))
+        return self.last(hidden)
+
+
+torch.manual_seed(0)
+net = Net().cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+net, optimizer = amp.initialize(net, optimizer, opt_level="O1", verbosity=0)
+x, y = torch.randn(6, 8).cuda(), torch.randint(0, 4, (6,)).cuda()
+for step in range(4):
+    loss = F.cross_entropy(net(x), y)
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+    print(loss.item(), [each.grad.norm().item() for each in net.parameters()])
+"""
+
+
 @pytest.mark.integration
 def test_functions_that_a_script_registers_are_cast_as_it_says(forked_python: Any, tmp_path: Path) -> None:
     """Also those that the adapter keeps free of casts, and those that autocast casts otherwise."""
@@ -144,7 +215,7 @@ def test_grad_modes_leave_the_cache_of_casts_as_it_was(forked_python: Any, tmp_p
     begin = "    inputs = x.clone().requires_grad_()\n    for"
     text = SCRIPT.read_text()
     assert text.count(begin) == 1
-    modes = "    torch.set_grad_enabled(False)\n    net(x)\n    torch.set_grad_enabled(True)\n"
+    modes = "    torch.set_grad_enabled(mode=False)\n    net(x)\n    torch.set_grad_enabled(True)\n"
     text = text.replace(begin, f"{modes}    with torch.no_grad():\n        net(x)\n{begin}")
     _compare(forked_python, tmp_path, text, "O1", "recomputed")
 
@@ -476,6 +547,14 @@ def test_inputs_with_gradients_are_read_as_they_are(forked_python: Any, tmp_path
 
 
 @pytest.mark.integration
+def test_what_a_backward_pass_calls_in_python_is_cast_as_the_forward_pass(
+    forked_python: Any, tmp_path: Path
+) -> None:
+    """Apex's casts are in Python: own functions, what they compute again, and hooks of tensors have them too."""
+    _compare(forked_python, tmp_path, IN_BACKWARD)
+
+
+@pytest.mark.integration
 def test_inputs_in_fp64_go_into_products_in_fp16(forked_python: Any, tmp_path: Path) -> None:
     """As arrays of numpy have them; what is no product computes in fp64, as under Apex."""
     text = HEAD + (
@@ -730,6 +809,13 @@ def test_options_of_its_wrapper_mean_what_they_do_in_apex(wrappers: tuple[type, 
             assert found[0][0] == (0.25 if options.get("gradient_average") is False else 1.0)
         with pytest.raises(ValueError, match="leave it out"):
             wrappers[0](nn.Linear(2, 2), shared_param=True)
+        for wrapper in wrappers:
+            net = wrapper(nn.Linear(2, 2))
+            net.disable_allreduce()
+            net(torch.ones(1, 2)).sum().backward()
+            net.enable_allreduce()
+            net(torch.ones(1, 2)).sum().backward()
+            assert torch.equal(net.module.bias.grad, torch.full((2,), 2.0))
         for wrapper in wrappers:  # as of a network that teaches another one
             teacher = wrapper(nn.Linear(2, 2).requires_grad_(False)).eval()
             assert not teacher(torch.ones(1, 2)).requires_grad
