@@ -96,6 +96,10 @@ UNUSED = (
     "Apex's DistributedDataParallel takes parameters that never get a gradient; torch's raises an error in the second "
     "step: pass {0} if there are any that do not have requires_grad=False"
 )
+ACCUMULATION = (
+    "torch's DistributedDataParallel has no {}; to accumulate, use `model.no_sync()`, or take the adapter"
+)
+ACCUMULATING = ("disable_allreduce", "enable_allreduce")
 LATER_STAR = (
     "{0} is of `import *` of Apex, and a later `import *` may bind it to something else; import it by name"
 )
@@ -247,6 +251,8 @@ class UseRewriter:
             raise UnsureRewrite(node, ASKED_FOR.format(self._asked[name], name))
         call = self._find_call_with_function(node)
         if twin == DDP and not is_used_as_type(self._module, node):
+            for call_of_method, _ in self._module.method_calls(*ACCUMULATING):
+                raise UnsureRewrite(call_of_method, ACCUMULATION.format(last_name(call_of_method.func)))
             self._rewrite_ddp_arguments(call) if call is not None else self._add_note(node, BUFFERS)
             if ddp_may_lack_gradients(call):
                 self._add_note(call or node, UNUSED.format(UNUSED_OPTION))

@@ -56,10 +56,6 @@ NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, 
 NO_STATE = "_amp_state of the adapter has no {0}; change or remove this"
 STATE = frozenset({"", "opt_properties", "loss_scalers", "verbosity"})  # what `_amp_state` has of Apex's
 NO_CLASS = "FusedAdam of the adapter is a function that makes torch.optim.AdamW or Adam, so it is no type; name these"
-NO_METHOD = (
-    "DistributedDataParallel of the adapter has no {}; accumulate under no_sync() of torch's, or leave it out"
-)
-DDP_METHODS = ("disable_allreduce", "enable_allreduce")
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
 INSTALLED = "the installed Apex, so the file stays on it"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
@@ -236,8 +232,6 @@ def _ddp_limit_notes(module: Module, names: ModuleImports) -> list[Finding]:
             kept = None if call is None else argument(call, "retain_allreduce_buffers", 5)
             if kept is not None and not is_literal(kept, False):
                 found.append(Finding.of_node(kept, NOTE, NO_BUFFERS))
-    for call, _ in module.method_calls(*DDP_METHODS):
-        found.append(Finding.of_node(call, BY_HAND, NO_METHOD.format(last_name(call.func))))
     return found
 
 
