@@ -29,6 +29,19 @@ def _migrated(
     return result.migration.text, "\n".join(result.lines())
 
 
+LOOP_OF_STEPS = """\
+def update(optimizer):
+    optimizer.step()
+def train(model, optimizer):
+    for x in data:
+        loss = model(x)
+        with amp.scale_loss(loss, optimizer) as scaled:
+            scaled.backward()
+        for each in [optimizer]:
+            each.step()
+        optimizer.zero_grad()
+train(model, optimizer)
+"""
 LEFT = {
     "a star import takes the place of a function": (
         HEAD
@@ -36,6 +49,25 @@ LEFT = {
         + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "step(optimizer)"),
         "def step(optimizer):\n    optimizer.step()\n",
         "optimizer.step() in line 2 of helpers.py steps optimizer, and is not rewritten",
+    ),
+    "a step of a function that nothing calls": (HEAD + LOOP_OF_STEPS, "", "cannot be followed"),
+    "a step in a lambda": (
+        HEAD
+        + "step = lambda: optimizer.step()\n"
+        + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "step()"),
+        "",
+        "",
+    ),
+    "gradients that are read behind a step of some rounds": (
+        HEAD
+        + _loop(
+            "loss = model(x)",
+            BLOCK,
+            "if i % 2:\n    optimizer.step()\n    optimizer.zero_grad()",
+            "print(sum(p.grad.norm() for p in model.parameters() if p.grad is not None))",
+        ),
+        "",
+        "reads gradients behind a step that not every round makes",
     ),
     "a step without a backward pass": (
         HEAD

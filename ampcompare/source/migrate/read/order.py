@@ -630,7 +630,7 @@ class _OrderProof:
             if isinstance(scope.node, ast.Module):
                 roots.append(scope)
                 continue
-            if isinstance(scope.node, ast.ClassDef):
+            if isinstance(scope.node, (ast.ClassDef, ast.Lambda)):  # no block can be in them
                 waiting.append(scope.module.top)
                 continue
             calls, complete = self._index.calls_of_function(scope)
@@ -812,6 +812,27 @@ class _OrderProof:
                 self._refuse_unknown_between(block, event, steps, name, inside)
         for step in steps:
             self._refuse_steps_without_pass(trace, block, step, name)
+        self._refuse_reads_behind_some_steps(trace, block, name)
+
+    def _refuse_reads_behind_some_steps(
+        self, trace: list[GradientEvent], block: GradientEvent, name: str
+    ) -> None:
+        """Refuse reads of gradients behind a step that not every round makes: in the others they are still scaled."""
+        step: GradientEvent | None = None
+        for event in self._events_behind(trace, block):
+            mine = bool(event.names) and event.names[0] == name
+            is_sure = not set(event.facts.items()) - set(block.facts.items())
+            if is_sure and (event.kind == "clear" or (event.kind == "step" and mine)):
+                return
+            if event.kind == "step" and mine:
+                step = event
+            is_later = step is not None and not set(step.facts.items()) <= set(event.facts.items())
+            if event.kind == "read" and is_later and event.may_follow(block):
+                raise UnsureRewrite(
+                    block.node,
+                    f"{self._place_text(event)} reads gradients behind a step that not every round makes, which are "
+                    "still scaled in the others; read them next to the step",
+                )
 
     def _refuse_unscaled_above(self, trace: list[GradientEvent], block: GradientEvent, name: str) -> None:
         """Refuse gradients that a backward pass without scale has left since they were cleared: a scaler divides them.
@@ -859,8 +880,6 @@ class _OrderProof:
             raise UnsureRewrite(
                 block.node, f"what {self._place_text(unknown[0])} does with these gradients is not known"
             )
-        if isinstance(block.calls[0][0].node, ast.Module):
-            return  # a script that ends without a step
         tail = last_part(_name_in_source(name))
         elsewhere = [each for each in self._sites.steps if last_part(each.optimizer) == tail]
         if elsewhere:
