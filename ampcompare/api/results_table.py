@@ -27,7 +27,8 @@ def judge_table(
     Args:
         table: a CSV or Markdown file with a line per run, or per mean of runs, and the columns arm, a metric and, where
             known, seed, seconds and n, the runs behind a mean.
-        reference: the arm that the others are compared with, in any case; by default fp32, or else the first.
+        reference: the arm that the others are compared with, in any case; by default script, else fp32,
+            else the first.
         metric: column that holds the results; by default accuracy, else the only one.
         better: direction of the metric; by default what its name tells, as of accuracy, BLEU or RMSE.
         sd: published standard deviation over seeds in the unit of the metric, for arms with fewer than three runs.

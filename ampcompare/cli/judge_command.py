@@ -107,7 +107,7 @@ class _JudgeCommand(Command):
     "--reference",
     metavar="ARM",
     group=ARMS,
-    help="arm that others are compared with  [default: fp32, else the first]",
+    help="arm that others are compared with  [default: script, else fp32, else the first]",
 )
 @option_factory(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
 @option_factory(judge_against)("--arm", metavar="ARM", group=ARMS)

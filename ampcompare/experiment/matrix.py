@@ -12,6 +12,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.base.option_rules import refusal_sentence
 from ampcompare.results.analysis.pairing.comparability import iter_settings
+from ampcompare.results.analysis.pairing.reference import default_reference, find_row_named
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
@@ -148,15 +149,10 @@ def _arm_and_stack_of_row(text: str, stacks: Mapping[str, StackConfig]) -> tuple
 def find_reference(rows: Sequence[MatrixRow], reference: str | None) -> MatrixRow | None:
     """Return the row that the others are compared with; None if no row has the arm."""
     if reference is None:
-        usual = [row for arm in ("script", "fp32") for row in rows if row.arm == arm]
-        return next(iter([*usual, *rows]), None)
-    named = next((row for row in rows if row.label == reference), None)
-    if named is not None:
-        return named
-    text, at, stack = reference.rpartition("@")
-    arm = str(Arm.parse(text if at else reference))
-    wanted = (arm, stack if at else "")
-    return next((row for row in rows if (row.arm, row.stack.name if row.stack else "") == wanted), None)
+        usual = default_reference([row.arm for row in rows]) if rows else None
+        return next((row for row in rows if row.arm == usual), None)
+    label = find_row_named(reference, [row.label for row in rows])
+    return next((row for row in rows if row.label == label), None)
 
 
 def first_row_of_arm(matrix: Matrix, arm: str | None) -> MatrixRow | None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.extras import require_statistics_packages
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
@@ -28,6 +27,7 @@ from ampcompare.results.analysis.inference.terms import terms_of_comparison
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.analysis.pairing.record_checks import read_checked_record
+from ampcompare.results.analysis.pairing.reference import default_reference, find_row_named
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, read_comparison
 from ampcompare.results.records.run import RunRecord
@@ -109,9 +109,9 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
                     "compare; name one of their record.json files"
                 )
         arms = sorted({record.arm for record in records})
-        first = "fp32" if "fp32" in arms else arms[0]
         return summarize(
-            records, arms=arms, reference=choose_reference(reference or first, arms), excluded=excluded,
+            records, arms=arms, excluded=excluded,
+            reference=choose_reference(reference or default_reference(arms), arms),
             design=SequentialDesign(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
     by_cell = {record.cell: record for record in records}
@@ -193,12 +193,14 @@ def read_plan(run: RunDirectory) -> StoredPlan | None:
 
 
 def choose_reference(text: str, arms: Sequence[str]) -> str:
-    """Return the row that a text names: by its label, or by its arm in any spelling."""
-    if text in arms:
-        return text
+    """Return the row that `--reference` names: by its label, or by its arm in any spelling.
+
+    Raises:
+        ConfigError: there is none.
+    """
     with contextlib.suppress(ConfigError):
-        if (canonical := str(Arm.parse(text))) in arms:
-            return canonical
+        if (named := find_row_named(text, arms)) is not None:
+            return named
     close = close_matches(text, arms)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ConfigError(f"--reference {text!r} is not one of the arms of these runs: {', '.join(arms)}{hint}")

@@ -84,7 +84,7 @@ def test_a_first_row_in_another_environment_is_refused(rows: Matrix) -> None:
 
 
 def test_the_reference_of_rows() -> None:
-    """By default fp32 or the first; else the first row of the arm, or the row of that label."""
+    """By default `script`, else fp32, else the first; else the first row of the arm, or the row of that label."""
     rows = cross_arms_with_settings(["half", "fp32"], SIZES)
     assert find_reference(rows, None) == rows[2]
     assert find_reference(rows[:2], None) == rows[0]

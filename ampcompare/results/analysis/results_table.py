@@ -32,6 +32,7 @@ from ampcompare.results.analysis.inference.effect import (
 )
 from ampcompare.results.analysis.inference.terms import QualityMargin, Terms, resolve_margin
 from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign, verdicts_on
+from ampcompare.results.analysis.pairing.reference import default_reference
 from ampcompare.results.analysis.pairing.scores import (
     effect_in_spacings,
     largest_common_spacing,
@@ -361,7 +362,7 @@ def judge_arms(
 
     Args:
         table: as `read_table` or `table_of_records` returns it.
-        reference: an arm, in any case and any spelling of it; None for fp32, or else the first.
+        reference: an arm, in any case and any spelling of it; None for script, else fp32, else the first.
         sd: standard deviation over seeds in the unit of the metric, for arms with fewer than three runs; None for none.
         terms: margins and error rate; None for the usual ones.
 
@@ -414,7 +415,7 @@ def judge_arms(
 def _runs_of_reference(
     arms: Mapping[str, Sequence[RunOrMeanOfRuns]], reference: str | None
 ) -> Sequence[RunOrMeanOfRuns]:
-    """Return the runs of the reference; None for fp32, or else the first arm.
+    """Return the runs of the reference; None for script, else fp32, else the first arm.
 
     Raises:
         ConfigError: there is no such arm.
@@ -422,7 +423,7 @@ def _runs_of_reference(
     names = [run.arm for runs in arms.values() for run in runs]
     wanted = find_text_naming_same_arm(reference, names)
     if wanted is None:
-        return arms.get("fp32") or next(iter(arms.values()))
+        return arms[default_reference(list(arms))]
     if wanted.casefold() not in arms:
         known = format_few_names([its[0].arm for its in arms.values()])
         raise ConfigError(f"there is no arm {reference!r}; choose one of {known}")
