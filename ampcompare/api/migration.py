@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, require_one_of
+from ampcompare.base.guard_modes import GUARD_OPTIONS, GuardMode
 
 if TYPE_CHECKING:
     from ampcompare.checkpoints.convert.fp32_weights import ConvertedCheckpoint
@@ -30,7 +29,7 @@ def exec_script(
     record: str | Path | None = None,
     device: Literal["cpu"] | None = None,
     compat_torch: bool = False,
-    guards: Literal["warn", "strict", "off"] = "warn",
+    guards: GuardMode = "warn",
 ) -> int:
     """Run an unmodified script with ampcompare's engine in place of Apex, in a separate process, and wait for it.
 
@@ -60,23 +59,21 @@ def exec_script(
         raise ConfigError(
             f"script is {script!r}; give a list: the script and its arguments, as in ['train.py']"
         )
-    flags = {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}
-    require_one_of(flags, "guards", guards)
-    values = {
-        "--engine": engine,
-        "--opt-level": opt_level,
-        "--arm": None if arm is None else str(Arm.parse(arm) if isinstance(arm, str) else arm),
-        "--seed": seed,
-        "--max-steps": max_steps,
-        "--record": record,
-        "--device": device,
-    }
-    words = [f"{name}={value}" for name, value in values.items() if value is not None]
-    words += ["--compat-torch"] * compat_torch
-    words += flags[guards]
-    return subprocess.run(
-        [sys.executable, "-m", "ampcompare", "exec", *words, *script], check=False
-    ).returncode
+    require_one_of(GUARD_OPTIONS, "guards", guards)
+    from ampcompare.experiment.script_process import run_script_by_exec
+
+    return run_script_by_exec(
+        script,
+        engine=engine,
+        opt_level=opt_level,
+        arm=None if arm is None else str(Arm.parse(arm) if isinstance(arm, str) else arm),
+        seed=seed,
+        max_steps=max_steps,
+        record=None if record is None else str(record),
+        device=device,
+        compat_torch=compat_torch,
+        guards=guards,
+    )
 
 
 def lint_paths(

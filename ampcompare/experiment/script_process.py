@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
@@ -17,6 +19,7 @@ from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.experiment.script_run import ScriptRun, read_run_error, read_script_run
 from ampcompare.script.examination.rewrite_run import MOVED, SEED
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.settings.stack import StackConfig
 
 ENGINE = "on ampcompare's engine"
@@ -38,6 +41,20 @@ def require_script(path: str) -> Path:
     if script.suffix == ".ipynb":
         raise ConfigError(f"{path} is a notebook; name a script: jupyter nbconvert --to script {path}")
     return script
+
+
+def run_script_by_exec(script: Sequence[str], **settings: Any) -> int:
+    """Run a script by `ampcompare exec` in a child process, which has the streams of this one, and wait for it.
+
+    Args:
+        script: its words: "-m" before a module, the script, and its arguments.
+        settings: fields of `ExecSettings`.
+
+    Returns:
+        The exit code of the process.
+    """
+    words = [*ExecSettings(**settings).exec_options, *script]
+    return subprocess.run([sys.executable, "-m", "ampcompare", "exec", *words], check=False).returncode
 
 
 def trace_script_in_child(

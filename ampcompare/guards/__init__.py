@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.base.guard_modes import GuardMode
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.guards.checks import GUARDS
 from ampcompare.guards.detection.detector import Guard
@@ -84,3 +85,14 @@ def install(
         The guards, whose `remove()` restores everything.
     """
     return Guards(ViolationSink(say, strict=strict), passes)
+
+
+def install_in_mode(
+    mode: GuardMode, *, say: Callable[[Violation], None] = warn_of_violation, passes: int | None = None
+) -> Guards | None:
+    """Do as `install` in a mode that a user has chosen: strict in that of its name, and nothing if it is "off".
+
+    Returns:
+        The guards; None if there are none.
+    """
+    return None if mode == "off" else install(strict=mode == "strict", say=say, passes=passes)

@@ -21,13 +21,17 @@ from torch.optim import LBFGS, Optimizer
 
 from ampcompare import guards as guard_rules
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import BackendUnavailable, CheckpointError, ConfigError, UnsupportedCombination
+from ampcompare.base.errors import (
+    BackendUnavailable,
+    CheckpointError,
+    UnsupportedCombination,
+    require_one_of,
+)
+from ampcompare.base.guard_modes import GUARD_OPTIONS, GuardMode
 from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.recording.recorder import RecordedSteps, Recorder, record_header
 from ampcompare.script.trainers.lightning import TRAINER
 from ampcompare.training.precision.base import Precision, make_precision
-
-GUARDS = ("warn", "strict", "off")
 
 
 def _import_lightning() -> Any:
@@ -118,10 +122,9 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
     precision = "32-true"  # of weights that Lightning itself makes; the arm casts them
 
     def __init__(
-        self, arm: str = "native:fp16", *, guards: str = "off", record: str | Path | None = None
+        self, arm: str = "native:fp16", *, guards: GuardMode = "off", record: str | Path | None = None
     ) -> None:
-        if guards not in GUARDS:
-            raise ConfigError(f"guards={guards!r} is none of {', '.join(GUARDS)}")
+        require_one_of(GUARD_OPTIONS, "guards", guards)
         self.arm = Arm.parse(arm)
         if loop := self.arm.spec.loop:
             raise UnsupportedCombination(
@@ -152,7 +155,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
                 (model,), _ = precision.prepare([model], [])
                 self._arm_precision = precision
             return model, optimizers, lr_schedulers
-        self._guards = None if self._mode == "off" else guard_rules.install(strict=self._mode == "strict")
+        self._guards = guard_rules.install_in_mode(self._mode)
         self.steps = StepCounter(self._record)
         self._arm_precision = precision
         models, self._optimizers = precision.prepare([model], optimizers)

@@ -20,6 +20,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
+from ampcompare.base.guard_modes import GuardMode
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.base.processes.rank_marks import mark_output_with_rank
 from ampcompare.base.tensors.cuda_casts import cuda_casts
@@ -150,7 +151,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
         return _stand_ins[-1].keeps_apex
 
-    guards = _word_for_guard_mode_under_arm(arm, settings.guards)
+    guards = _guard_mode_under_arm(arm, settings.guards)
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all_generators(settings.seed)
@@ -165,7 +166,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
     return prepared
 
 
-def _word_for_guard_mode_under_arm(arm: Arm, guards: str) -> str:
+def _guard_mode_under_arm(arm: Arm, guards: GuardMode) -> GuardMode:
     """Return how mistakes are looked for: guards know Apex and torch.amp as they are, not what stands behind them."""
     return guards if arm.spec.calls_apex or arm.is_as_written else "off"
 

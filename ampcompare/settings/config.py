@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_type_of_device
 from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
+from ampcompare.base.guard_modes import GuardMode
 from ampcompare.settings.recipe import (
     DEFAULT_TASK,
     OLDER_TARGET,
@@ -216,7 +217,7 @@ class RunConfig(FrozenSettings):
         description="TF32 for fp32 products and convolutions on a GPU; torch: its own setting, convolutions only",
     )
     deterministic: bool = Field(False, description="refuse operations without a deterministic version")
-    guards: Literal["warn", "strict", "off"] = Field(
+    guards: GuardMode = Field(
         "warn",
         description="AMP misuse in your code or in another package, checked until the timed steps: a note, an error, "
         "or not checked",

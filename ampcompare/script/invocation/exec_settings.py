@@ -3,6 +3,22 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ampcompare.base.guard_modes import GUARD_OPTIONS, GuardMode
+
+VALUE_OPTIONS = {  # of `exec`, by the field that each gives a value
+    "engine": "--engine",
+    "opt_level": "--opt-level",
+    "arm": "--arm",
+    "seed": "--seed",
+    "shift_seeds": "--shift-seeds",
+    "first_weights": "--first-weights",
+    "max_steps": "--max-steps",
+    "guard_passes": "--guard-passes",
+    "device": "--device",
+    "record": "--record",
+}
+SWITCHES = {"twin": "--twin", "compat_torch": "--compat-torch"}
+
 
 @dataclass(frozen=True)
 class ExecSettings:
@@ -44,7 +60,7 @@ class ExecSettings:
     device: str | None = None
     autocast_lists: str = "cuda"
     compat_torch: bool = False
-    guards: str = "warn"
+    guards: GuardMode = "warn"
     guard_passes: int | None = None
     name: str = ""
     arguments: tuple[str, ...] = ()
@@ -54,3 +70,19 @@ class ExecSettings:
         """Whether torch is imported before the script starts."""
         asked = (self.arm, self.opt_level, self.record, self.max_steps, self.device)
         return self.compat_torch or self.ledger or any(each is not None for each in asked)
+
+    @property
+    def exec_options(self) -> list[str]:
+        """The options of `ampcompare exec` that stand for these settings, as words before the script.
+
+        The script and its arguments are not among them, nor `watch`, which follows from arm and record, nor `ledger`,
+        which one process shows.
+        """
+        values = {flag: getattr(self, name) for name, flag in VALUE_OPTIONS.items()}
+        words = [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
+        if (
+            self.autocast_lists != ExecSettings.autocast_lists
+        ):  # else a script without --device and arm is refused
+            words += ["--autocast-lists", self.autocast_lists]
+        words += [flag for name, flag in SWITCHES.items() if getattr(self, name)]
+        return [*words, *GUARD_OPTIONS[self.guards]]

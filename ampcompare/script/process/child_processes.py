@@ -6,6 +6,7 @@ A rank that a launcher in this process starts by a command of Python, as Lightni
 gets `ampcompare exec` into its command.
 """
 
+import dataclasses
 import functools
 import multiprocessing
 import multiprocessing.process
@@ -117,22 +118,11 @@ def _find_script_index(words: Sequence[str]) -> int | None:
 
 def _words_of_exec_options(settings: ExecSettings, rank: str) -> list[str]:
     """Return the options of `exec`; each rank that is started records into a file of its own."""
-    values: dict[str, Any] = {
-        "--engine": settings.engine,
-        "--opt-level": settings.opt_level,
-        "--arm": settings.arm,
-        "--seed": settings.seed,
-        "--shift-seeds": settings.shift_seeds,
-        "--max-steps": settings.max_steps,
-        "--guard-passes": settings.guard_passes,
-        "--device": settings.device,
-    }
     if settings.record is not None:
         record = Path(settings.record)
-        values["--record"] = record.with_name(f"{record.stem}.started{rank}{record.suffix}")
-    options = [text for name, value in values.items() if value is not None for text in (name, str(value))]
-    options += ["--twin"] * settings.twin + ["--compat-torch"] * settings.compat_torch
-    return options + {"strict": ["--strict-guards"], "off": ["--no-guards"]}.get(settings.guards, [])
+        own = record.with_name(f"{record.stem}.started{rank}{record.suffix}")
+        settings = dataclasses.replace(settings, record=str(own))
+    return settings.exec_options
 
 
 def count_process_starts() -> None:

@@ -105,13 +105,12 @@ def prepare_process(
         from ampcompare.script.recording.scaled_steps import record_steps
 
         record_steps(rows, amp=records_amp)
-    if settings.guards != "off":
-        # After the CUDA functions and an arm, so that the guards see what the script asks for.
-        guards.install(
-            strict=settings.guards == "strict",
-            say=lambda violation: _note_guard_violation(violation, settings, rows),
-            passes=settings.guard_passes,
-        )
+    # After the CUDA functions and an arm, so that the guards see what the script asks for.
+    guards.install_in_mode(
+        settings.guards,
+        say=lambda violation: _note_guard_violation(violation, settings, rows),
+        passes=settings.guard_passes,
+    )
     if settings.opt_level is not None:
         from ampcompare.base.patches import Layer, Subscriptions
 

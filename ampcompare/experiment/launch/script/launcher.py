@@ -22,6 +22,7 @@ from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, environmen
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import format_few_names
+from ampcompare.base.guard_modes import GuardMode
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.script_environment import script_environment
@@ -54,6 +55,7 @@ from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of_script
 from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, loss_tail_fields
 from ampcompare.results.records.step import StepRecord
+from ampcompare.script.invocation.exec_settings import ExecSettings
 from ampcompare.script.legacy.old_script import COMPAT_HINT, may_compat_torch_prevent
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
@@ -249,41 +251,39 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     if config.processes > 1 or script.torchrun:
         start = [sys.executable, "-m", TORCHRUN, "--standalone", "--nproc-per-node"]
         start += [str(config.processes), "-m"]
-    options = [
-        "--arm",
-        config.arm,
-        "--seed",
-        str(seed),
-        "--record",
-        str((folder / CellFile.SCRIPT).resolve()),
-    ]
-    options += ["--twin"] * (config.first_weights == "twin")
+    weights = None
     if script.first_weights is not None:
-        options += ["--first-weights", str(first_weights_folder(config, folder) / CellFile.WEIGHTS)]
-    if script.shift_seeds is not None:
-        options += ["--shift-seeds", script.shift_seeds]
-    if script.max_steps is not None:
-        options += ["--max-steps", str(script.max_steps)]
-    if config.device == "cpu":
-        options += ["--device", "cpu"]
-    if config.autocast_lists == "cpu":
-        options += ["--autocast-lists", "cpu"]
-    options += _guard_options(config)
-    if script.compat_torch:
-        options.append("--compat-torch")
-    if engine_in_script(config.parsed_arm) == "nvidia":
-        options += ["--engine", "nvidia"]
-    if script.is_module:
-        options.append("-m")
+        weights = str(first_weights_folder(config, folder) / CellFile.WEIGHTS)
+    mode, passes = _guard_mode_and_passes(config)
+    settings = ExecSettings(
+        engine=engine_in_script(config.parsed_arm),
+        arm=config.arm,
+        seed=seed,
+        shift_seeds=script.shift_seeds,
+        twin=config.first_weights == "twin",
+        first_weights=weights,
+        max_steps=script.max_steps,
+        record=str((folder / CellFile.SCRIPT).resolve()),
+        device="cpu" if config.device == "cpu" else None,
+        autocast_lists=config.autocast_lists,
+        compat_torch=script.compat_torch,
+        guards=mode,
+        guard_passes=passes,
+    )
+    module = ["-m"] if script.is_module else []
     arguments = script.arguments_for(seed, config.arm, folder.resolve())
-    return [*start, "ampcompare", "exec", *options, script.name, *arguments]
+    return [*start, "ampcompare", "exec", *settings.exec_options, *module, script.name, *arguments]
 
 
-def _guard_options(config: RunConfig) -> list[str]:
-    """Return how a cell looks for mistakes: in the steps that times leave out, or in all where they are errors."""
-    if config.guards == "warn" and config.warmup_steps:
-        return ["--guard-passes", str(config.warmup_steps)]
-    return ["--strict-guards" if config.guards == "strict" else "--no-guards"]
+def _guard_mode_and_passes(config: RunConfig) -> tuple[GuardMode, int | None]:
+    """Return how a cell looks for mistakes: in the passes that times leave out, or in all where they are errors.
+
+    Returns:
+        The mode of its guards, and after how many backward passes they end; None for never.
+    """
+    if config.guards != "warn":
+        return config.guards, None
+    return ("warn", config.warmup_steps) if config.warmup_steps else ("off", None)
 
 
 def first_weights_folder(config: RunConfig, folder: Path) -> Path:

@@ -324,8 +324,9 @@ def test_the_command_of_a_cell(tmp_path: Path) -> None:
     script = ScriptConfig(name="pkg.train", is_module=True, arguments=("--x", "{seed}"), max_steps=5)
     words = script_command(RunConfig(arm="bf16", device="cpu", script=script), script, tmp_path)
     assert words[words.index("exec") + 1 :] == [
-        *("--arm", "native:bf16", "--seed", "0", "--record", str(tmp_path / "script.jsonl")),
-        *("--max-steps", "5", "--device", "cpu", "--guard-passes", "10", "-m", "pkg.train", "--x", "0"),
+        *("--engine", "compat", "--arm", "native:bf16", "--seed", "0", "--max-steps", "5"),
+        *("--guard-passes", "10", "--device", "cpu", "--record", str(tmp_path / "script.jsonl")),
+        *("-m", "pkg.train", "--x", "0"),
     ]
     several = script_command(RunConfig(processes=2, script=script), script, tmp_path)
     assert several[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
