@@ -249,6 +249,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     """Verify that a script resumes under each arm, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.compare import plan_comparison
+    from ampcompare.experiment.launch.script.exec_fields import exec_fields_of_script
     from ampcompare.experiment.script_resume import ResumeCheck, verify_resumption_under_arms
 
     require_torch()
@@ -275,11 +276,8 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
         )
     arms = dict.fromkeys(str(cell.arm) for cell in cells)
     settings = {
-        "device": "cpu" if config.device == "cpu" else None,
+        **exec_fields_of_script(config),
         "guards": "off",
-        "seed": config.recipe.seed,
-        "compat_torch": script.compat_torch,
-        "name": script.name,
         "arguments": list(script.arguments),
     }
     check = ResumeCheck(parameters["resume_step"], parameters["resume_args"])
@@ -292,6 +290,7 @@ def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
     """Keep a step of the script with the seed and the arguments of its first cell, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.compare import plan_comparison
+    from ampcompare.experiment.launch.script.exec_fields import exec_fields_of_script
 
     require_torch()
     KEEP_STEP.refuse_unread_settings(options.settings.layers)
@@ -303,10 +302,8 @@ def _write_capsule_of_script(options: CompareOptions, step: int) -> int:
     script = config.script
     assert script is not None
     arguments = script.arguments_for(config.recipe.seed, "script", Path.cwd())
-    settings = ExecSettings(
-        device="cpu" if config.device == "cpu" else None, seed=config.recipe.seed, guards="off",
-        compat_torch=script.compat_torch, name=script.name, arguments=tuple(arguments),
-    )  # fmt: skip
+    fields = exec_fields_of_script(config)
+    settings = ExecSettings(**fields, guards="off", arguments=tuple(arguments))
     target = target_of(script.name, arguments, is_module=script.is_module)
     return keep_step_in_capsule(target, settings, step, Path("capsule.pt").absolute())
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import LaunchError
@@ -33,6 +32,7 @@ from ampcompare.diagnosis.remedies import (
 )
 from ampcompare.experiment.launch.cell_files import log_tail, sandbox_of_cell
 from ampcompare.experiment.launch.places import places_for_cells
+from ampcompare.experiment.launch.script.exec_fields import exec_fields_under_arm
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.report.base import write_result_in_formats
@@ -180,20 +180,12 @@ def _diagnosis_kept_functions_and_device_type(
 
 def exec_settings_for_watching(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
     """Return the fields of `ExecSettings` for a script that is watched under an arm, by their names."""
-    script, seed = config.script, config.recipe.seed
-    assert script is not None
+    assert config.script is not None
     return {
-        "engine": engine_in_script(arm),
-        "arm": str(arm),
-        "seed": seed,
-        "shift_seeds": script.shift_seeds,
+        **exec_fields_under_arm(config, str(arm)),
         "record": str(folder / CellFile.SCRIPT),
-        "device": "cpu" if config.device == "cpu" else None,
-        "autocast_lists": config.autocast_lists,
-        "compat_torch": script.compat_torch,
         "guards": "off",
-        "name": script.name,
-        "arguments": script.arguments_for(seed, config.arm, folder),
+        "arguments": config.script.arguments_for(config.recipe.seed, config.arm, folder),
     }
 
 

@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, environment_fingerprint, host_name
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
@@ -42,6 +41,7 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.contract import Progress, record_of_failed_cell
 from ampcompare.experiment.launch.forked import AskedToStopBeforeStart, ForkServerLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
+from ampcompare.experiment.launch.script.exec_fields import exec_fields_under_arm
 from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import (
     ScriptRows,
@@ -246,7 +246,6 @@ def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
     """Return the command line of a cell."""
-    seed = config.recipe.seed
     start = [sys.executable, *OPTIONS, "-m"]
     if config.processes > 1 or script.torchrun:
         start = [sys.executable, "-m", TORCHRUN, "--standalone", "--nproc-per-node"]
@@ -256,22 +255,16 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         weights = str(first_weights_folder(config, folder) / CellFile.WEIGHTS)
     mode, passes = _guard_mode_and_passes(config)
     settings = ExecSettings(
-        engine=engine_in_script(config.parsed_arm),
-        arm=config.arm,
-        seed=seed,
-        shift_seeds=script.shift_seeds,
+        **exec_fields_under_arm(config, config.arm),
         twin=config.first_weights == "twin",
         first_weights=weights,
         max_steps=script.max_steps,
         record=str((folder / CellFile.SCRIPT).resolve()),
-        device="cpu" if config.device == "cpu" else None,
-        autocast_lists=config.autocast_lists,
-        compat_torch=script.compat_torch,
         guards=mode,
         guard_passes=passes,
     )
     module = ["-m"] if script.is_module else []
-    arguments = script.arguments_for(seed, config.arm, folder.resolve())
+    arguments = script.arguments_for(config.recipe.seed, config.arm, folder.resolve())
     return [*start, "ampcompare", "exec", *settings.exec_options, *module, script.name, *arguments]
 
 
