@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import Options
+from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME
 
 DTYPES = {
     "float16": "float16",
@@ -21,7 +22,8 @@ DTYPES = {
 FULL = dict.fromkeys(("float32", "fp32", "float"), "float32")
 WHOLE = re.compile("[0-9]{1,99}")
 PATTERN = re.compile(r"[\w.*?\[\]!-]+")
-DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+# Those of options: a third party may spell other values in its own way.
+DTYPE_NAMES = {name: NAME_BY_TORCH_NAME[name] for name in ("float16", "bfloat16", "float32")}
 
 
 def make_choice_parser(*allowed: str) -> Callable[[str], str]:

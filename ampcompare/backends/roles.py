@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from ampcompare.base.tensors.type_names import HALF_NAMES
+
 BATCH_NORM = "*BatchNorm*"  # the pattern of the modules that an arm itself keeps in fp32
 FP16_MAX = 65504.0
 BITS = {"fp8": 8, "fp16": 16, "bf16": 16, "tf32": 32, "fp32": 32}
@@ -141,7 +143,7 @@ class Roles:
     @property
     def half(self) -> str:
         """The 16-bit type that the arm computes in; "" if it computes in fp32."""
-        return next((name for name in (self.products, self.weights) if name in ("fp16", "bf16")), "")
+        return next((name for name in (self.products, self.weights) if name in HALF_NAMES), "")
 
     @property
     def bytes_per_parameter(self) -> BytesPerParameter:

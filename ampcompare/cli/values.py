@@ -7,6 +7,7 @@ import click
 
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.base.errors import close_matches
+from ampcompare.base.tensors.type_names import HALF_NAMES
 
 if TYPE_CHECKING:
     StringChoice = click.Choice[str]
@@ -73,4 +74,4 @@ FLAG = WordChoice(
     ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
 )
 LEVEL = WordChoice(LEVELS, mistakes={level.replace("O", "0"): level for level in LEVELS})
-HALF = WordChoice(("fp16", "bf16"), {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"})
+HALF = WordChoice(HALF_NAMES, {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"})

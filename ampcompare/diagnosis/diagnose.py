@@ -9,6 +9,7 @@ import torch
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import HALF_DTYPES
+from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.loops import Loop, LoopConditions
 from ampcompare.diagnosis.observation import Observation, StepFacts
@@ -169,7 +170,7 @@ def _diagnosis_notes(arm: Arm, observation: Observation) -> Iterator[str]:
     for text in observation.reads.values():
         yield f"{text}; what Python does with such a number is not followed: make it of integers, or in fp32"
     halves = [
-        update for update in observation.updates.values() if update.dtype in ("fp16", "bf16") and update.moved
+        update for update in observation.updates.values() if update.dtype in HALF_NAMES and update.moved
     ]
     if halves and (arm.roles is None or arm.roles.update == "nearest"):
         lost = 100 * sum(update.lost for update in halves) / sum(update.moved for update in halves)

@@ -9,6 +9,7 @@ import torch
 
 from ampcompare.base.formatting import format_rough_percent_number
 from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
+from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import (
     Observation,
@@ -612,7 +613,7 @@ def _finite_error_of(event: OperationResult) -> float:
 
 def _lost_updates_fault(observation: Observation) -> Fault | None:
     worst = max(
-        (one for one in observation.updates.values() if one.dtype in ("fp16", "bf16") and one.moved),
+        (one for one in observation.updates.values() if one.dtype in HALF_NAMES and one.moved),
         key=lambda one: one.lost / one.moved,
         default=None,
     )

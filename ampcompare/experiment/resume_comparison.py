@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME
 from ampcompare.settings.resume_trace import (
     STATISTICS,
     TraceRowKind,
@@ -20,8 +21,6 @@ from ampcompare.settings.resume_trace import (
     rows_of_saved_files,
 )
 
-HALVES = {"bfloat16": "bf16", "float16": "fp16"}
-SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
 # What a checkpoint has to restore, in the order in which it is compared: the first difference causes those behind it.
 RESTORED = ("masters", "weights", "buffers", "moments", "averages", "loss scale", "learning rate", "options")
 ROLES = (*RESTORED, "steps", "batches", "generators", "loss")
@@ -31,6 +30,7 @@ NO_MASTERS = "the file has the weights rounded to {}, and not their masters"
 MIDDLE = "it saves in the middle of a step: the gradients that were accumulated by then are not in the file"
 FIRST = "{} are those that the script starts with: {}"
 COUNTS = ("num_batches_tracked", "step")  # the least telling names of what differs
+HALVES = ("bfloat16", "float16")  # what fits both is called the first
 WORDS = {"scaler": "the GradScaler", "optimizer": "the optimizer", "scheduler": "the schedule"}
 
 
@@ -391,9 +391,9 @@ def _remade_masters_type(due: TracedStep, first: TracedStep) -> str:
         {each["values"] for each in first.value_of_role("weights").values()},
     )
     left = [masters[name] for name in masters.keys() - first.value_of_role("masters").keys()]
-    for name, short in HALVES.items():
+    for name in HALVES:
         if left and all(each.get(name) in given for each in left):
-            return short
+            return NAME_BY_TORCH_NAME[name]
     return ""
 
 
@@ -578,7 +578,7 @@ def _type_difference_text(whole: TracedStep, resumed: TracedStep) -> str:
         for name in due.keys() & given.keys():
             before, then = (each.get("dtype", "float32") for each in (due[name], given[name]))
             if before != then:
-                before, then = (SHORT.get(each, each) for each in (before, then))
+                before, then = (NAME_BY_TORCH_NAME.get(each, each) for each in (before, then))
                 return f"{role} are in {before} before the break, and in {then} behind it"
     return ""
 
@@ -586,9 +586,9 @@ def _type_difference_text(whole: TracedStep, resumed: TracedStep) -> str:
 def _type_of_rounded_tensors(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
     """Return the 16-bit type to which all tensors were rounded that differ; "" if they were not."""
     apart = [(a, b) for a, b in pairs if a["values"] != b["values"]]
-    for name, short in HALVES.items():
+    for name in HALVES:
         if apart and all(a.get(name) == b["values"] for a, b in apart):
-            return short
+            return NAME_BY_TORCH_NAME[name]
     return ""
 
 
@@ -702,8 +702,12 @@ def _why_moments_are_rounded(
     """
     weights = again.steps[0].value_of_role("weights")
     loads = [row for row in again.restored if row["what"] == "optimizer"]
-    short = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in names}
-    types = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
+    short = {NAME_BY_TORCH_NAME.get(weights.get(name, {}).get("dtype", "")) for name in names}
+    types = {
+        NAME_BY_TORCH_NAME.get(given.get("dtype", ""))
+        for due, given in pairs
+        if due["values"] != given["values"]
+    }
     if loads and short == types == {half}:
         line = _line_of_last_row_in_brackets(loads)
         return (

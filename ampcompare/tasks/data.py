@@ -202,12 +202,6 @@ def to_channels_last(batch: Any) -> Any:
     )
 
 
-def tensors_in_fp32(outputs: Any) -> Any:
-    return map_tensors_in_tree(
-        outputs, lambda tensor: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-    )
-
-
 def derive_seed(purpose: str, *key: int) -> int:
     """Hash `purpose` and `key` to a seed of 63 bits, the same on every machine and Python."""
     text = ":".join([purpose, *map(str, key)])

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.tensors.tree import map_tensors_in_tree
+from ampcompare.base.tensors.tree import map_tensors_in_tree, widen_halves
 from ampcompare.results.records.evaluation import SampleResults, pack_right_samples, pack_sample_values
-from ampcompare.tasks.data import tensors_in_fp32
 from ampcompare.tasks.task import Task
 from ampcompare.training.precision.base import Precision
 from ampcompare.training.process.device import has_float64
@@ -175,7 +174,7 @@ def _measure_batch(
     on_host: bool,
 ) -> Mapping[str, Tensor]:
     with precision.autocast():
-        outputs = tensors_in_fp32(task.predict(models, batch))
+        outputs = widen_halves(task.predict(models, batch))
     if on_host:
         outputs, batch = map_tensors_in_tree(outputs, Tensor.cpu), map_tensors_in_tree(batch, Tensor.cpu)
     measured = task.measure(outputs, batch)

@@ -30,13 +30,13 @@ from ampcompare.base.tensors.products import (
 )
 from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in_value
+from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, learning_rate_of
 from ampcompare.training.precision.stepped_weights import COMPENSATION
 
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
-HALF = ("fp16", "bf16")
 SAMPLE = 1024  # elements of a tensor whose update is followed
 # of Adam, RMSprop, Adagrad, Adamax, by which they divide
 SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")
@@ -252,7 +252,7 @@ class StepLook:
         """Note the types of what an optimizer holds, and which weights of models it updates."""
         own, pairs = set(map(id, weights)), self._weights_by_master(optimizer)
         trained = [one for one in weights if one.requires_grad and id(one) not in all_held]
-        free = [one for one in trained if shown_type_name(one) in HALF]
+        free = [one for one in trained if shown_type_name(one) in HALF_NAMES]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._type_counts_to_add_to(optimizer, number)
             elements = 0
@@ -297,7 +297,7 @@ class StepLook:
         if id(param) in pairs:
             return [pairs[id(param)]]
         known = self._weight_of.get(param)
-        if known is None and free and shown_type_name(param) not in HALF:
+        if known is None and free and shown_type_name(param) not in HALF_NAMES:
             alike = [one for one in free if one.shape == param.shape]
             if len(alike) > 1:
                 alike.sort(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.sharded import gather_tensors_in_tree
+from ampcompare.base.tensors.tree import widen_halves
 from ampcompare.results.records.evaluation import PrecisionResult
-from ampcompare.tasks.data import tensors_in_fp32
 from ampcompare.tasks.task import Task
 from ampcompare.training.checkpoint.capture import random_states_restored
 from ampcompare.training.evaluate import EvaluationResult, Extra
@@ -120,7 +120,7 @@ def _make_measure_of_differences_by_sample(
 
     def compare_by_sample(outputs: Any, measured: Mapping[str, Tensor], batch: Any) -> Mapping[str, Tensor]:
         with compute, own.autocast():
-            theirs = tensors_in_fp32(task.predict(models, batch))
+            theirs = widen_halves(task.predict(models, batch))
         here, there = task.answers(outputs, batch), task.answers(theirs, batch)
         reference = task.measure(theirs, batch)
         if here is None and first.over_samples == "share":

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import flop_registry
 
-HALF_DTYPES = (torch.float16, torch.bfloat16)
-SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
-NARROW_FIRST = ("fp8", "fp16", "bf16", "fp32", "fp64")
+from ampcompare.base.tensors.type_names import NAME_BY_TORCH_NAME, narrowest_name
+
+HALF_DTYPES = (torch.float16, torch.bfloat16)  # of 16 bits
+SHORT = {getattr(torch, name): short for name, short in NAME_BY_TORCH_NAME.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -31,7 +32,7 @@ def shown_type_name(tensor: Tensor) -> str:
 def narrowest_type_name(tensors: Iterable[Tensor]) -> str:
     """Return the narrowest floating or complex type of some tensors; "" if there is none."""
     found = {shown_type_name(one) for one in tensors if one.dtype.is_floating_point or one.dtype.is_complex}
-    return next((name for name in NARROW_FIRST if name in found), min(found, default=""))
+    return narrowest_name(found) or min(found, default="")
 
 
 def product_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int | None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.products import HALF_DTYPES
+
 
 def map_tensors_in_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to each tensor of a nested value.
@@ -56,6 +58,20 @@ def cast_floating_tensors(value: Any, dtype: torch.dtype) -> Any:
     """
     return map_tensors_in_tree(
         value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    )
+
+
+def widen_halves(value: Any) -> Any:
+    """Cast what has 16 bits in a nested value to fp32.
+
+    Args:
+        value: as for `map_tensors_in_tree`.
+
+    Returns:
+        A copy; other tensors are the same objects, and a cast one is in the graph of autograd.
+    """
+    return map_tensors_in_tree(
+        value, lambda tensor: tensor.float() if tensor.dtype in HALF_DTYPES else tensor
     )
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.checkpoints.convert.detect import CheckpointContents
 from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
-
-HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 NO_ADAM = frozenset(
     {"grad_averaging", "max_grad_norm", "norm_type", "max_coeff", "trust_clip", "always_adapt"}
@@ -93,9 +92,9 @@ def _widen_weights(parts: CheckpointContents, result: ConvertedCheckpoint, level
                 if name in masters:
                     model[name] = masters[name]
                     carried += 1
-                elif isinstance(value, Tensor) and value.dtype in HALF_NAMES:
+                elif isinstance(value, Tensor) and value.dtype in HALF_DTYPES:
                     model[name] = value.float()
-                    halves[HALF_NAMES[value.dtype]] += 1
+                    halves[dtype_name(value.dtype)] += 1
     if carried:
         where = parts.places_of_masters
         result.changed.append(
@@ -120,9 +119,9 @@ def _widen_optimizer_state(parts: CheckpointContents, result: ConvertedCheckpoin
             optimizer = entry_at_place(result.state, place)
             for entry in optimizer["state"].values():
                 for key, value in entry.items() if isinstance(entry, dict) else ():
-                    if isinstance(value, Tensor) and value.dtype in HALF_NAMES:
+                    if isinstance(value, Tensor) and value.dtype in HALF_DTYPES:
                         entry[key] = value.float()
-                        halves[HALF_NAMES[value.dtype]] += 1
+                        halves[dtype_name(value.dtype)] += 1
         for kind, count in halves.items():
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")

@@ -14,10 +14,10 @@ from torch import Tensor
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import CheckpointError, ConfigError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable_line
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.checkpoints.convert.detect import CheckpointContents, contents_by_kind
 from ampcompare.checkpoints.convert.fp32_weights import common_wrapper_prefix
 from ampcompare.checkpoints.convert.masters import (
-    HALF_DTYPES,
     are_rounded_to,
     floating_entries_of_model,
     half_type_of_weights,

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.products import HALF_DTYPES
+
 Place = tuple[str, ...]
-HALF_DTYPES = (torch.float16, torch.bfloat16)
 FULL_DTYPES = (torch.float32, torch.float64)
 LOOKED_AT = 1 << 18
 COMPARED_FIRST = 64

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampcompare.base.tensors.type_names import HALF_NAMES, narrowest_name
 from ampcompare.results.records.profile import PHASES, Phase, WorkKind
 
 STEP = "ampcompare:step"
@@ -83,7 +84,7 @@ class TraceEvent:
         """The floating-point type of its inputs, the narrowest first; "" if none."""
         names = self.args.get("Input type", ())
         found = {_TYPES[name] for name in names if isinstance(name, str) and name in _TYPES}
-        return next((name for name in ("fp8", "fp16", "bf16", "fp32", "fp64") if name in found), "")
+        return narrowest_name(found)
 
 
 @dataclass
@@ -380,7 +381,7 @@ def _seconds_of_overlap(span: Span, others: Sequence[Span]) -> float:
 
 def is_half(dtype: str) -> bool:
     """Return whether a type has 16 bits or fewer."""
-    return dtype in ("fp16", "bf16", "fp8")
+    return dtype in (*HALF_NAMES, "fp8")
 
 
 def work_kind_of_operation(name: str) -> WorkKind:

@@ -527,6 +527,8 @@ def _backward_result_counts_and_half_types(tensors: Any) -> tuple[dict[str, tupl
     """Return how often each kind of operation below losses gave a 16-bit and a wider result, and the 16-bit types."""
     import torch
 
+    from ampcompare.base.tensors.products import HALF_DTYPES
+
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     counts: Counter[tuple[str, bool]] = Counter()
     waiting = [each.grad_fn for each in given if each.grad_fn is not None]
@@ -535,7 +537,7 @@ def _backward_result_counts_and_half_types(tensors: Any) -> tuple[dict[str, tupl
     while waiting:
         node = waiting.pop()
         for result in node._input_metadata[:1]:
-            is_half = result.dtype in (torch.float16, torch.bfloat16)
+            is_half = result.dtype in HALF_DTYPES
             counts[node.name(), is_half] += 1
             halves |= {str(result.dtype).removeprefix("torch.")} if is_half else set()
         new = {before for before, _ in node.next_functions if before is not None} - seen

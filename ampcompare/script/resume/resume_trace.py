@@ -30,6 +30,7 @@ from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.script.imports.adapter_imports import acts_by_itself, follow_adapters
 from ampcompare.script.resume.killed_saves import ChangeWatch, KilledSaves
 from ampcompare.script.resume.saved_files import DEPTH, SavedFilesWatch, script_location_text
@@ -390,9 +391,7 @@ def _digests_of_tensor(value: Any) -> dict[str, str]:
     if not tensor.is_floating_point():
         return {"values": _hash_of_parts([_bytes_of_tensor(tensor)])}
     wide = tensor.detach().float()
-    rounded = {
-        str(half).removeprefix("torch."): wide.to(half).float() for half in (torch.float16, torch.bfloat16)
-    }
+    rounded = {str(half).removeprefix("torch."): wide.to(half).float() for half in HALF_DTYPES}
     found = {
         "values": _hash_of_parts([_bytes_of_tensor(wide)]),
         **{name: _hash_of_parts([_bytes_of_tensor(each)]) for name, each in rounded.items()},

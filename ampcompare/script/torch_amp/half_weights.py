@@ -47,7 +47,7 @@ from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.data_access import DataAccessFollower
 from ampcompare.base.tensors.lists import copy_tensors_by_dtype
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
+from ampcompare.base.tensors.tree import tensors_in_value, widen_halves
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     missing_autocast_error,
@@ -335,9 +335,7 @@ class HalfWeights(TorchAmp):
         types = {tensor.dtype for tensor in tensors_in_value((args, kwargs))} if self._is_prepared else set()
         is_mixed = torch.float32 in types and not types.isdisjoint(HALF_DTYPES)
         if is_mixed:
-            args, kwargs = map_tensors_in_tree(
-                (args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one
-            )
+            args, kwargs = widen_halves((args, kwargs))
         return args, kwargs
 
     # What the scalers do.

@@ -15,7 +15,7 @@ from ampcompare.base.live_objects import live_objects_of
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.products import HALF_DTYPES
-from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value
+from ampcompare.base.tensors.tree import map_tensors_in_tree, tensors_in_value, widen_halves
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
@@ -106,9 +106,7 @@ class LiftedWeights:
         was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in_value(given))
         if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in_value(fitted)):
             return result
-        return map_tensors_in_tree(
-            result, lambda tensor: tensor.float() if tensor.dtype in HALF_DTYPES else tensor
-        )
+        return widen_halves(result)
 
 
 def allow_mixed_averages(events: Subscriptions) -> None:

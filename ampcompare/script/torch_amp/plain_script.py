@@ -39,7 +39,7 @@ from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follo
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.transforms import outside_of_transforms, tensor_inside_wrappers
-from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree
+from ampcompare.base.tensors.tree import cast_floating_tensors, map_tensors_in_tree, widen_halves
 from ampcompare.script.recording.recorder import RecordedSteps, detached_value
 from ampcompare.script.remarks.whole_numbers import WholeNumberWatch
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
@@ -413,9 +413,7 @@ class PlainScript:
             types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
             is_model = not self._is_inside() and next(module.parameters(), None) is not None
             if not types.isdisjoint(HALF_DTYPES) and (is_model or torch.float32 in types):
-                return map_tensors_in_tree(
-                    (args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one
-                )
+                return widen_halves((args, kwargs))
         return self._lifted.inputs_in_weight_type(
             module, (args, kwargs), narrows=narrows, widens=not inside_of_cast
         )

@@ -18,10 +18,10 @@ from ampcompare.base.location import Location, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in_value
+from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.recording.recorder import RecordedSteps
 from ampcompare.script.remarks.rounded_weights import RoundedWeightsWatch
-from ampcompare.training.ledger import HALF as NAMES
 from ampcompare.training.ledger import StepLook
 
 DETAILED = 2  # steps that were applied, of each optimizer
@@ -316,7 +316,7 @@ class ScriptLedgerWatch:
         )
         weights, frozen = (self._look.trained_or_frozen_weights(trained=trained) for trained in (True, False))
         by = dict(self._by)
-        if self._arm and set(NAMES) & ledger.types_of_groups("weights").keys():
+        if self._arm and set(HALF_NAMES) & ledger.types_of_groups("weights").keys():
             by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script
         elif setters := self._text_on_who_set_types_of_weights(weights):
             by["weights"] = f"{setters}, lifted by arm {self._arm}" if self._arm else setters

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.base.tensors.cuda_casts import NestedContexts, cuda_casts
+from ampcompare.base.tensors.products import HALF_DTYPES
 
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
@@ -59,7 +60,7 @@ COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS | ROUNDED_ONCE)
 
 
 def _is_half_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return isinstance(value, Tensor) and value.dtype in HALF_DTYPES
 
 
 class EmulatedHalf(TorchDispatchMode):

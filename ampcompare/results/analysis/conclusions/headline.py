@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable_line
+from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.analysis.conclusions.phrases import (
     ArmNaming,
     difference_interval_text,
@@ -36,7 +37,6 @@ from ampcompare.results.records.verdict import OPEN, Kind
 MAX_ERROR, END_OF_ERROR = 300, 200  # characters; the end has the line of the script and the remedy
 MAX_DIFFERENCES = 3
 MAX_NAMED = 4
-HALF = ("fp16", "bf16")
 ENDS = {
     "diverged": ("diverged", "diverged"),
     "failed": ("failed", "failed"),
@@ -418,7 +418,7 @@ def _arms_and_reasons_of_unknown_speed(rows: Sequence[ArmSummary]) -> list[tuple
     An arm whose quality could not be compared for the same reason is left out.
     """
     rows = [row for row in rows if (row.time.kind, row.time.why) != (row.quality.kind, row.quality.why)]
-    emulated = [row for row in rows if row.time.kind == "emulated" and row.time.why in HALF]
+    emulated = [row for row in rows if row.time.kind == "emulated" and row.time.why in HALF_NAMES]
     invalid = [row for row in rows if row.time.kind == "invalid"]
     others = [row for row in rows if row.time.kind in ("not comparable", "emulated") and row not in emulated]
     found = []

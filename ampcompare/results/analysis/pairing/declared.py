@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields, replace
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import BATCH_NORM, FP16_MAX, LossScale, Roles
+from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
-FLOATS = ("fp16", "bf16", "fp32")
-HALF = ("fp16", "bf16")
+FLOATS = (*HALF_NAMES, "fp32")
 NOTICEABLE = 0.5  # per cent
 PARTS = (
     *("weights", "masters", "forward products", "backward products"),
@@ -167,7 +167,7 @@ def _declared_types_and_agreement_by_part(roles: Roles, ledger: Ledger) -> dict[
     """Return of each part what is declared, and whether what was seen agrees."""
     kept = _types_allowed_beside_declared(roles)
     held = set(ledger.types_of_groups("weights"))
-    has_masters = bool(roles.masters) and (bool(held & set(HALF)) or not kept)
+    has_masters = bool(roles.masters) and (bool(held & set(HALF_NAMES)) or not kept)
     in_forward = _has_products_in_declared_type(
         roles, ledger.forward, ledger
     ) and not _steps_without_declared_products(roles, ledger)
@@ -232,11 +232,13 @@ def _observed_parts_with_remarks(ledger: Ledger, roles: Roles | None) -> list[tu
     emulated = f"{ledger.emulated} emulated" if ledger.emulated else ""
     others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
     frozen = (
-        f"frozen weights are {observed_types_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
+        f"frozen weights are {observed_types_text(ledger.frozen)}"
+        if set(HALF_NAMES) & ledger.frozen.keys()
+        else ""
     )
     unseen = f"not seen: {ledger.unseen}" if ledger.unseen else ""
     setter = by.get("products", "")
-    if setter.startswith("autocast") and ledger.forward and not {*HALF, "fp8"} & ledger.forward.keys():
+    if setter.startswith("autocast") and ledger.forward and not {*HALF_NAMES, "fp8"} & ledger.forward.keys():
         setter += ", which has cast none"  # that of another thread, say
     products = ", ".join(filter(None, [setter, emulated, others, frozen, unseen]))
     return [
@@ -263,7 +265,7 @@ def _observed_parts_with_remarks(ledger: Ledger, roles: Roles | None) -> list[tu
 
 def _backward_alone_text(ledger: Ledger) -> str:
     """Return which 16-bit types only the backward pass has; "" for none."""
-    backward = [name for name in HALF if name in ledger.backward] if ledger.forward else []
+    backward = [name for name in HALF_NAMES if name in ledger.backward] if ledger.forward else []
     alone = [name for name in backward if name not in ledger.forward]
     why = "in the backward pass alone, as where a function computes again under autocast without its dtype"
     return f"{' and '.join(alone)} {why}" if alone else ""
@@ -364,7 +366,7 @@ def _other_half_types(roles: Roles, types: Mapping[str, float]) -> list[str]:
     """Return the 16-bit types of products that are not the declared one."""
     if roles.operand_type not in FLOATS:
         return []
-    return [name for name in HALF if name in types and name != roles.operand_type]
+    return [name for name in HALF_NAMES if name in types and name != roles.operand_type]
 
 
 def _are_all_steps_skipped(ledger: Ledger) -> bool:
@@ -377,7 +379,7 @@ def _has_kept_modules_besides_norms(roles: Roles) -> bool:
 
 def _steps_without_declared_products(roles: Roles | None, ledger: Ledger) -> list[int]:
     """Return the steps whose forward pass had products, but none in the declared type, while others had some."""
-    if roles is None or roles.operand_type not in HALF or _has_kept_modules_besides_norms(roles):
+    if roles is None or roles.operand_type not in HALF_NAMES or _has_kept_modules_besides_norms(roles):
         return []
     narrow = set(ledger.forward_steps.get(roles.operand_type, ()))
     everything = {step for steps in ledger.forward_steps.values() for step in steps}

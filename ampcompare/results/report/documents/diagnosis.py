@@ -5,6 +5,7 @@ import shlex
 from typing import Any
 
 from ampcompare.base.formatting import format_count, format_rough_percent_number, printable_line
+from ampcompare.base.tensors.type_names import HALF_NAMES
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, MagnitudeRange, PlaceReport
 from ampcompare.results.report.document import (
     Block,
@@ -35,7 +36,7 @@ def worst_places(diagnosis: Diagnosis) -> list[PlaceReport]:
 
 def _sort_key_of_place(report: PlaceReport) -> tuple[float, ...]:
     values = report.range
-    is_half = bool({"fp16", "bf16"} & set(report.dtypes))  # fp32 has room above
+    is_half = bool(set(HALF_NAMES) & set(report.dtypes))  # fp32 has room above
     near = (values.share_of_count(values.top + values.above) if is_half else 0.0) + values.share_of_count(
         values.lost
     )
